@@ -1,0 +1,10 @@
+"""headprune: find the attention heads that do not matter, and remove them from the weights."""
+
+from headprune.checkpoint import load, save
+from headprune.errors import HeadpruneError
+from headprune.instrument import gated
+from headprune.sites import Layout, register_family, resolve
+from headprune.surgery import remove
+
+__version__ = "0.1.0"
+__all__ = ["HeadpruneError", "Layout", "gated", "load", "register_family", "remove", "resolve", "save"]

@@ -1,0 +1,41 @@
+"""The errors a user can cause. Each message is one sentence that names the problem and the fix.
+
+The command line turns every `HeadpruneError` into exit code 2; anything else is a bug and exits with 1.
+"""
+
+
+class HeadpruneError(Exception):
+    """Something about the input is wrong; nothing was changed and nothing was written."""
+
+
+class UnsupportedModelError(HeadpruneError):
+    """The attention of this model cannot be read, or its heads cannot be removed exactly."""
+
+
+class HeadSelectionError(HeadpruneError, ValueError):
+    """The heads asked for do not exist, are gone already, or are only part of a unit."""
+
+
+class GateError(HeadpruneError, ValueError):
+    """A gate tensor does not fit the model or the batch."""
+
+
+class EquivalenceError(HeadpruneError):
+    """The pruned model does not compute what the gated model computes."""
+
+    def __init__(self, difference: float, tolerance: float) -> None:
+        self.difference = difference
+        self.tolerance = tolerance
+        super().__init__(
+            f"Removing these heads changed the outputs by up to {difference:.3g} (allowed: {tolerance:.3g}) compared "
+            "with gating them to zero, so the removal was undone; report the model family, or register it with "
+            "headprune.register_family(...)."
+        )
+
+
+class CheckpointError(HeadpruneError):
+    """A checkpoint directory cannot be written or loaded as it is."""
+
+
+class RegistrationError(HeadpruneError, ValueError):
+    """A family or criterion is registered under a bad or taken name."""

@@ -1,0 +1,106 @@
+"""Writing to disk so that a kill at any moment leaves the old or the new, never half."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headprune.errors import CheckpointError
+
+WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+_EXCHANGE = 2  # RENAME_EXCHANGE of Linux's renameat2: two names swap their directories in one step
+_HERE = -100  # AT_FDCWD
+
+
+@contextmanager
+def replaced_directory(target: Path) -> Iterator[Path]:
+    """A fresh directory to fill; when the block ends without an error, it becomes `target` in one step.
+
+    Files of an earlier checkpoint in `target` that are not weights and were not written anew (notes, a model card)
+    are kept.
+    """
+    if target.is_file():
+        raise CheckpointError(f"{target} is a file; choose a directory to save to.")
+    recover_directory(target)
+    if target.is_dir() and any(target.iterdir()) and not (target / "config.json").is_file():
+        raise CheckpointError(f"{target} exists and holds something that is not a checkpoint; choose a new directory.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.new-", dir=target.parent))
+    except OSError as error:
+        raise CheckpointError(f"Cannot write to {target.parent}: {error.strerror}; choose another place.") from None
+    try:
+        fresh.chmod(0o777 & ~_umask())
+        yield fresh
+        if target.is_dir():
+            _keep_other_files(target, fresh)
+        _sync(fresh)
+        _swap(fresh, target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def recover_directory(target: Path) -> None:
+    """Finish what a kill between the two renames of `_swap` left undone."""
+    aside = _aside(target)
+    if aside.is_dir():
+        if target.exists():
+            shutil.rmtree(aside)
+        else:
+            aside.rename(target)
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
+
+
+def _swap(fresh: Path, target: Path) -> None:
+    if not target.exists():
+        fresh.rename(target)
+    elif _exchange(fresh, target):
+        shutil.rmtree(fresh)
+    else:
+        target.rename(_aside(target))
+        fresh.rename(target)
+        shutil.rmtree(_aside(target))
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two directories atomically where the system can (Linux); False where it cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    return rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
+
+
+def _keep_other_files(old: Path, new: Path) -> None:
+    for entry in old.iterdir():
+        if (new / entry.name).exists() or entry.name.endswith(WEIGHTS):
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry, new / entry.name, symlinks=True)
+        else:
+            shutil.copy2(entry, new / entry.name, follow_symlinks=False)
+
+
+def _sync(folder: Path) -> None:
+    for file in [*folder.rglob("*"), folder]:
+        if file.is_symlink():
+            continue
+        handle = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,54 @@
+"""Heads and masks: pure values, no model in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from headprune.errors import HeadSelectionError
+
+
+class Head(NamedTuple):
+    """One attention head: the index of its site and its ORIGINAL index there, however many have gone."""
+
+    site: int
+    index: int
+
+
+def as_heads(heads: Iterable[tuple[int, int]]) -> list[Head]:
+    """Check that `heads` is an iterable of (site, head) pairs of whole numbers without repeats."""
+    result: list[Head] = []
+    try:
+        pairs = list(heads)
+    except TypeError:
+        raise HeadSelectionError(
+            f"Heads must be an iterable of (site, head) pairs such as [(0, 3), (2, 1)], not {heads!r}."
+        ) from None
+    for pair in pairs:
+        try:
+            site, index = pair
+        except (TypeError, ValueError):
+            raise HeadSelectionError(f"A head must be a (site, head) pair such as (0, 3), not {pair!r}.") from None
+        if not all(isinstance(number, int) and not isinstance(number, bool) for number in (site, index)):
+            raise HeadSelectionError(f"A head must be a pair of whole numbers such as (0, 3), not {pair!r}.")
+        result.append(Head(site, index))
+    repeated = sorted({head for head in result if result.count(head) > 1})
+    if repeated:
+        raise HeadSelectionError(f"Head {tuple(repeated[0])} is listed more than once; list every head once.")
+    return result
+
+
+def mask_from_kept(kept: Iterable[Iterable[int]], widths: Iterable[int]) -> torch.Tensor:
+    """Bool [sites x heads], True = kept; sites with fewer heads than the widest are padded with False."""
+    rows, sizes = [list(ids) for ids in kept], list(widths)
+    mask = torch.zeros(len(rows), max(sizes, default=0), dtype=torch.bool)
+    for site, ids in enumerate(rows):
+        mask[site, ids] = True
+    return mask
+
+
+def heads_where(mask: torch.Tensor) -> list[Head]:
+    """The heads at the True positions of a [sites x heads] tensor, in order."""
+    return [Head(int(site), int(index)) for site, index in mask.nonzero().tolist()]

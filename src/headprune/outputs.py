@@ -1,0 +1,56 @@
+"""Running a model on a batch and looking at what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+# Outputs that repeat the inputs' cost or depend on labels are not what a model is compared by.
+NOT_COMPARED = ("loss", "past_key_values", "attentions", "decoder_attentions", "cross_attentions", "encoder_attentions")
+# Allowed difference of outputs relative to their largest value, by precision.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode for the length of the block, then each as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+
+
+def run(model: nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The floating-point outputs of the model in eval mode, without gradients."""
+    device = next(model.parameters()).device
+    with torch.no_grad(), evaluating(model):
+        output = model(**to_device(batch, device))
+    named = output.items() if isinstance(output, Mapping) else enumerate(output)
+    return [
+        value
+        for name, value in named
+        if name not in NOT_COMPARED and isinstance(value, torch.Tensor) and value.is_floating_point()
+    ]
+
+
+def largest_difference(expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> tuple[float, float]:
+    """The largest absolute difference (NaN if there is one in either), and the one that rounding may explain."""
+    worst, allowed = 0.0, 0.0
+    for one, other in zip(expected, actual, strict=True):
+        if one.numel():
+            difference = (one.double() - other.double()).abs().max().item()
+            worst = difference if not difference <= worst else worst
+            scale = max(1.0, one.double().abs().max().item())
+            allowed = max(allowed, scale * TOLERANCE.get(one.dtype, 1e-4))
+    return worst, allowed

@@ -1,0 +1,25 @@
+"""Linear maps as this package sees them: `nn.Linear` [out, in] and GPT-2's `Conv1D` [in, out] behind one face."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+PLAIN = (nn.Linear, Conv1D)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Exactly Linear or Conv1D: a subclass (quantised, adapter) stores or computes something else."""
+    return type(module) in PLAIN
+
+
+def is_transposed(module: nn.Module) -> bool:
+    return isinstance(module, Conv1D)
+
+
+def out_features(module: nn.Module) -> int:
+    return int(module.weight.shape[1 if is_transposed(module) else 0])  # type: ignore[union-attr, index]
+
+
+def in_features(module: nn.Module) -> int:
+    return int(module.weight.shape[0 if is_transposed(module) else 1])  # type: ignore[union-attr, index]

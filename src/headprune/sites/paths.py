@@ -1,0 +1,20 @@
+"""Module paths relative to one another."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def absolute(path: str, relative: str) -> str:
+    """The path of a module given relative to another one; each leading `../` goes to the parent."""
+    while relative.startswith("../"):
+        path, relative = path.rpartition(".")[0], relative[3:]
+    return f"{path}.{relative}" if path else relative
+
+
+def submodule(model: nn.Module, path: str) -> nn.Module | None:
+    """The module at this path, or None."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None

@@ -1,0 +1,286 @@
+"""What a model needs beyond sliced weights so that its own forward code runs with fewer heads.
+
+This file depends on torch alone: `headprune.save(..., portable=True)` ships it inside the checkpoint, so that the
+pruned model loads where headprune is not installed. Everything here works from a plan, a list of plain dictionaries
+with one entry per changed site, which `headprune.surgery` makes and a checkpoint can carry:
+
+    path, base       the attention module, and whether it computes self or cross attention
+    attributes       numbers that the forward code reads from the module
+    config           numbers that the forward code reads from the module's config
+    linears          path -> [in_features, out_features]
+    kept             original ids of the heads that are left
+    o, delete        for a site without heads: its output projection, and the projections that go
+    quirk            the family's own behaviour, a key of QUIRKS
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+CACHE_ARGUMENTS = ("past_key_values", "layer_past", "past_key_value")
+
+
+class ConfigView:
+    """A config as one site sees it: its own head counts, everything else read live from the shared config."""
+
+    def __init__(self, base: Any, overrides: dict[str, Any]) -> None:
+        self._base = base
+        self._overrides = overrides
+
+    def __getattr__(self, name: str) -> Any:
+        # `copy` and `pickle` ask for attributes before __init__ has run; they must not recurse.
+        if name in ("_base", "_overrides") or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        return self._overrides[name] if name in self._overrides else getattr(self._base, name)
+
+
+class Bias(nn.Module):
+    """The output projection of a site without heads: no matrix is left, the bias stays."""
+
+    def __init__(self, features: int, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.out_features = features
+        self.register_parameter("bias", bias)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        shape = (*inputs.shape[:-1], self.out_features)
+        return inputs.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
+
+    def extra_repr(self) -> str:
+        return f"out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class PrunedSite:
+    """Mixed into the class of an attention module whose forward cannot run with fewer heads as it is."""
+
+    _base_class: type
+    _mixin: type
+    _arguments: tuple[str, ...]
+    headprune_kept: list[int]
+
+    def _argument(self, args: tuple, kwargs: dict, name: str) -> Any:
+        if name in kwargs:
+            return kwargs[name]
+        place = self._arguments.index(name) if name in self._arguments else len(args)
+        return args[place] if place < len(args) else None
+
+    def _replace(self, args: tuple, kwargs: dict, name: str, value: Any) -> tuple[tuple, dict]:
+        place = self._arguments.index(name)
+        if place < len(args):
+            return (*args[:place], value, *args[place + 1 :]), kwargs
+        return args, {**kwargs, name: value}
+
+    def _own_heads(self, tensor: torch.Tensor) -> torch.Tensor:
+        """From [batch, all heads, ...] the part of the heads that are left here."""
+        return tensor.index_select(1, torch.tensor(self.headprune_kept, device=tensor.device))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The class is made on the fly, so pickle and copy must be told how to make it again.
+        return _new_pruned, (self._mixin, self._base_class), self.__dict__
+
+
+def _new_pruned(mixin: type, base: type) -> Any:
+    made = pruned_class(mixin, base)
+    return made.__new__(made)
+
+
+@functools.cache
+def pruned_class(mixin: type, base: type) -> type:
+    """The class of `base` modules that behave as `mixin` says; made once, so that types stay comparable."""
+    arguments = tuple(inspect.signature(base.forward).parameters)[1:]
+    members = {"_base_class": base, "_mixin": mixin, "_arguments": arguments, "__module__": base.__module__}
+    return type(f"{mixin.__name__}{base.__name__}", (mixin, base), members)
+
+
+# --- sites with some heads left, where an input of the forward has a head axis --------------------------------------
+
+
+class BiasedSite(PrunedSite):
+    """The model hands every site one position bias [batch, all heads, query, key] (MPNet)."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        bias = self._argument(args, kwargs, "position_bias")
+        if bias is not None:
+            args, kwargs = self._replace(args, kwargs, "position_bias", self._own_heads(bias))
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+
+class AlibiSite(PrunedSite):
+    """The model hands every site one alibi tensor [batch x all heads, 1, key] (BLOOM)."""
+
+    headprune_original: int
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        alibi = self._argument(args, kwargs, "alibi")
+        own = self._own_heads(alibi.unflatten(0, (-1, self.headprune_original))).flatten(0, 1)
+        args, kwargs = self._replace(args, kwargs, "alibi", own)
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+
+class T5Site(PrunedSite):
+    """The first site of a T5 stack computes a position bias for all heads, and all sites pass it on.
+
+    So the table of that first site stays whole, whatever heads leave it, and what is passed on has all heads.
+    """
+
+    def compute_bias(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self._own_heads(super().compute_bias(*args, **kwargs))  # type: ignore[misc]
+
+    def _full_bias(self, queries: int, keys: int, seen: Any) -> torch.Tensor | None:
+        if not self.has_relative_attention_bias:  # type: ignore[attr-defined]
+            return None
+        return super().compute_bias(queries, keys, past_seen_tokens=seen)  # type: ignore[misc]
+
+    def _seen_tokens(self, args: tuple, kwargs: dict) -> Any:
+        cache = self._argument(args, kwargs, "past_key_values")
+        seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)  # type: ignore[attr-defined]
+        # A static cache counts in place, so the number must be taken out of it before the cache goes on.
+        return seen.clone() if isinstance(seen, torch.Tensor) else seen
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        full = self._argument(args, kwargs, "position_bias")
+        if full is not None:
+            args, kwargs = self._replace(args, kwargs, "position_bias", self._own_heads(full))
+            output, _, *rest = super().forward(*args, **kwargs)  # type: ignore[misc]
+        else:
+            seen = self._seen_tokens(args, kwargs)
+            output, own, *rest = super().forward(*args, **kwargs)  # type: ignore[misc]
+            full = self._full_bias(own.shape[-2], own.shape[-1], seen)
+        return (output, full, *rest)
+
+
+# --- sites with no heads left ---------------------------------------------------------------------------------------
+
+
+class EmptySite(PrunedSite):
+    """A site without heads computes nothing: what it adds is the bias of its output projection, if it has one."""
+
+    headprune_empty: dict[str, Any]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        inputs = args[0] if args else kwargs["hidden_states"]
+        self._count_tokens(inputs, args, kwargs)
+        output = inputs[..., :0]
+        inside = self.headprune_empty["o"]  # empty where the projection belongs to the parent (BERT)
+        if inside:
+            output = self.get_submodule(inside)(output)  # type: ignore[attr-defined]
+        return self._finish(output, inputs, args, kwargs)
+
+    def _count_tokens(self, inputs: torch.Tensor, args: tuple, kwargs: dict) -> torch.Tensor | None:
+        """Keep the KV cache of this layer as long as the others': a model may ask any layer how long it is."""
+        cache = next((c for name in CACHE_ARGUMENTS if (c := self._argument(args, kwargs, name)) is not None), None)
+        if cache is None or self.headprune_empty["cross"]:
+            return None
+        cache = getattr(cache, "self_attention_cache", cache)
+        mark = inputs[..., :1].unsqueeze(1)
+        return cache.update(mark, mark, self.layer_idx)[0]  # type: ignore[attr-defined]
+
+    def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
+        return output, None
+
+
+def is_empty(module: nn.Module) -> bool:
+    """Whether this is a site without heads. A portable checkpoint brings its own copy of these classes, so the mark
+    counts and not the class."""
+    return hasattr(module, "headprune_empty")
+
+
+class EmptyGpt2(EmptySite):
+    def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
+        return self.resid_dropout(output), None  # type: ignore[attr-defined]
+
+
+class EmptyModernBert(EmptySite):
+    def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
+        return self.out_drop(output), None  # type: ignore[attr-defined]
+
+
+class EmptyAlbert(EmptySite):
+    def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
+        return self.LayerNorm(inputs + self.output_dropout(output)), None  # type: ignore[attr-defined]
+
+
+class EmptyBloom(EmptySite):
+    def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
+        dropped = nn.functional.dropout(output, self.hidden_dropout, self.training)  # type: ignore[attr-defined]
+        return self._argument(args, kwargs, "residual") + dropped, None
+
+
+class EmptyT5(EmptySite, T5Site):
+    """Even without heads of its own, the first site still provides the position bias of the others."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        inputs = args[0] if args else kwargs["hidden_states"]
+        full = self._argument(args, kwargs, "position_bias")
+        seen = self._seen_tokens(args, kwargs)
+        cached = self._count_tokens(inputs, args, kwargs)
+        if full is None:
+            full = self._full_bias(inputs.shape[1], inputs.shape[1] if cached is None else cached.shape[-2], seen)
+        return self.o(inputs), full, None  # type: ignore[attr-defined]
+
+
+# quirk -> (behaviour with some heads left or None where slicing is enough, behaviour with none left)
+QUIRKS: dict[str, tuple[type | None, type]] = {
+    "": (None, EmptySite),
+    "albert": (None, EmptyAlbert),
+    "bloom": (AlibiSite, EmptyBloom),
+    "gpt2": (None, EmptyGpt2),
+    "modernbert": (None, EmptyModernBert),
+    "mpnet": (BiasedSite, EmptySite),
+    "t5": (T5Site, EmptyT5),
+}
+
+
+def restructure(model: nn.Module, plan: list[dict[str, Any]]) -> None:
+    """Give every planned site its final form. Weights that have their final shape already are left alone; others
+    are replaced by empty ones, for a loader to fill."""
+    for entry in plan:
+        site = model.get_submodule(entry["path"])
+        some_left, none_left = QUIRKS[entry["quirk"]]
+        mixin = some_left if entry["kept"] else none_left
+        if mixin is not None:
+            site.__class__ = pruned_class(mixin, getattr(type(site), "_base_class", type(site)))
+        site.headprune_kept = list(entry["kept"])
+        site.headprune_original = entry["original"]
+        for name, value in entry["attributes"].items():
+            setattr(site, name, value)
+        if entry["config"]:
+            base = site.config._base if isinstance(site.config, ConfigView) else site.config
+            site.config = ConfigView(base, dict(entry["config"]))
+        for path, (inputs, outputs) in entry["linears"].items():
+            _resize(model.get_submodule(path), inputs, outputs)
+        if not entry["kept"]:
+            _empty(model, site, entry)
+
+
+def _resize(linear: Any, inputs: int, outputs: int) -> None:
+    transposed = not isinstance(linear, nn.Linear)  # GPT-2's Conv1D stores [in, out]
+    shape = (inputs, outputs) if transposed else (outputs, inputs)
+    if transposed:
+        linear.nx, linear.nf = inputs, outputs
+    else:
+        linear.in_features, linear.out_features = inputs, outputs
+    for name, wanted in (("weight", shape), ("bias", (outputs,))):
+        parameter = getattr(linear, name)
+        if parameter is not None and tuple(parameter.shape) != wanted:
+            setattr(linear, name, nn.Parameter(parameter.new_empty(wanted), requires_grad=parameter.requires_grad))
+
+
+def _empty(model: nn.Module, site: nn.Module, entry: dict[str, Any]) -> None:
+    inside = entry["o"].removeprefix(entry["path"] + ".") if entry["o"].startswith(entry["path"] + ".") else ""
+    site.headprune_empty = {"o": inside, "cross": entry["cross"], "group": entry["group"]}  # type: ignore[assignment]
+    site._is_hf_initialized = True  # type: ignore[assignment]  # a family's weight initialiser expects projections
+    for path in entry["delete"]:
+        parent, _, name = path.rpartition(".")
+        if hasattr(model.get_submodule(parent), name):
+            delattr(model.get_submodule(parent), name)
+    output = model.get_submodule(entry["o"])
+    if not isinstance(output, Bias):
+        parent, _, name = entry["o"].rpartition(".")
+        features = output.weight.shape[0] if isinstance(output, nn.Linear) else output.weight.shape[1]
+        setattr(model.get_submodule(parent), name, Bias(int(features), output.bias))
