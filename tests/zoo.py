@@ -86,6 +86,8 @@ def spread(model: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # fixed sinusoids, which transformers neither trains nor saves
+                continue
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() >= 2 and "embed" not in name and "bias" not in name:
                 parameter.copy_(noise * 0.9 / parameter.shape[-1] ** 0.5)
@@ -155,7 +157,7 @@ def _entries() -> list[Entry]:
         "pad_token_id": 1,
         "decoder_start_token_id": 1,
     }
-    entries = [
+    return [
         Entry("bert", _model(classify, "BertConfig", **BERT), text_batch, 3, 4, 4, 6),
         Entry("roberta", _model(classify, "RobertaConfig", **BERT), text_batch, 3, 4, 4, 6),
         Entry("xlm-roberta", _model(classify, "XLMRobertaConfig", **BERT), text_batch, 3, 4, 4, 6),
@@ -169,9 +171,7 @@ def _entries() -> list[Entry]:
             6,
             _tags("tied"),
         ),
-        Entry(
-            "electra", _model(classify, "ElectraConfig", **{**BERT, "embedding_size": 12}), text_batch, 3, 4, 4, 6
-        ),
+        Entry("electra", _model(classify, "ElectraConfig", **{**BERT, "embedding_size": 12}), text_batch, 3, 4, 4, 6),
         Entry(
             "distilbert",
             _model(
@@ -230,9 +230,7 @@ def _entries() -> list[Entry]:
         Entry("mpnet", _model(classify, "MPNetConfig", **BERT), text_batch, 3, 4, 4, 6),
         Entry(
             "modernbert",
-            _model(
-                classify, "ModernBertConfig", **{**BERT, "local_attention": 6, "global_attn_every_n_layers": 2}
-            ),
+            _model(classify, "ModernBertConfig", **{**BERT, "local_attention": 6, "global_attn_every_n_layers": 2}),
             text_batch,
             3,
             4,
@@ -242,9 +240,7 @@ def _entries() -> list[Entry]:
         ),
         Entry(
             "bert-decoder-cross",
-            _model(
-                "BertLMHeadModel", "BertConfig", **{**BERT, "is_decoder": True, "add_cross_attention": True}
-            ),
+            _model("BertLMHeadModel", "BertConfig", **{**BERT, "is_decoder": True, "add_cross_attention": True}),
             lambda seed: {
                 **text_batch(seed),
                 "encoder_hidden_states": torch.randn(3, 5, 24, generator=torch.Generator().manual_seed(seed)),
@@ -303,7 +299,9 @@ def _entries() -> list[Entry]:
         Entry(
             "opt",
             _model(
-                generate, "OPTConfig", **{**BERT, "ffn_dim": 20, "word_embed_proj_dim": 24, "do_layer_norm_before": True}
+                generate,
+                "OPTConfig",
+                **{**BERT, "ffn_dim": 20, "word_embed_proj_dim": 24, "do_layer_norm_before": True},
             ),
             decoder_batch,
             3,
@@ -385,9 +383,7 @@ def _entries() -> list[Entry]:
         ),
         Entry(
             "phi3",
-            _model(
-                generate, "Phi3Config", **{**GQA, "bos_token_id": 0, "eos_token_id": 2}
-            ),
+            _model(generate, "Phi3Config", **{**GQA, "bos_token_id": 0, "eos_token_id": 2}),
             decoder_batch,
             3,
             6,
@@ -508,7 +504,7 @@ def _entries() -> list[Entry]:
         ),
         Entry(
             "granite",
-            _model(generate, "GraniteConfig", **{**GQA}),
+            _model(generate, "GraniteConfig", **GQA),
             decoder_batch,
             3,
             6,
@@ -528,7 +524,14 @@ def _entries() -> list[Entry]:
         ),
         Entry(
             "siglip-vision",
-            _model("SiglipVisionModel", "SiglipVisionConfig", **CLIP_TOWER, image_size=16, patch_size=8, vision_use_head=False),
+            _model(
+                "SiglipVisionModel",
+                "SiglipVisionConfig",
+                **CLIP_TOWER,
+                image_size=16,
+                patch_size=8,
+                vision_use_head=False,
+            ),
             image_batch,
             2,
             4,
@@ -537,7 +540,6 @@ def _entries() -> list[Entry]:
             _tags("inferred"),
         ),
     ]
-    return entries
 
 
 ZOO: dict[str, Entry] = {entry.name: entry for entry in _entries()}

@@ -2,9 +2,10 @@
 
 from headprune.checkpoint import load, save
 from headprune.errors import HeadpruneError
+from headprune.inspection import inspect
 from headprune.instrument import gated
 from headprune.sites import Layout, register_family, resolve
 from headprune.surgery import remove
 
 __version__ = "0.1.0"
-__all__ = ["HeadpruneError", "Layout", "gated", "load", "register_family", "remove", "resolve", "save"]
+__all__ = ["HeadpruneError", "Layout", "gated", "inspect", "load", "register_family", "remove", "resolve", "save"]

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from headprune import fingerprint, portability
 from headprune.errors import CheckpointError, HeadpruneError
@@ -64,18 +65,9 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
     folder = _folder(path, options)
     _refuse_unreadable(folder)
     fingerprint.verify(folder)
-    options.pop("trust_remote_code", None)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    settings = config.to_dict()
-    _restore_dense_counts(settings)
-    for name in NATIVE_COUNTS:
-        if settings.get(name) is not None:
-            setattr(config, name, settings[name])
-    removed = _removed(config, folder)
-    for name in ("headprune", "auto_map", "pruned_heads"):  # the record comes back when the shapes have shrunk
-        if hasattr(config, name):
-            delattr(config, name)
+    config, removed = _read_config(folder)
     dense = model_class or _model_class(config, folder)
+    options.pop("trust_remote_code", None)
     try:
         model, found = _pruned(dense, removed).from_pretrained(
             folder, config=config, output_loading_info=True, use_safetensors=True, **options
@@ -90,11 +82,51 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
             first = sorted(found[what], key=str)[0]
             name = first if isinstance(first, str) else first[0]
             raise CheckpointError(
-                f"The weights in {folder} do not fit its config.json: {name} is {what.split('_')[0]}; save the model again "
-                "with headprune.save, or pass the class it was saved from as model_class."
+                f"The weights in {folder} do not fit its config.json: {name} is {what.split('_')[0]}; save the model "
+                "again with headprune.save, or pass the class it was saved from as model_class."
             )
     model.__class__ = dense
     return model
+
+
+def load_structure(path: str | Path) -> PreTrainedModel:
+    """The model of a folder, a config.json or a hub name without its weights: shapes on the meta device only."""
+    place = Path(path)
+    if place.is_dir():
+        recover_directory(place)
+        _refuse_bad_config(place / "config.json")
+    elif place.is_file():
+        _refuse_bad_config(place)
+    elif _looks_like_a_path(str(path)):
+        raise CheckpointError(f"There is no directory {path}; check the path.")
+    try:
+        config, removed = _read_config(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is neither a folder with a config.json nor a model that could be fetched from the hub "
+            f"({type(error).__name__}); check the name and the connection."
+        ) from None
+    dense = _model_class(config, path) if config.architectures else AutoModel._model_mapping[type(config)]
+    try:
+        with torch.device("meta"):
+            return _pruned(dense, removed)(config)
+    except HeadpruneError as error:
+        raise CheckpointError(f"The record of removed heads in {path} does not fit its model: {error}") from None
+
+
+def _read_config(path: str | Path) -> tuple[Any, dict[int, list[int]]]:
+    """The config of the dense model, and the heads that were removed from it."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    settings = config.to_dict()
+    _restore_dense_counts(settings)
+    for name in NATIVE_COUNTS:
+        if settings.get(name) is not None:
+            setattr(config, name, settings[name])
+    removed = _removed(config, path)
+    for name in ("headprune", "auto_map", "pruned_heads"):  # the record comes back when the shapes have shrunk
+        if hasattr(config, name):
+            delattr(config, name)
+    return config, removed
 
 
 def _pruned(dense: type[PreTrainedModel], removed: Mapping[int, list[int]]) -> Any:
@@ -116,7 +148,7 @@ def _folder(path: str | Path, options: Mapping[str, Any]) -> Path:
     if folder.exists():
         raise CheckpointError(f"{folder} is a file; give the directory that headprune.save wrote.")
     name = str(path)
-    if name.count("/") > 1 or name.startswith((".", "/", "~")):
+    if _looks_like_a_path(name):
         raise CheckpointError(f"There is no directory {name}; check the path.")
     from huggingface_hub import snapshot_download
 
@@ -125,30 +157,41 @@ def _folder(path: str | Path, options: Mapping[str, Any]) -> Path:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"], **wanted))
     except Exception as error:
         raise CheckpointError(
-            f"{name} is neither a directory here nor a model that could be fetched from the hub ({type(error).__name__}); "
-            "check the name and the connection."
+            f"{name} is neither a directory here nor a model that could be fetched from the hub "
+            f"({type(error).__name__}); check the name and the connection."
         ) from error
 
 
-def _refuse_unreadable(folder: Path) -> None:
-    config = folder / "config.json"
+def _looks_like_a_path(name: str) -> bool:
+    return name.count("/") > 1 or name.startswith((".", "/", "~"))
+
+
+def _refuse_bad_config(config: Path) -> None:
     if not config.is_file():
-        raise CheckpointError(f"{folder} has no config.json, so it is not a checkpoint; give the folder of a saved model.")
+        raise CheckpointError(
+            f"{config.parent} has no config.json, so it is not a checkpoint; give the folder of a saved model."
+        )
     try:
-        json.loads(config.read_text())
+        settings = json.loads(config.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise CheckpointError(f"{config} is not valid JSON; copy the checkpoint again.") from None
+    if not isinstance(settings, dict) or "model_type" not in settings:
+        raise CheckpointError(f"{config} names no model_type, so it is not the config of a transformers model.")
+
+
+def _refuse_unreadable(folder: Path) -> None:
+    _refuse_bad_config(folder / "config.json")
     if not any(folder.glob("*.safetensors")):
         pickles = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
         if pickles:
             raise CheckpointError(
-                f"{folder} holds its weights as a pickle ({pickles[0].name}), which can run code when it is loaded; convert "
-                "it to safetensors first."
+                f"{folder} holds its weights as a pickle ({pickles[0].name}), which can run code when it is loaded; "
+                "convert it to safetensors first."
             )
         raise CheckpointError(f"{folder} has no *.safetensors file; copy the checkpoint again.")
 
 
-def _removed(config: Any, folder: Path) -> dict[int, list[int]]:
+def _removed(config: Any, place: str | Path) -> dict[int, list[int]]:
     record = getattr(config, "pruned_heads", None) or {}
     try:
         removed = {int(site): list(ids) for site, ids in record.items()}
@@ -156,18 +199,18 @@ def _removed(config: Any, folder: Path) -> dict[int, list[int]]:
             raise ValueError
     except (AttributeError, TypeError, ValueError):
         raise CheckpointError(
-            f"pruned_heads in {folder / 'config.json'} must map site numbers to lists of head numbers, not {record!r}."
+            f"pruned_heads in the config of {place} must map site numbers to lists of head numbers, not {record!r}."
         ) from None
     return {site: sorted(ids) for site, ids in sorted(removed.items()) if ids}
 
 
-def _model_class(config: Any, folder: Path) -> type[PreTrainedModel]:
+def _model_class(config: Any, place: str | Path) -> type[PreTrainedModel]:
     for name in config.architectures or ():
         found = getattr(transformers, name, None)
         if found is not None:
             return found
     raise CheckpointError(
-        f"config.json in {folder} names no model class that transformers {transformers.__version__} knows "
+        f"The config of {place} names no model class that transformers {transformers.__version__} knows "
         f"({config.architectures}); pass it as model_class."
     )
 
@@ -191,11 +234,10 @@ def _native_counts(model: PreTrainedModel, settings: Mapping[str, Any]) -> dict[
     counts = {"num_attention_heads": site.heads, "head_dim": site.head_dim}
     if settings.get("num_key_value_heads") is not None:
         counts["num_key_value_heads"] = site.kv_heads
-    config = type(model.config).from_dict({**settings, **counts})
     try:
         with torch.device("meta"):
-            plain = type(model)(config)
-    except ValueError:  # the family derives the head width from the head count, and the two no longer divide
+            plain = type(model)(type(model.config).from_dict({**settings, **counts}))
+    except (ValueError, StrictDataclassError):  # the family derives its head width from the head count
         return {}
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     return counts if {name: tensor.shape for name, tensor in plain.state_dict().items()} == shapes else {}

@@ -48,8 +48,8 @@ def verify(folder: Path) -> None:
             )
         if _sha256(file) != expected["sha256"]:
             raise CheckpointError(
-                f"{file} does not match the fingerprint in {NAME}: it was changed after saving; copy the checkpoint again, "
-                f"or delete {NAME} to accept the change."
+                f"{file} does not match the fingerprint in {NAME}: it was changed after saving; copy the checkpoint "
+                f"again, or delete {NAME} to accept the change."
             )
 
 

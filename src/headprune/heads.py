@@ -14,7 +14,7 @@ class Head(NamedTuple):
     """One attention head: the index of its site and its ORIGINAL index there, however many have gone."""
 
     site: int
-    index: int
+    index: int  # type: ignore[assignment]  # the head's name for it wins over tuple.index
 
 
 def as_heads(heads: Iterable[tuple[int, int]]) -> list[Head]:

@@ -43,7 +43,8 @@ def check_gates(gates: torch.Tensor, sites: Sequence[AttentionSite]) -> None:
         raise GateError(f"Gates must be a floating-point tensor of shape {list(wanted)}, not {_describe(gates)}.")
     if gates.dim() not in (2, 3) or tuple(gates.shape[-2:]) != wanted:
         raise GateError(
-            f"Gates must have shape {list(wanted)} (sites x heads), or one such row per sample, not {list(gates.shape)}."
+            f"Gates must have shape {list(wanted)} (sites x heads), or one such row per sample, not "
+            f"{list(gates.shape)}."
         )
 
 

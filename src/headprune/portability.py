@@ -13,7 +13,7 @@ from headprune import surgery
 from headprune.sites import AttentionSite, quirks
 
 MODULE = "modeling_headprune"
-TEMPLATE = '''
+TEMPLATE = """
 
 # --- made by headprune: the class that this checkpoint was saved from, built with the shapes of its weights ----------
 
@@ -24,7 +24,7 @@ class {name}(_Dense):
     def __init__(self, config, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
         restructure(self, config.headprune["plan"])
-'''
+"""
 
 
 def write(model: PreTrainedModel, sites: Sequence[AttentionSite], settings: dict[str, Any], folder: Path) -> None:
@@ -33,7 +33,7 @@ def write(model: PreTrainedModel, sites: Sequence[AttentionSite], settings: dict
     kept = {site.index: site.kept for site in sites if site.heads < site.original_heads}
     settings["headprune"] = {**settings.get("headprune", {}), "plan": surgery.plan(model, sites, kept)}
     autos = [auto for auto in dir(transformers) if auto.startswith("AutoModel") and _serves(auto, model)]
-    settings["auto_map"] = {auto: f"{MODULE}.{name}" for auto in autos}
+    settings["auto_map"] = dict.fromkeys(autos, f"{MODULE}.{name}")
     source = Path(quirks.__file__).read_text()
     (folder / f"{MODULE}.py").write_text(source + TEMPLATE.format(name=name))
 

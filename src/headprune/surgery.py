@@ -73,12 +73,13 @@ def check_removable(sites: Sequence[AttentionSite], heads: Sequence[Head]) -> No
         if missing:
             unit = [other.index for other in site.unit(head.index)]
             raise HeadSelectionError(
-                f"Head {tuple(head)} shares its KV head with others: at site {site.index} ({site.path}) heads {unit} can "
-                f"only go together, so add {missing} or leave the group alone."
+                f"Head {tuple(head)} shares its KV head with others: at site {site.index} ({site.path}) heads {unit} "
+                f"can only go together, so add {missing} or leave the group alone."
             )
         if site.obstacle:
             raise UnsupportedModelError(
-                f"Heads of site {site.index} ({site.path}) cannot be removed exactly: {site.obstacle}; only gating works."
+                f"Heads of site {site.index} ({site.path}) cannot be removed exactly: {site.obstacle}; only gating "
+                "works."
             )
 
 

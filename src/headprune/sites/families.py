@@ -186,9 +186,10 @@ def register_family(
         raise RegistrationError(f"model_types must be a list of names, such as [{model_types!r}], not one string.")
     if any(family.name == name for family in FAMILIES):
         raise RegistrationError(f"A family named {name!r} exists already; choose another name.")
-    taken = sorted(set(model_types) & set(supported_model_types()))
-    if taken:
-        raise RegistrationError(f"Model type {taken[0]!r} belongs to family {family_of(taken[0]).name!r} already.")  # type: ignore[union-attr]
+    for model_type in model_types:
+        owner = family_of(model_type)
+        if owner is not None:
+            raise RegistrationError(f"Model type {model_type!r} belongs to family {owner.name!r} already.")
     if quirk not in QUIRKS:
         near = difflib.get_close_matches(quirk, QUIRKS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(QUIRKS)[1:])}."

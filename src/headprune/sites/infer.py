@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -43,7 +44,7 @@ def find_attention(model: nn.Module) -> list[tuple[str, Layout]]:
     return found
 
 
-def _layout(model: nn.Module, path: str, module: nn.Module) -> Layout | None:
+def _layout(model: nn.Module, path: str, module: Any) -> Layout | None:
     children = dict(module.named_children())
     cross = any(word in path.lower() for word in CROSS_WORDS)
     if is_empty(module):
@@ -57,8 +58,8 @@ def _layout(model: nn.Module, path: str, module: nn.Module) -> Layout | None:
         if out_features(k) != out_features(v) or out_features(q) % out_features(k):
             return None
         for name in (*OUTPUT, *PARENT_OUTPUT):
-            output = submodule(model, absolute(path, name))
-            if output is not None and is_plain(output) and in_features(output) == out_features(q):
+            found = submodule(model, absolute(path, name))
+            if found is not None and is_plain(found) and in_features(found) == out_features(q):
                 return Layout(path, *names, name, attention="cross" if cross else "self")
     return None
 

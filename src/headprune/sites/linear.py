@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -17,9 +19,9 @@ def is_transposed(module: nn.Module) -> bool:
     return isinstance(module, Conv1D)
 
 
-def out_features(module: nn.Module) -> int:
-    return int(module.weight.shape[1 if is_transposed(module) else 0])  # type: ignore[union-attr, index]
+def out_features(module: Any) -> int:
+    return int(module.weight.shape[1 if is_transposed(module) else 0])
 
 
-def in_features(module: nn.Module) -> int:
-    return int(module.weight.shape[0 if is_transposed(module) else 1])  # type: ignore[union-attr, index]
+def in_features(module: Any) -> int:
+    return int(module.weight.shape[0 if is_transposed(module) else 1])

@@ -45,7 +45,7 @@ class Bias(nn.Module):
     def __init__(self, features: int, bias: nn.Parameter | None) -> None:
         super().__init__()
         self.out_features = features
-        self.register_parameter("bias", bias)
+        self.bias = bias
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         shape = (*inputs.shape[:-1], self.out_features)
@@ -55,7 +55,11 @@ class Bias(nn.Module):
         return f"out_features={self.out_features}, bias={self.bias is not None}"
 
 
-class PrunedSite:
+# A mixin's `super()` is an attention module of some family, which the type checker cannot know.
+_AttentionModule: Any = object
+
+
+class PrunedSite(_AttentionModule):
     """Mixed into the class of an attention module whose forward cannot run with fewer heads as it is."""
 
     _base_class: type
@@ -85,12 +89,12 @@ class PrunedSite:
 
 
 def _new_pruned(mixin: type, base: type) -> Any:
-    made = pruned_class(mixin, base)
+    made: Any = pruned_class(mixin, base)
     return made.__new__(made)
 
 
 @functools.cache
-def pruned_class(mixin: type, base: type) -> type:
+def pruned_class(mixin: type, base: Any) -> type:
     """The class of `base` modules that behave as `mixin` says; made once, so that types stay comparable."""
     arguments = tuple(inspect.signature(base.forward).parameters)[1:]
     members = {"_base_class": base, "_mixin": mixin, "_arguments": arguments, "__module__": base.__module__}
@@ -107,7 +111,7 @@ class BiasedSite(PrunedSite):
         bias = self._argument(args, kwargs, "position_bias")
         if bias is not None:
             args, kwargs = self._replace(args, kwargs, "position_bias", self._own_heads(bias))
-        return super().forward(*args, **kwargs)  # type: ignore[misc]
+        return super().forward(*args, **kwargs)
 
 
 class AlibiSite(PrunedSite):
@@ -119,7 +123,7 @@ class AlibiSite(PrunedSite):
         alibi = self._argument(args, kwargs, "alibi")
         own = self._own_heads(alibi.unflatten(0, (-1, self.headprune_original))).flatten(0, 1)
         args, kwargs = self._replace(args, kwargs, "alibi", own)
-        return super().forward(*args, **kwargs)  # type: ignore[misc]
+        return super().forward(*args, **kwargs)
 
 
 class T5Site(PrunedSite):
@@ -129,16 +133,16 @@ class T5Site(PrunedSite):
     """
 
     def compute_bias(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self._own_heads(super().compute_bias(*args, **kwargs))  # type: ignore[misc]
+        return self._own_heads(super().compute_bias(*args, **kwargs))
 
     def _full_bias(self, queries: int, keys: int, seen: Any) -> torch.Tensor | None:
-        if not self.has_relative_attention_bias:  # type: ignore[attr-defined]
+        if not self.has_relative_attention_bias:
             return None
-        return super().compute_bias(queries, keys, past_seen_tokens=seen)  # type: ignore[misc]
+        return super().compute_bias(queries, keys, past_seen_tokens=seen)
 
     def _seen_tokens(self, args: tuple, kwargs: dict) -> Any:
         cache = self._argument(args, kwargs, "past_key_values")
-        seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)  # type: ignore[attr-defined]
+        seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
         # A static cache counts in place, so the number must be taken out of it before the cache goes on.
         return seen.clone() if isinstance(seen, torch.Tensor) else seen
 
@@ -146,10 +150,10 @@ class T5Site(PrunedSite):
         full = self._argument(args, kwargs, "position_bias")
         if full is not None:
             args, kwargs = self._replace(args, kwargs, "position_bias", self._own_heads(full))
-            output, _, *rest = super().forward(*args, **kwargs)  # type: ignore[misc]
+            output, _, *rest = super().forward(*args, **kwargs)
         else:
             seen = self._seen_tokens(args, kwargs)
-            output, own, *rest = super().forward(*args, **kwargs)  # type: ignore[misc]
+            output, own, *rest = super().forward(*args, **kwargs)
             full = self._full_bias(own.shape[-2], own.shape[-1], seen)
         return (output, full, *rest)
 
@@ -168,7 +172,7 @@ class EmptySite(PrunedSite):
         output = inputs[..., :0]
         inside = self.headprune_empty["o"]  # empty where the projection belongs to the parent (BERT)
         if inside:
-            output = self.get_submodule(inside)(output)  # type: ignore[attr-defined]
+            output = self.get_submodule(inside)(output)
         return self._finish(output, inputs, args, kwargs)
 
     def _count_tokens(self, inputs: torch.Tensor, args: tuple, kwargs: dict) -> torch.Tensor | None:
@@ -178,7 +182,7 @@ class EmptySite(PrunedSite):
             return None
         cache = getattr(cache, "self_attention_cache", cache)
         mark = inputs[..., :1].unsqueeze(1)
-        return cache.update(mark, mark, self.layer_idx)[0]  # type: ignore[attr-defined]
+        return cache.update(mark, mark, self.layer_idx)[0]
 
     def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
         return output, None
@@ -192,22 +196,22 @@ def is_empty(module: nn.Module) -> bool:
 
 class EmptyGpt2(EmptySite):
     def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
-        return self.resid_dropout(output), None  # type: ignore[attr-defined]
+        return self.resid_dropout(output), None
 
 
 class EmptyModernBert(EmptySite):
     def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
-        return self.out_drop(output), None  # type: ignore[attr-defined]
+        return self.out_drop(output), None
 
 
 class EmptyAlbert(EmptySite):
     def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
-        return self.LayerNorm(inputs + self.output_dropout(output)), None  # type: ignore[attr-defined]
+        return self.LayerNorm(inputs + self.output_dropout(output)), None
 
 
 class EmptyBloom(EmptySite):
     def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
-        dropped = nn.functional.dropout(output, self.hidden_dropout, self.training)  # type: ignore[attr-defined]
+        dropped = nn.functional.dropout(output, self.hidden_dropout, self.training)
         return self._argument(args, kwargs, "residual") + dropped, None
 
 
@@ -221,7 +225,7 @@ class EmptyT5(EmptySite, T5Site):
         cached = self._count_tokens(inputs, args, kwargs)
         if full is None:
             full = self._full_bias(inputs.shape[1], inputs.shape[1] if cached is None else cached.shape[-2], seen)
-        return self.o(inputs), full, None  # type: ignore[attr-defined]
+        return self.o(inputs), full, None
 
 
 # quirk -> (behaviour with some heads left or None where slicing is enough, behaviour with none left)
@@ -240,11 +244,11 @@ def restructure(model: nn.Module, plan: list[dict[str, Any]]) -> None:
     """Give every planned site its final form. Weights that have their final shape already are left alone; others
     are replaced by empty ones, for a loader to fill."""
     for entry in plan:
-        site = model.get_submodule(entry["path"])
+        site: Any = model.get_submodule(entry["path"])
         some_left, none_left = QUIRKS[entry["quirk"]]
         mixin = some_left if entry["kept"] else none_left
         if mixin is not None:
-            site.__class__ = pruned_class(mixin, getattr(type(site), "_base_class", type(site)))
+            site.__class__ = pruned_class(mixin, getattr(site, "_base_class", site.__class__))
         site.headprune_kept = list(entry["kept"])
         site.headprune_original = entry["original"]
         for name, value in entry["attributes"].items():
@@ -271,15 +275,15 @@ def _resize(linear: Any, inputs: int, outputs: int) -> None:
             setattr(linear, name, nn.Parameter(parameter.new_empty(wanted), requires_grad=parameter.requires_grad))
 
 
-def _empty(model: nn.Module, site: nn.Module, entry: dict[str, Any]) -> None:
+def _empty(model: nn.Module, site: Any, entry: dict[str, Any]) -> None:
     inside = entry["o"].removeprefix(entry["path"] + ".") if entry["o"].startswith(entry["path"] + ".") else ""
-    site.headprune_empty = {"o": inside, "cross": entry["cross"], "group": entry["group"]}  # type: ignore[assignment]
-    site._is_hf_initialized = True  # type: ignore[assignment]  # a family's weight initialiser expects projections
+    site.headprune_empty = {"o": inside, "cross": entry["cross"], "group": entry["group"]}
+    site._is_hf_initialized = True  # a family's weight initialiser expects projections
     for path in entry["delete"]:
         parent, _, name = path.rpartition(".")
         if hasattr(model.get_submodule(parent), name):
             delattr(model.get_submodule(parent), name)
-    output = model.get_submodule(entry["o"])
+    output: Any = model.get_submodule(entry["o"])
     if not isinstance(output, Bias):
         parent, _, name = entry["o"].rpartition(".")
         features = output.weight.shape[0] if isinstance(output, nn.Linear) else output.weight.shape[1]

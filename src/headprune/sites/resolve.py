@@ -15,7 +15,7 @@ from headprune.sites.families import Family, Layout, family_of
 from headprune.sites.linear import in_features, is_plain, out_features
 from headprune.sites.paths import absolute, submodule
 from headprune.sites.quirks import is_empty
-from headprune.sites.spec import AttentionSite, Projection, Role
+from headprune.sites.spec import ROLES, AttentionSite, Projection, Role
 
 HOW_TO_REGISTER = (
     "teach it with headprune.register_family(name, model_types=[...], layouts=[headprune.Layout(suffix, q=..., k=..., "
@@ -37,7 +37,8 @@ def resolve(model: nn.Module) -> list[AttentionSite]:
     if not found:
         stopped = infer.first_unread(model) or f"the model {type(model).__name__} itself, which has no attention"
         raise UnsupportedModelError(
-            f"No attention was found in model type {model.config.model_type!r}: stopped at {stopped}; {HOW_TO_REGISTER}."
+            f"No attention was found in model type {model.config.model_type!r}: stopped at {stopped}; "
+            f"{HOW_TO_REGISTER}."
         )
     if family is None:
         unread = infer.first_unread(model, [path for path, _ in found])
@@ -90,7 +91,7 @@ def _read(
     applications: int,
 ) -> AttentionSite:
     module: Any = model.get_submodule(path)
-    names = {"q": absolute(path, layout.q), "k": absolute(path, layout.k), "v": absolute(path, layout.v)}
+    names: dict[Role, str] = {role: absolute(path, getattr(layout, role)) for role in ROLES}
     output = absolute(path, layout.o)
     fused = len(set(names.values())) < 3
     common: dict[str, Any] = {
@@ -106,10 +107,7 @@ def _read(
         "per_head": family.per_head + _norms(module),
     }
     if is_empty(module):
-        blank: dict[str, Any] = {
-            role: Projection(name, role, 0, 0, 0, 0)  # type: ignore[arg-type]
-            for role, name in names.items()
-        }
+        blank: dict[str, Any] = {role: Projection(name, role, 0, 0, 0, 0) for role, name in names.items()}
         return AttentionSite(
             **common,
             **blank,
@@ -126,8 +124,8 @@ def _read(
     kv_heads = projections["k"].heads
     if kv_heads == 0 or heads % kv_heads:
         raise UnsupportedModelError(
-            f"Stopped at {path} ({type(module).__name__}): {heads} query heads do not share {kv_heads} KV heads evenly; "
-            f"{HOW_TO_REGISTER}."
+            f"Stopped at {path} ({type(module).__name__}): {heads} query heads do not share {kv_heads} KV heads "
+            f"evenly; {HOW_TO_REGISTER}."
         )
     original = heads + len(removed)
     if any(not 0 <= head < original for head in removed):
@@ -135,15 +133,18 @@ def _read(
             f"config.pruned_heads lists head {max(removed)} for site {index} ({path}), which had {original} heads; the "
             "record and the weights do not belong together."
         )
+    followers: tuple[tuple[Role, tuple[str, ...]], ...] = (("q", layout.like_q), ("k", layout.like_k))
     extras = tuple(
         Projection(name, role, projections[role].heads, width, 0, width)
-        for role, relatives in (("q", layout.like_q), ("k", layout.like_k))
+        for role, relatives in followers
         for relative in relatives
         if submodule(model, name := absolute(path, relative)) is not None
     )
     return AttentionSite(
         **common,
-        **projections,  # type: ignore[arg-type]
+        q=projections["q"],
+        k=projections["k"],
+        v=projections["v"],
         conv1d=not isinstance(linears[output], nn.Linear),
         head_dim=width,
         group=heads // kv_heads,
@@ -174,10 +175,8 @@ def _linear(model: nn.Module, path: str, name: str) -> nn.Module:
 
 
 def _head_dim(module: nn.Module, path: str, family: Family, rows: int, pruned: bool) -> int:
-    if family is infer.INFERRED:
-        width = infer.head_dim(module, rows, pruned)
-    else:
-        width = getattr(module, family.head_dim, None)
+    inferred = family is infer.INFERRED
+    width = infer.head_dim(module, rows, pruned) if inferred else getattr(module, family.head_dim, None)
     if not isinstance(width, int) or width < 1 or rows % width:
         raise UnsupportedModelError(
             f"Stopped at {path} ({type(module).__name__}): the width of its heads could not be read; {HOW_TO_REGISTER} "
@@ -187,11 +186,11 @@ def _head_dim(module: nn.Module, path: str, family: Family, rows: int, pruned: b
 
 
 def _projections(
-    names: dict[str, str], linears: dict[str, nn.Module], heads: int, width: int, interleaved: bool, path: str
+    names: dict[Role, str], linears: dict[str, nn.Module], heads: int, width: int, interleaved: bool, path: str
 ) -> dict[Role, Projection]:
     result: dict[Role, Projection] = {}
     for name in dict.fromkeys(names.values()):
-        roles: list[Role] = [role for role in ("q", "k", "v") if names[role] == name]  # type: ignore[misc]
+        roles = [role for role in ROLES if names[role] == name]
         slots, rest = divmod(out_features(linears[name]), width)
         kv_roles = len([role for role in roles if role != "q"])
         kv_heads, uneven = divmod(slots - (heads if "q" in roles else 0), kv_roles) if kv_roles else (0, slots - heads)

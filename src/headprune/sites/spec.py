@@ -9,6 +9,7 @@ from typing import Literal
 from headprune.heads import Head
 
 Role = Literal["q", "k", "v"]
+ROLES: tuple[Role, ...] = ("q", "k", "v")
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,7 @@ class Projection:
 
     def rows(self, positions: Iterable[int]) -> list[int]:
         """Output rows of the heads at these current positions, head after head."""
-        return [
-            self.offset + position * self.stride + row for position in positions for row in range(self.width)
-        ]
+        return [self.offset + position * self.stride + row for position in positions for row in range(self.width)]
 
 
 @dataclass(frozen=True)

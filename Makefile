@@ -1,0 +1,42 @@
+# Every target sets up what it needs: a virtual environment in .venv with this package and its tools.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# The tests run in parallel; each worker uses one thread.
+WORKERS ?= 2
+
+.PHONY: help test lint format bench demo clean
+
+help:
+	@echo "make test    set up and run the tests"
+	@echo "make lint    ruff, format check and type check"
+	@echo "make bench   speed and memory, as ratios measured in one run"
+	@echo "make demo    prune a real model, with data that comes with package installs"
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+test: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+demo: $(READY)
+	$(BIN)/headprune inspect --help
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
