@@ -39,3 +39,15 @@ class CheckpointError(HeadpruneError):
 
 class RegistrationError(HeadpruneError, ValueError):
     """A family or criterion is registered under a bad or taken name."""
+
+
+class DataError(HeadpruneError, ValueError):
+    """The data does not fit the model or the method."""
+
+
+class CriterionError(HeadpruneError, ValueError):
+    """There is no such criterion, or it does not take these options."""
+
+
+class NonFiniteError(HeadpruneError):
+    """A NaN or Inf appeared; the message says where first."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -40,15 +40,21 @@ def as_heads(heads: Iterable[tuple[int, int]]) -> list[Head]:
     return result
 
 
-def mask_from_kept(kept: Iterable[Iterable[int]], widths: Iterable[int]) -> torch.Tensor:
+class _Site(Protocol):
+    @property
+    def kept(self) -> tuple[int, ...]: ...
+    @property
+    def original_heads(self) -> int: ...
+
+
+def kept_mask(sites: Sequence[_Site]) -> torch.Tensor:
     """Bool [sites x heads], True = kept; sites with fewer heads than the widest are padded with False."""
-    rows, sizes = [list(ids) for ids in kept], list(widths)
-    mask = torch.zeros(len(rows), max(sizes, default=0), dtype=torch.bool)
-    for site, ids in enumerate(rows):
-        mask[site, ids] = True
+    mask = torch.zeros(len(sites), max((site.original_heads for site in sites), default=0), dtype=torch.bool)
+    for row, site in enumerate(sites):
+        mask[row, list(site.kept)] = True
     return mask
 
 
-def heads_where(mask: torch.Tensor) -> list[Head]:
-    """The heads at the True positions of a [sites x heads] tensor, in order."""
-    return [Head(int(site), int(index)) for site, index in mask.nonzero().tolist()]
+def nan_scores(sites: Sequence[_Site]) -> torch.Tensor:
+    """A score [sites x heads] in float64 with nothing in it yet."""
+    return torch.full(kept_mask(sites).shape, torch.nan, dtype=torch.float64)

@@ -24,6 +24,64 @@ def hooks(pairs: Sequence[tuple[nn.Module, Callable[..., Any]]], *, before: bool
 
 
 @contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """No parameter asks for a gradient, so that backward passes compute gradients of activations only."""
+    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in asking:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in asking:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def watched(
+    model: nn.Module,
+    sites: Sequence[AttentionSite],
+    *,
+    projection: Callable[[AttentionSite, str, torch.Tensor, torch.Tensor], None] | None = None,
+    output: Callable[[AttentionSite, torch.Tensor], None] | None = None,
+) -> Iterator[None]:
+    """Call back with what flows through each site, application after application.
+
+    `projection(site, path, inputs, outputs)` sees every q, k and v projection, a fused one once; `output(site, heads)`
+    sees the concatenated head outputs before the output projection. While gradients are recorded, both see tensors
+    that require a gradient, so that a backward pass reaches every site although all parameters are frozen.
+    """
+    after, before = [], []
+    for site in sites:
+        if projection is not None and site.kept:
+            paths = dict.fromkeys((site.q.module, site.k.module, site.v.module))
+            after += [(model.get_submodule(path), _projection_hook(site, path, projection)) for path in paths]
+        if output is not None and site.kept:
+            before.append((model.get_submodule(site.o), _output_hook(site, output)))
+    with hooks(after), hooks(before, before=True):
+        yield
+
+
+def _projection_hook(site: AttentionSite, path: str, callback: Callable[..., None]) -> Callable[..., None]:
+    def watch(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        callback(site, path, args[0], _tracked(output))
+
+    return watch
+
+
+def _output_hook(site: AttentionSite, callback: Callable[..., None]) -> Callable[..., None]:
+    def watch(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        callback(site, _tracked(args[0]))
+
+    return watch
+
+
+def _tracked(tensor: torch.Tensor) -> torch.Tensor:
+    if torch.is_grad_enabled() and not tensor.requires_grad:
+        tensor.requires_grad_(True)
+    return tensor
+
+
+@contextmanager
 def gated(model: nn.Module, gates: torch.Tensor, *, sites: Sequence[AttentionSite] | None = None) -> Iterator[None]:
     """Multiply the output of every head, before the output projection, by its gate.
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from headprune.heads import Head
 
 Role = Literal["q", "k", "v"]
@@ -30,6 +32,12 @@ class Projection:
     def rows(self, positions: Iterable[int]) -> list[int]:
         """Output rows of the heads at these current positions, head after head."""
         return [self.offset + position * self.stride + row for position in positions for row in range(self.width)]
+
+    def of(self, outputs: torch.Tensor) -> torch.Tensor:
+        """From the linear map's outputs [..., rows] this role's part, [..., heads, width]."""
+        if self.stride == self.width:
+            return outputs.narrow(-1, self.offset, self.heads * self.width).unflatten(-1, (self.heads, self.width))
+        return outputs.unflatten(-1, (self.heads, self.stride)).narrow(-1, self.offset, self.width)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,41 @@
+"""Self-attention attribution as an importance: the strongest connection a head makes for the label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from headprune.criteria.registry import Criterion, criterion
+from headprune.errors import CriterionError
+from headprune.signals import Attribution, Request
+
+
+@criterion(
+    "attribution",
+    reference="Hao et al. 2021, arXiv 2004.11207, Eq. 5-7",
+    use="for interpretation; costs `steps` passes per site, so keep the calibration set small",
+)
+@dataclass(frozen=True)
+class SelfAttentionAttribution(Criterion):
+    """E[max(Attr)] over samples, Attr integrated in `steps` steps from no attention to the head's attention."""
+
+    steps: int = 20
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise CriterionError(f"steps of attribution must be at least 1, but it is {self.steps}.")
+
+    @property
+    def needs_labels(self) -> bool:
+        return True
+
+    def requests(self) -> tuple[Request, ...]:
+        return (Attribution(self.steps),)
+
+    def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"largest": answers[Attribution(self.steps)].sum(0)}
+
+    def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
+        return sums["largest"] / samples

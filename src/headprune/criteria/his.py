@@ -1,0 +1,59 @@
+"""HIS and TIS: the expected change of the loss when a head's gate closes, to first order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from headprune.criteria.registry import Criterion, criterion
+from headprune.signals import GateGradients, Request
+
+
+def expected_gate_gradient(sums: Mapping[str, torch.Tensor], samples: int) -> torch.Tensor:
+    return sums["absolute"] / samples
+
+
+@criterion(
+    "his",
+    reference="Michel, Levy, Neubig 2019, arXiv 1905.10650",
+    use="cheap and strong when labels are at hand; the first to try on a classifier",
+)
+@dataclass(frozen=True)
+class His(Criterion):
+    """E | <Z, dL/dZ> | over samples, Z the output of the head; `normalize` divides by the l2 norm of each site."""
+
+    normalize: bool = False
+
+    def requests(self) -> tuple[Request, ...]:
+        return (GateGradients("loss"),)
+
+    def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"absolute": answers[GateGradients("loss")].abs().sum(0)}
+
+    def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
+        score = expected_gate_gradient(sums, samples)
+        if self.normalize:
+            norms = score.nan_to_num(0.0).norm(dim=1, keepdim=True)
+            score = score / norms.clamp_min(torch.finfo(score.dtype).tiny)
+        return score
+
+
+@criterion(
+    "tis",
+    reference="Eq. 8 of arXiv 2602.04491",
+    use="as his, whose values it shares: heads compute Z = A V, so sum(A * dL/dA) = <Z, dL/dZ>",
+)
+@dataclass(frozen=True)
+class Tis(Criterion):
+    """E | sum(A * dL/dA) | over samples, A the attention probabilities of the head."""
+
+    def requests(self) -> tuple[Request, ...]:
+        return (GateGradients("loss"),)
+
+    def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"absolute": answers[GateGradients("loss")].abs().sum(0)}
+
+    def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
+        return expected_gate_gradient(sums, samples)

@@ -1,0 +1,46 @@
+"""Magnitude: the size of a head's weights, the baseline that looks at no data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from headprune.criteria.registry import Criterion, criterion
+from headprune.heads import nan_scores
+from headprune.sites import AttentionSite
+from headprune.sites.linear import is_transposed
+
+
+@criterion(
+    "magnitude",
+    reference="the L2 baseline of HIES, arXiv 2510.13832",
+    use="a baseline without data or gradients",
+)
+@dataclass(frozen=True)
+class Magnitude(Criterion):
+    """L2 norm of the head's Q, K and V rows and output columns together; biases do not count."""
+
+    def from_weights(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> torch.Tensor:
+        scores = nan_scores(sites)
+        for site in sites:
+            if not site.kept:
+                continue
+            squares = torch.zeros(site.heads, dtype=torch.float64)
+            for projection in (site.q, site.k, site.v):
+                rows = projection.of(_weight(model, projection.module, outputs_last=True))
+                per_head = rows.square().sum(dim=(0, 2))
+                squares += per_head if projection.role == "q" else per_head.repeat_interleave(site.group)
+            columns = _weight(model, site.o, outputs_last=False).unflatten(-1, (site.heads, site.head_dim))
+            squares += columns.square().sum(dim=(0, 2))
+            scores[site.index, list(site.kept)] = squares.sqrt()
+        return scores
+
+
+def _weight(model: PreTrainedModel, path: str, *, outputs_last: bool) -> torch.Tensor:
+    module: Any = model.get_submodule(path)
+    weight = module.weight.detach().double().cpu()
+    return weight if is_transposed(module) == outputs_last else weight.T

@@ -1,0 +1,154 @@
+"""Criteria by name: registered beside their code, made from a short text, refused with the nearest name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+import torch
+from transformers import PreTrainedModel
+
+from headprune.errors import CriterionError, RegistrationError
+from headprune.signals import Request
+from headprune.sites import AttentionSite
+
+INVERSE = "inverse:"
+NAME = re.compile(r"[a-z][a-z0-9_-]*$")
+SPEC = re.compile(r"(?P<name>[^()]+)(\((?P<options>.*)\))?$")
+
+
+class Criterion:
+    """Turns a model and batches into a score [sites x heads], higher = more important.
+
+    A subclass is a dataclass whose fields are its options. One that looks at data names its `requests`, reduces the
+    answers of a batch to sums over its samples, and makes the score from the sums over all batches, so that scores of
+    shards of the data can be merged. One that looks at weights alone overrides `from_weights`.
+    """
+
+    name: ClassVar[str]
+    reference: ClassVar[str]
+    use: ClassVar[str]
+
+    def requests(self) -> tuple[Request, ...]:
+        return ()
+
+    def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """From the answers on one batch, sums over its samples, each [sites x heads] or with leading axes."""
+        raise NotImplementedError
+
+    def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
+        """From the sums over all samples, the score [sites x heads]; `kept` is the mask of the heads that are left."""
+        raise NotImplementedError
+
+    def from_weights(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> torch.Tensor:
+        raise NotImplementedError
+
+    @property
+    def needs_labels(self) -> bool:
+        return any(getattr(request, "objective", None) == "loss" for request in self.requests())
+
+    def __str__(self) -> str:
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields if getattr(self, f.name) != f.default]
+        return self.name + (f"({','.join(changed)})" if changed else "")
+
+
+class Inverted(Criterion):
+    """Any criterion upside down: what it finds least important counts as most important."""
+
+    def __init__(self, inner: Criterion) -> None:
+        self.inner = inner
+        self.name = INVERSE + inner.name  # type: ignore[misc]
+        self.reference, self.use = inner.reference, f"the opposite order of {inner.name}, as a control"  # type: ignore[misc]
+
+    def requests(self) -> tuple[Request, ...]:
+        return self.inner.requests()
+
+    def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self.inner.sums(answers)
+
+    def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
+        return -self.inner.score(sums, samples, kept)
+
+    def from_weights(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> torch.Tensor:
+        return -self.inner.from_weights(model, sites)
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.inner.needs_labels
+
+    def __str__(self) -> str:
+        return INVERSE + str(self.inner)
+
+
+REGISTRY: dict[str, type[Criterion]] = {}
+Kind = TypeVar("Kind", bound=type[Criterion])
+
+
+def criterion(name: str, *, reference: str = "", use: str = "") -> Callable[[Kind], Kind]:
+    """Register a criterion class under a name, which then works everywhere a criterion is named.
+
+    @headprune.criterion("loudest", use="when large head outputs matter")
+    class Loudest(headprune.Criterion):
+        ...
+    """
+    if not NAME.match(name):
+        raise RegistrationError(
+            f"{name!r} is not a name for a criterion; use lower-case letters, digits, - and _, starting with a letter."
+        )
+
+    def register(kind: Kind) -> Kind:
+        if name in REGISTRY:
+            raise RegistrationError(f"A criterion named {name!r} exists already; choose another name.")
+        if not (isinstance(kind, type) and issubclass(kind, Criterion)):
+            raise RegistrationError(f"{kind!r} is not a subclass of headprune.Criterion.")
+        made = kind if "__dataclass_fields__" in vars(kind) else dataclasses.dataclass(frozen=True)(kind)
+        made.name, made.reference, made.use = name, reference, use
+        REGISTRY[name] = made
+        return made  # type: ignore[return-value]
+
+    return register
+
+
+def make(spec: str | Criterion, **options: Any) -> Criterion:
+    """A criterion from its name, `inverse:` before it and options in brackets if wanted: "hies(alpha=0.7)"."""
+    if isinstance(spec, Criterion):
+        return spec
+    text = spec.strip()
+    if text.startswith(INVERSE):
+        return Inverted(make(text.removeprefix(INVERSE), **options))
+    match = SPEC.match(text)
+    name = match["name"].strip() if match else text
+    if match is None or name not in REGISTRY:
+        near = difflib.get_close_matches(name, REGISTRY, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(REGISTRY))}."
+        raise CriterionError(f"There is no criterion {name!r}; {hint}")
+    kind = REGISTRY[name]
+    hints = get_type_hints(kind)
+    for part in filter(None, (part.strip() for part in (match["options"] or "").split(","))):
+        key, _, value = part.partition("=")
+        options[key.strip()] = _parse(value.strip(), hints.get(key.strip()))
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for key in options:
+        if key not in known:
+            takes = f"takes {', '.join(known)}" if known else "takes no options"
+            raise CriterionError(f"Criterion {name!r} has no option {key!r}; it {takes}.")
+    return kind(**options)
+
+
+def _parse(value: str, hint: Any) -> Any:
+    try:
+        if hint is bool:
+            return {"true": True, "false": False}[value.lower()]
+        return hint(value) if hint in (int, float) else value
+    except (KeyError, ValueError):
+        raise CriterionError(f"{value!r} is not a {hint.__name__}; write it like 3, 0.5 or true.") from None
+
+
+def check_choice(criterion: Criterion, option: str, choices: Sequence[str]) -> None:
+    value = getattr(criterion, option)
+    if value not in choices:
+        raise CriterionError(f"{option} of {criterion.name} must be one of {', '.join(choices)}, not {value!r}.")

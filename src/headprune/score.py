@@ -1,0 +1,213 @@
+"""`score`: several criteria over the same data from one instrumented pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from headprune.criteria import Criterion, make
+from headprune.errors import CriterionError, DataError, NonFiniteError
+from headprune.heads import kept_mask
+from headprune.signals import Entropy, Request, ZeroProbabilities, observe
+from headprune.signals.objectives import IGNORED, Labels, batch_size, losses
+from headprune.sites import AttentionSite, resolve
+
+Progress = Callable[[int], None]  # called with the number of samples of each batch that is done
+
+
+@dataclass
+class ScoreResult:
+    """Scores and what the pass saw. `scores` is [sites x heads], or a dict of them where several criteria were asked.
+
+    Scores stand at original head positions, NaN where a head is gone. Results over shards of the data, of the same
+    model and criteria, add up: `first + second` is what one pass over both shards would have given.
+    """
+
+    scores: Any
+    samples: int
+    tokens: int
+    seconds: float
+    predictions: torch.Tensor | None
+    labels: torch.Tensor | None
+    loss: float | None
+    zero_probabilities: torch.Tensor | None
+    criteria: dict[str, Criterion] = field(repr=False)
+    sums: dict[str, dict[str, torch.Tensor]] = field(repr=False)
+    kept: torch.Tensor = field(repr=False)
+    single: bool = field(repr=False, default=True)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right predictions of the model as it was scored; None without labels or classes."""
+        if self.predictions is None or self.labels is None or self.labels.is_floating_point():
+            return None
+        counted = self.labels != IGNORED
+        return float((self.predictions == self.labels)[counted].double().mean())
+
+    def __add__(self, other: ScoreResult) -> ScoreResult:
+        if list(map(str, self.criteria.values())) != list(map(str, other.criteria.values())):
+            raise CriterionError("Only scores of the same criteria can be merged.")
+        if not torch.equal(self.kept, other.kept):
+            raise CriterionError("Only scores of the same model, with the same heads left, can be merged.")
+        sums = {name: {key: own[key] + other.sums[name][key] for key in own} for name, own in self.sums.items()}
+        samples = self.samples + other.samples
+        mine = {next(iter(self.criteria)): self.scores} if self.single else self.scores
+        scores = {
+            name: _finish(criterion, sums[name], samples, self.kept) if name in sums else mine[name]
+            for name, criterion in self.criteria.items()
+        }
+        weighted = [(r.loss, r.samples) for r in (self, other) if r.loss is not None]
+        return ScoreResult(
+            scores=next(iter(scores.values())) if self.single else scores,
+            samples=samples,
+            tokens=self.tokens + other.tokens,
+            seconds=self.seconds + other.seconds,
+            predictions=_joined(self.predictions, other.predictions),
+            labels=_joined(self.labels, other.labels),
+            loss=sum(loss * n for loss, n in weighted) / samples if len(weighted) == 2 else None,
+            zero_probabilities=_added(self.zero_probabilities, other.zero_probabilities),
+            criteria=self.criteria,
+            sums=sums,
+            kept=self.kept,
+            single=self.single,
+        )
+
+
+def score(
+    model: PreTrainedModel,
+    batches: Iterable[Mapping[str, Any]] = (),
+    *,
+    criterion: str | Criterion | None = None,
+    criteria: Sequence[str | Criterion] | None = None,
+    labels: Labels = "given",
+    progress: Progress | None = None,
+    **options: Any,
+) -> ScoreResult:
+    """Score every head: by one criterion, or by several that share one pass over the data.
+
+    `batches` are dicts of tensors as the model takes them, `labels` among them where a criterion needs them;
+    `labels="self"` takes the model's own predictions instead, and language models without labels predict their inputs.
+    `options` are the criterion's own, such as `alpha=0.7`.
+    """
+    if (criterion is None) == (criteria is None):
+        raise CriterionError("Name one criterion=..., or several as criteria=[...].")
+    if labels not in ("given", "self"):
+        raise DataError(f'labels must be "given" or "self", not {labels!r}.')
+    if criteria is not None and options:
+        raise CriterionError('Options of several criteria go into their names, such as criteria=["hies(alpha=0.7)"].')
+    wanted = [criterion] if criteria is None else list(criteria)
+    made = [make(spec, **options) for spec in wanted if spec is not None]
+    named = {str(one): one for one in made}
+    sites = resolve(model)
+    started = time.perf_counter()
+    pass_over = _Pass(model, sites, named, labels)
+    for number, batch in enumerate(batches):
+        pass_over.add(number, batch)
+        if progress is not None:
+            progress(batch_size(batch))
+    return pass_over.result(time.perf_counter() - started, single=criteria is None)
+
+
+class _Pass:
+    """Accumulates the sums of all criteria, batch by batch, in float64."""
+
+    def __init__(
+        self, model: PreTrainedModel, sites: Sequence[AttentionSite], criteria: dict[str, Criterion], labels: Labels
+    ) -> None:
+        self.model, self.sites, self.criteria, self.labels = model, sites, criteria, labels
+        self.kept = kept_mask(sites)
+        requests = dict.fromkeys(request for criterion in criteria.values() for request in criterion.requests())
+        if any(isinstance(request, Entropy) for request in requests):
+            requests[ZeroProbabilities()] = None
+        self.requests: list[Request] = list(requests)
+        self.sums: dict[str, dict[str, torch.Tensor]] = {}
+        self.zeros: torch.Tensor | None = None
+        self.samples = self.tokens = 0
+        self.loss = 0.0
+        self.predictions: list[torch.Tensor] = []
+        self.given: list[torch.Tensor] = []
+        self.has_loss = False
+
+    def add(self, number: int, batch: Mapping[str, Any]) -> None:
+        seen = observe(self.model, self.sites, batch, self.requests, labels=self.labels)
+        _refuse_non_finite(seen.logits, number)
+        for request, answer in seen.answers.items():
+            self._check(request, answer, number)
+        for name, criterion in self.criteria.items():
+            if criterion.requests():
+                total = self.sums.setdefault(name, {})
+                for key, part in criterion.sums({r: a.double() for r, a in seen.answers.items()}).items():
+                    total[key] = total[key] + part if key in total else part
+        zeros = seen.answers.get(ZeroProbabilities())
+        if zeros is not None:
+            self.zeros = _added(self.zeros, zeros.double().sum(0))
+        self.samples += batch_size(batch)
+        self.tokens += seen.tokens
+        if seen.logits.dim() == 2:
+            one = seen.logits.shape[-1] == 1
+            self.predictions.append((seen.logits[:, 0] if one else seen.logits.argmax(-1)).cpu())
+            if "labels" in batch:  # the given ones, also where the criteria take the model's own predictions
+                self.given.append(batch["labels"].cpu())
+        if seen.targets is not None:
+            self.has_loss = True
+            with torch.no_grad():
+                self.loss += float(losses(self.model, seen.logits, seen.targets).double().sum())
+
+    def _check(self, request: Request, answer: torch.Tensor, number: int) -> None:
+        bad = ~torch.isfinite(answer) & self.kept
+        if bad.any():
+            *_, site, head = bad.nonzero()[0].tolist()
+            value = answer[tuple(bad.nonzero()[0].tolist())].item()
+            raise NonFiniteError(
+                f"{type(request).__name__} is {value} at site {site} ({self.sites[site].path}), head {head}, first "
+                f"in batch {number}; check that batch and the precision of the model."
+            )
+
+    def result(self, seconds: float, *, single: bool) -> ScoreResult:
+        looks_at_data = any(criterion.requests() for criterion in self.criteria.values())
+        if looks_at_data and not self.samples:
+            raise DataError("There are no batches to score on; give at least one.")
+        scores = {}
+        for name, criterion in self.criteria.items():
+            if criterion.requests():
+                scores[name] = _finish(criterion, self.sums[name], self.samples, self.kept)
+            else:
+                scores[name] = criterion.from_weights(self.model, self.sites).masked_fill(~self.kept, torch.nan)
+        return ScoreResult(
+            scores=next(iter(scores.values())) if single else scores,
+            samples=self.samples,
+            tokens=self.tokens,
+            seconds=seconds,
+            predictions=torch.cat(self.predictions) if self.predictions else None,
+            labels=torch.cat(self.given) if self.given else None,
+            loss=self.loss / self.samples if self.has_loss else None,
+            zero_probabilities=self.zeros,
+            criteria=self.criteria,
+            sums=self.sums,
+            kept=self.kept,
+            single=single,
+        )
+
+
+def _finish(criterion: Criterion, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
+    return criterion.score(sums, samples, kept).masked_fill(~kept, torch.nan)
+
+
+def _refuse_non_finite(logits: torch.Tensor, number: int) -> None:
+    if not torch.isfinite(logits).all():
+        raise NonFiniteError(
+            f"The model's logits are NaN or Inf in batch {number}; check that batch and the precision of the model."
+        )
+
+
+def _joined(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    return None if one is None or other is None else torch.cat([one, other])
+
+
+def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    return other if one is None else one if other is None else one + other

@@ -1,0 +1,123 @@
+"""The scalars that are differentiated, one per sample, and what a model predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from headprune.errors import DataError
+
+IGNORED = -100  # the label of tokens that do not count, as everywhere in transformers
+Labels = Literal["given", "self"]
+
+
+def batch_size(batch: Mapping[str, Any]) -> int:
+    return next(int(value.shape[0]) for value in batch.values() if isinstance(value, torch.Tensor))
+
+
+def model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What the forward gets: no labels unless a decoder needs them to make its inputs, and no KV cache."""
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    if model.config.is_encoder_decoder and "decoder_input_ids" not in batch and "labels" in batch:
+        inputs["labels"] = batch["labels"]
+    if getattr(model.config, "use_cache", False):
+        inputs["use_cache"] = False
+    return inputs
+
+
+def logits_of(output: Any) -> torch.Tensor:
+    """What the model says: its logits, or the nearest thing that a model without a head has."""
+    pairs = getattr(output, "logits_per_image", None)
+    if isinstance(pairs, torch.Tensor):
+        # A dual encoder compares every image with every text of the batch; a sample is one pair.
+        return pairs.diagonal().unsqueeze(-1)
+    for name in ("logits", "last_hidden_state"):
+        value = getattr(output, name, None)
+        if isinstance(value, torch.Tensor):
+            return value
+    raise DataError(f"{type(output).__name__} has neither logits nor hidden states, so it cannot be scored.")
+
+
+def real_tokens(batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
+    """Bool [batch x tokens] for the axis of the logits: True where a token is not padding."""
+    mask = token_mask(batch, decoder=is_seq2seq(batch))
+    if mask is None or mask.shape[1] != logits.shape[1]:
+        return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
+    return mask
+
+
+def is_seq2seq(batch: Mapping[str, Any]) -> bool:
+    return "decoder_input_ids" in batch or ("input_features" in batch and "labels" in batch)
+
+
+def token_mask(batch: Mapping[str, Any], *, decoder: bool) -> torch.Tensor | None:
+    """Which tokens are real, on the decoder's or on the only (or encoder's) side; None where the batch does not say."""
+    mask = batch.get("decoder_attention_mask") if decoder else batch.get("attention_mask")
+    if mask is not None:
+        return mask.bool()
+    labels = batch.get("labels")
+    return labels != IGNORED if decoder and labels is not None and labels.dim() == 2 else None
+
+
+def is_causal_lm(model: PreTrainedModel) -> bool:
+    name = type(model).__name__
+    return name.endswith(("CausalLM", "LMHeadModel")) and not model.config.is_encoder_decoder
+
+
+def targets_of(
+    model: PreTrainedModel, batch: Mapping[str, Any], logits: torch.Tensor, labels: Labels
+) -> torch.Tensor | None:
+    """The label of each sample, or of each position of `logits` for language models; None if there are none."""
+    classes = logits.shape[-1]
+    if labels == "self":
+        if logits.dim() == 2 and classes == 1:
+            raise DataError('labels="self" gives a regression model a loss of 0; give it real labels.')
+        predicted = logits.detach().argmax(-1)
+        return predicted if logits.dim() == 2 else predicted.masked_fill(~real_tokens(batch, logits), IGNORED)
+    given = batch.get("labels")
+    if logits.dim() == 3 and is_causal_lm(model):
+        tokens = batch["input_ids"].masked_fill(~real_tokens(batch, logits), IGNORED) if given is None else given
+        # Position t predicts token t + 1; the last position predicts nothing.
+        return functional.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+    if given is not None and not given.is_floating_point():
+        wrong = given[(given != IGNORED) & ((given < 0) | (given >= classes))]
+        if wrong.numel():
+            raise DataError(
+                f"Label {int(wrong[0])} is out of range: the model has {classes} labels, numbered 0 to {classes - 1}."
+            )
+    return given
+
+
+def losses(model: PreTrainedModel, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The task loss of each sample [batch], so that samples can be told apart after one backward pass."""
+    logits = logits.float()
+    if logits.dim() == 3:
+        per_token = functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
+        return per_token.sum(1) / (targets != IGNORED).sum(1).clamp_min(1)
+    if logits.shape[-1] == 1:
+        return (logits[:, 0] - targets.float()).square()
+    if targets.is_floating_point():
+        return functional.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none").mean(-1)
+    return functional.cross_entropy(logits, targets, reduction="none")
+
+
+def logit_norms(logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+    """The Euclidean norm of each sample's logits [batch], over its real tokens where there is a token axis."""
+    logits = logits.float()
+    if logits.dim() == 3:
+        logits = logits * real_tokens(batch, logits).unsqueeze(-1)
+    return logits.flatten(1).norm(dim=1)
+
+
+def label_probabilities(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The probability of each sample's label [batch]; with a token axis, the mean over its labelled tokens."""
+    probabilities = logits.float().softmax(-1)
+    picked = probabilities.gather(-1, targets.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    if picked.dim() == 1:
+        return picked
+    counted = targets != IGNORED
+    return (picked * counted).sum(1) / counted.sum(1).clamp_min(1)
