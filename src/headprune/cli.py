@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
+import math
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
+import transformers
 import typer
 
 from headprune.errors import HeadpruneError
+from headprune.files import write_text
 
 app = typer.Typer(
     help="Find the attention heads of a transformer that do not matter, and remove them from the weights.",
@@ -17,10 +23,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-MODEL_HELP = "A local folder or a hub name."
-JSON_HELP = "Print JSON on stdout and nothing else there."
-Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
-Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+Model = Annotated[str, typer.Argument(help="A local folder or a hub name.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="csv, tsv, jsonl or parquet with a text column; .txt for language models; .npz or a folder of images; "
+        "or a data set's name."
+    ),
+]
+TextColumn = Annotated[str | None, typer.Option(help="Column with the text; found by its usual names.")]
+PairColumn = Annotated[str | None, typer.Option(help="Column with the second text of a pair.")]
+LabelColumn = Annotated[str | None, typer.Option(help="Column with the label; found by its usual names.")]
+Split = Annotated[str | None, typer.Option(help="Split of a data set, or of an .npz with x_SPLIT and y_SPLIT.")]
+Labels = Annotated[str, typer.Option(help="'given' in the data, or 'self' for the model's own predictions.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Draw this many samples, by the seed.")]
+Seed = Annotated[int, typer.Option(help="Seed of every random choice.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch.")]
+MaxLength = Annotated[int, typer.Option(min=2, help="Longer texts are cut to this many tokens.")]
+Processor = Annotated[str | None, typer.Option(help="Where the tokenizer is, if not with the model.")]
+Dtype = Annotated[str, typer.Option(help="Precision to compute in: float32, bfloat16 or float16.")]
+Plugin = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", help="Python file or module to import first: it may register criteria and families."),
+]
 
 
 @app.callback()
@@ -52,12 +78,124 @@ def inspect(
         print_inspection(model, seen)
 
 
+@app.command()
+def criteria(plugin: Plugin = None, as_json: Json = False) -> None:
+    """List the criteria: what each needs, when to use it, and where it comes from."""
+    from headprune.criteria import REGISTRY
+    from headprune.tables import criterion_needs, print_criteria
+
+    import_plugins(plugin)
+    if as_json:
+        fields = ("name", "reference", "use")
+        rows = [
+            {**{f: getattr(kind, f) for f in fields}, "needs": criterion_needs(kind())} for kind in REGISTRY.values()
+        ]
+        print_json({"criteria": rows})
+    else:
+        print_criteria([kind() for kind in REGISTRY.values()])
+
+
+@app.command()
+def score(
+    model: Model,
+    data: Data,
+    criterion: Annotated[
+        str, typer.Option(help="Name as in `headprune criteria`; inverse:NAME; options as in 'hies(alpha=0.7)'.")
+    ] = "gnorm",
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    split: Split = None,
+    labels: Labels = "given",
+    samples: Samples = None,
+    seed: Seed = 0,
+    batch_size: BatchSize = 32,
+    max_length: MaxLength = 128,
+    processor: Processor = None,
+    dtype: Dtype = "float32",
+    plugin: Plugin = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the scores to this csv file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Score every head of a model on some data, and draw the scores as a heat map."""
+    from headprune.criteria import make
+    from headprune.data import Columns
+    from headprune.errors import DataError
+    from headprune.score import score as score_model
+    from headprune.tables import print_scores, progress_bar, scores_csv
+    from headprune.tasks import load_task
+
+    import_plugins(plugin)
+    chosen = make(criterion)
+    if out is not None and not out.parent.is_dir():
+        raise DataError(f"There is no directory {out.parent} to write {out.name} to; make it first.")
+    task = load_task(
+        model,
+        data,
+        columns=Columns(text_column, pair_column, label_column),
+        split=split,
+        processor=processor,
+        max_length=max_length,
+        dtype=dtype,
+        seed=seed,
+    )
+    examples = task.examples.sample(samples, seed)
+    task.check_labels(chosen, labels)
+    with progress_bar(f"Scoring by {chosen}", len(examples)) as advance:
+        result = score_model(
+            task.model,
+            examples.batches(batch_size),
+            criterion=chosen,
+            labels=labels,  # type: ignore[arg-type]  # score refuses other words itself
+            progress=advance,
+        )
+    if out is not None:
+        write_text(out, scores_csv(task.model, result))
+    if as_json:
+        print_json(
+            {
+                "criterion": str(chosen),
+                "samples": result.samples,
+                "tokens": result.tokens,
+                "seconds": result.seconds,
+                "accuracy": result.accuracy,
+                "loss": result.loss,
+                "scores": [[None if math.isnan(value) else value for value in row] for row in result.scores.tolist()],
+            }
+        )
+    else:
+        print_scores(task.model, str(chosen), result)
+        if out is not None:
+            typer.echo(f"Scores are in {out}.")
+
+
+def import_plugins(names: list[str] | None) -> None:
+    """Import Python files or modules that register criteria or families."""
+    from headprune.errors import RegistrationError
+
+    for name in names or ():
+        try:
+            if name.endswith(".py"):
+                spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+                if spec is None or spec.loader is None or not Path(name).is_file():
+                    raise ImportError("there is no such file")
+                module = importlib.util.module_from_spec(spec)
+                sys.modules[Path(name).stem] = module
+                spec.loader.exec_module(module)
+            else:
+                importlib.import_module(name)
+        except ImportError as error:
+            raise RegistrationError(f"The plugin {name} cannot be imported: {error}.") from None
+
+
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
 def main() -> None:
     """Run the command line; a wrong input is one sentence on stderr and exit code 2."""
+    # transformers draws bars of its own while it loads and saves; its warnings and errors stay.
+    transformers.utils.logging.disable_progress_bar()
     try:
         app()
     except HeadpruneError as error:

@@ -45,6 +45,21 @@ def replaced_directory(target: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step: a reader sees the old text or the new."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 def recover_directory(target: Path) -> None:
     """Finish what a kill between the two renames of `_swap` left undone."""
     aside = _aside(target)

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.style import Style
 from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedModel
 
 from headprune.costs import megabytes
+from headprune.criteria import Criterion
 from headprune.inspection import Inspection
+from headprune.score import ScoreResult
+from headprune.signals import Entropy
+from headprune.signals.requests import Attribution, GradientRequest
+from headprune.sites import resolve
+
+# Viridis at six points, dark = unimportant: safe for the colour-blind and readable in grey.
+SHADES = ((68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37))
+
+GLYPHS = "\u00b7\u2591\u2592\u2593\u2588"  # the same scale where there is no colour
 
 
 def print_inspection(name: str, seen: Inspection, console: Console | None = None) -> None:
@@ -49,3 +67,93 @@ def print_inspection(name: str, seen: Inspection, console: Console | None = None
     obstacles = {site.obstacle: site.path for site in seen.sites if site.obstacle}
     for obstacle, path in obstacles.items():
         console.print(f"[yellow]Not removable at {escape(path)}: {escape(obstacle)}.[/yellow]")
+
+
+@contextmanager
+def progress_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, so that stdout stays what was asked for."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(escape(description), total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def criterion_needs(criterion: Criterion) -> list[str]:
+    requests = criterion.requests()
+    needs = []
+    if criterion.needs_labels:
+        needs.append("labels")
+    if any(isinstance(request, (GradientRequest, Attribution)) for request in requests):
+        needs.append("gradients")
+    if any(isinstance(request, (Entropy, Attribution)) for request in requests):
+        needs.append("attention probabilities")
+    return needs or (["data"] if requests else [])
+
+
+def print_criteria(criteria: Sequence[Criterion], console: Console | None = None) -> None:
+    console = console or Console()
+    table = Table(show_lines=True)
+    for heading in ("criterion", "needs", "use", "reference"):
+        table.add_column(heading, no_wrap=heading == "criterion")
+    for criterion in criteria:
+        needs = ", ".join(criterion_needs(criterion)) or "nothing"
+        table.add_row(criterion.name, needs, escape(criterion.use), escape(criterion.reference) or "-")
+    console.print(table)
+    console.print("Put inverse: before a name to turn its order around; options go in brackets: hies(alpha=0.7).")
+
+
+def print_scores(model: PreTrainedModel, name: str, result: ScoreResult, console: Console | None = None) -> None:
+    """One row per site, one cell per head, shaded by rank; heads that are gone are blank."""
+    console = console or Console()
+    sites = resolve(model)
+    ranks = _ranks(result.scores)
+    width = len(str(len(sites) - 1))
+    console.print(f"[bold]{escape(name)}[/bold] on {result.samples} samples; brighter = more important")
+    console.print(Text(" " * (width + 5) + "".join(f"{head:>3}" for head in range(result.scores.shape[1]))))
+    for site in sites:
+        row = Text(f"site {site.index:>{width}}")
+        for head in range(site.original_heads):
+            if head in site.kept:
+                rank = ranks[site.index, head].item()
+                row.append(
+                    f"  {GLYPHS[round(rank * 4)]}" if console.color_system is None else "\u2588" * 3, _shade(rank)
+                )
+            else:
+                row.append("   ")
+        console.print(row, no_wrap=True, overflow="crop")
+    flat = [(result.scores[site.index, head].item(), site.index, head) for site in sites for head in site.kept]
+    flat.sort()
+    for what, part in (("least", flat[:5]), ("most", flat[::-1][:5])):
+        listed = ", ".join(f"({site}, {head}) {value:.3g}" for value, site, head in part)
+        console.print(f"{what} important (site, head): {listed}", highlight=False)
+    accuracy = "" if result.accuracy is None else f" · accuracy of the model as it is: {result.accuracy:.2%}"
+    console.print(
+        f"{result.samples} samples, {result.tokens} tokens, {result.seconds:.1f} s{accuracy}", highlight=False
+    )
+
+
+def _ranks(scores: torch.Tensor) -> torch.Tensor:
+    """Position of each score among all, scaled to [0, 1]: criteria differ by orders of magnitude, ranks do not."""
+    there = ~scores.isnan()
+    ranks = torch.zeros_like(scores)
+    values = scores[there]
+    order = torch.empty_like(values)
+    order[values.argsort()] = torch.arange(len(values), dtype=values.dtype)
+    ranks[there] = order / max(1, len(values) - 1)
+    return ranks
+
+
+def _shade(rank: float) -> Style:
+    place = rank * (len(SHADES) - 1)
+    low = min(int(place), len(SHADES) - 2)
+    mixed = (round(a + (b - a) * (place - low)) for a, b in zip(SHADES[low], SHADES[low + 1], strict=True))
+    return Style(color="#{:02x}{:02x}{:02x}".format(*mixed))
+
+
+def scores_csv(model: PreTrainedModel, result: ScoreResult) -> str:
+    lines = ["site,head,path,score"]
+    for site in resolve(model):
+        for head in range(site.original_heads):
+            value = f"{result.scores[site.index, head].item():.9g}" if head in site.kept else ""
+            lines.append(f"{site.index},{head},{site.path},{value}")
+    return "\n".join(lines) + "\n"
