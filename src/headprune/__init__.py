@@ -5,6 +5,7 @@ from headprune.criteria import Criterion, criterion
 from headprune.errors import HeadpruneError
 from headprune.inspection import inspect
 from headprune.instrument import gated
+from headprune.prune import PruneResult, prune
 from headprune.score import ScoreResult, score
 from headprune.sites import Layout, register_family, resolve
 from headprune.surgery import remove
@@ -14,11 +15,13 @@ __all__ = [
     "Criterion",
     "HeadpruneError",
     "Layout",
+    "PruneResult",
     "ScoreResult",
     "criterion",
     "gated",
     "inspect",
     "load",
+    "prune",
     "register_family",
     "remove",
     "resolve",

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from headprune.sites import AttentionSite
+from headprune.sites.paths import layer_path
 
 BYTES_PER_PARAMETER = 4  # as in the published tables: MB = 4 bytes per parameter / 2^20
 MEBIBYTE = 2**20
@@ -77,7 +78,7 @@ def flops(model: PreTrainedModel, sites: Sequence[AttentionSite], *, tokens: int
             weights = sum(model.get_submodule(path).weight.numel() for path in paths)
             attention = 2 * tokens * tokens * site.heads * site.head_dim
             heads += site.applications * 2 * (tokens * weights + attention)
-    layers = {_layer(site.path): site.applications for site in sites}
+    layers = {layer_path(site.path) + ".": site.applications for site in sites}
     counted = {projection.module for site in sites for projection in site.projections} | {site.o for site in sites}
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
     rest = 0
@@ -100,10 +101,3 @@ def default_tokens(model: PreTrainedModel) -> int:
     if isinstance(size, int) and isinstance(patch, int):
         return (size // patch) ** 2 + 1
     return 128
-
-
-def _layer(path: str) -> str:
-    """The path of the layer that a site belongs to: everything up to the first number."""
-    parts = path.split(".")
-    place = next((index for index, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
-    return ".".join(parts[: place + 1]) + "."

@@ -51,3 +51,11 @@ class CriterionError(HeadpruneError, ValueError):
 
 class NonFiniteError(HeadpruneError):
     """A NaN or Inf appeared; the message says where first."""
+
+
+class ScheduleError(HeadpruneError, ValueError):
+    """A schedule or a stopping rule makes no sense."""
+
+
+class RunError(HeadpruneError):
+    """A run directory cannot be used, or belongs to another run."""

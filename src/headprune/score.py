@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 from headprune.criteria import Criterion, make
 from headprune.errors import CriterionError, DataError, NonFiniteError
 from headprune.heads import kept_mask
+from headprune.quality import Quality
 from headprune.signals import Entropy, Request, ZeroProbabilities, observe
-from headprune.signals.objectives import IGNORED, Labels, batch_size, losses
+from headprune.signals.objectives import Labels, batch_size
 from headprune.sites import AttentionSite, resolve
 
 Progress = Callable[[int], None]  # called with the number of samples of each batch that is done
@@ -36,6 +37,7 @@ class ScoreResult:
     labels: torch.Tensor | None
     loss: float | None
     zero_probabilities: torch.Tensor | None
+    quality: Quality | None = field(repr=False)
     criteria: dict[str, Criterion] = field(repr=False)
     sums: dict[str, dict[str, torch.Tensor]] = field(repr=False)
     kept: torch.Tensor = field(repr=False)
@@ -46,8 +48,7 @@ class ScoreResult:
         """Share of right predictions of the model as it was scored; None without labels or classes."""
         if self.predictions is None or self.labels is None or self.labels.is_floating_point():
             return None
-        counted = self.labels != IGNORED
-        return float((self.predictions == self.labels)[counted].double().mean())
+        return float((self.predictions == self.labels).double().mean())
 
     def __add__(self, other: ScoreResult) -> ScoreResult:
         if list(map(str, self.criteria.values())) != list(map(str, other.criteria.values())):
@@ -71,6 +72,7 @@ class ScoreResult:
             labels=_joined(self.labels, other.labels),
             loss=sum(loss * n for loss, n in weighted) / samples if len(weighted) == 2 else None,
             zero_probabilities=_added(self.zero_probabilities, other.zero_probabilities),
+            quality=None,
             criteria=self.criteria,
             sums=sums,
             kept=self.kept,
@@ -127,11 +129,8 @@ class _Pass:
         self.requests: list[Request] = list(requests)
         self.sums: dict[str, dict[str, torch.Tensor]] = {}
         self.zeros: torch.Tensor | None = None
+        self.quality = Quality()
         self.samples = self.tokens = 0
-        self.loss = 0.0
-        self.predictions: list[torch.Tensor] = []
-        self.given: list[torch.Tensor] = []
-        self.has_loss = False
 
     def add(self, number: int, batch: Mapping[str, Any]) -> None:
         seen = observe(self.model, self.sites, batch, self.requests, labels=self.labels)
@@ -148,15 +147,7 @@ class _Pass:
             self.zeros = _added(self.zeros, zeros.double().sum(0))
         self.samples += batch_size(batch)
         self.tokens += seen.tokens
-        if seen.logits.dim() == 2:
-            one = seen.logits.shape[-1] == 1
-            self.predictions.append((seen.logits[:, 0] if one else seen.logits.argmax(-1)).cpu())
-            if "labels" in batch:  # the given ones, also where the criteria take the model's own predictions
-                self.given.append(batch["labels"].cpu())
-        if seen.targets is not None:
-            self.has_loss = True
-            with torch.no_grad():
-                self.loss += float(losses(self.model, seen.logits, seen.targets).double().sum())
+        self.quality.add(self.model, batch, seen.logits)
 
     def _check(self, request: Request, answer: torch.Tensor, number: int) -> None:
         bad = ~torch.isfinite(answer) & self.kept
@@ -183,9 +174,10 @@ class _Pass:
             samples=self.samples,
             tokens=self.tokens,
             seconds=seconds,
-            predictions=torch.cat(self.predictions) if self.predictions else None,
-            labels=torch.cat(self.given) if self.given else None,
-            loss=self.loss / self.samples if self.has_loss else None,
+            predictions=self.quality.predictions,
+            labels=self.quality.labels,
+            loss=self.quality.loss,
+            quality=self.quality,
             zero_probabilities=self.zeros,
             criteria=self.criteria,
             sums=self.sums,

@@ -18,3 +18,10 @@ def submodule(model: nn.Module, path: str) -> nn.Module | None:
         return model.get_submodule(path)
     except AttributeError:
         return None
+
+
+def layer_path(path: str) -> str:
+    """The path of the layer that a site belongs to: everything up to the first number."""
+    parts = path.split(".")
+    place = next((index for index, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
+    return ".".join(parts[: place + 1])

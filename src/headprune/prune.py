@@ -1,0 +1,221 @@
+"""The loop that joins them: score, choose, remove, evaluate, write down, again."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from headprune.costs import flops, total_parameters
+from headprune.criteria import Criterion, make
+from headprune.errors import DataError
+from headprune.evaluate import Evaluator
+from headprune.heads import Head, kept_mask
+from headprune.metrics import Metric, MetricFunction, agreement, choose_metric
+from headprune.quality import Quality
+from headprune.run import Run
+from headprune.schedule import Schedule, Stop
+from headprune.score import score
+from headprune.signals.objectives import Labels
+from headprune.sites import resolve
+from headprune.surgery import remove
+from headprune.trajectory import Step, removed_until
+
+OnStep = Callable[[Step], None]
+
+
+@dataclass(frozen=True)
+class PruneResult:
+    """The pruned model (the one that was given), the whole trajectory, and which of its steps the model is at."""
+
+    model: PreTrainedModel
+    dense: PreTrainedModel | None
+    trajectory: list[Step]
+    stopped_at: int
+    metric: Metric
+    mask: torch.Tensor  # bool [sites x heads], True = kept
+
+    @property
+    def result(self) -> Step:
+        return self.trajectory[self.stopped_at]
+
+
+def prune(
+    model: PreTrainedModel,
+    batches: Iterable[Mapping[str, Any]],
+    *,
+    criterion: str | Criterion = "gnorm",
+    keep: float | int | None = None,
+    max_drop: float | None = None,
+    knee: bool = False,
+    schedule: str = "greedy",
+    every: int = 1,
+    min_per_site: int = 0,
+    explore: bool = False,
+    evaluation: Iterable[Mapping[str, Any]] | None = None,
+    metric: str | MetricFunction | None = None,
+    labels: Labels = "given",
+    run: Run | None = None,
+    keep_dense: bool = False,
+    on_step: OnStep | None = None,
+    **options: Any,
+) -> PruneResult:
+    """Remove heads from a model, in place, one unit after the other, until a rule says stop.
+
+    `batches` calibrate the scores. `evaluation` batches measure the model after every step; without them the
+    calibration batches do, from the very pass that scores them. Rules: `keep` a share (float) or number (int) of heads;
+    `max_drop` at most that much of the metric; `knee` at the inflection point of the full curve; none goes on until no
+    head is left. `explore=True` follows the trajectory to its end all the same. `options` are the criterion's own.
+    """
+    calibration = list(batches)
+    if not calibration:
+        raise DataError("There are no calibration batches; give at least one.")
+    loop = _Loop(
+        model=model,
+        calibration=calibration,
+        evaluation=None if evaluation is None else list(evaluation),
+        criterion=make(criterion, **options),
+        schedule=Schedule(schedule, every, min_per_site),
+        stop=Stop(keep, max_drop, knee),
+        explore=explore or knee,
+        metric=metric,
+        labels=labels,
+        run=run,
+        on_step=on_step,
+    )
+    needs_dense = keep_dense or knee or max_drop is not None or (explore and keep is not None)
+    dense = copy.deepcopy(model) if needs_dense else None
+    loop.go()
+    last = loop.result()
+    if last < len(loop.steps) - 1:
+        assert dense is not None
+        _become(model, remove(copy.deepcopy(dense), removed_until(loop.steps, last)))
+    return PruneResult(model, dense, loop.steps, last, loop.metric, kept_mask(resolve(model)))
+
+
+def _become(model: PreTrainedModel, other: PreTrainedModel) -> None:
+    """Let `model`, which its owner holds on to, be what `other` is."""
+    model.__dict__.clear()
+    model.__dict__.update(other.__dict__)
+
+
+@dataclass
+class _Loop:
+    model: PreTrainedModel
+    calibration: Sequence[Mapping[str, Any]]
+    evaluation: Sequence[Mapping[str, Any]] | None
+    criterion: Criterion
+    schedule: Schedule
+    stop: Stop
+    explore: bool
+    metric: Any
+    labels: Labels
+    run: Run | None
+    on_step: OnStep | None
+
+    def __post_init__(self) -> None:
+        self.steps: list[Step] = []
+        self.scores: torch.Tensor | None = None  # of the model as it is now, if they are known
+        self.evaluator = Evaluator(self.evaluation) if self.evaluation is not None else None
+        self.stop.heads_left(sum(site.heads for site in resolve(self.model)))  # refuses a count that is too large
+
+    def go(self) -> None:
+        started = time.perf_counter()
+        dense = self._measure(None)
+        self.metric = choose_metric(self.metric, self.model, dense)
+        self.reference = dense.predictions
+        known = self.run.steps if self.run is not None else []
+        if known:
+            self.steps = list(known)
+            remove(self.model, removed_until(known, len(known) - 1))
+            self.scores = None
+            for step in known:
+                self._tell(step)
+            if len(known) > 1 and self.evaluator is None and self._goes_on():
+                self._measure(None)  # the scores of the model as it is, which the last step's measurement gave
+        else:
+            self._record((), None, None, dense, time.perf_counter() - started, 0.0)
+        while self._goes_on() and self._next():
+            pass
+
+    def result(self) -> int:
+        return self.stop.result(self.metric, [s.metric for s in self.steps], [s.heads for s in self.steps])
+
+    def _goes_on(self) -> bool:
+        if self.explore:
+            return True
+        return not self.stop.reached(self.metric, [s.metric for s in self.steps], [s.heads for s in self.steps])
+
+    def _next(self) -> bool:
+        """One step; False when no unit may go any more."""
+        sites = resolve(self.model)
+        if not self.schedule.choose(torch.zeros(kept_mask(sites).shape), sites):
+            return False
+        started = time.perf_counter()
+        scores = self._current_scores()
+        scored = time.perf_counter() - started
+        left = sum(site.heads for site in sites)
+        target = self.stop.heads_left(self.steps[0].heads)
+        most = left - target if self.stop.keep is not None and left > target else None
+        chosen = self.schedule.choose(scores, sites, most)
+        value = float(torch.stack([scores[head.site, head.index] for head in chosen]).mean())
+        remove(self.model, chosen)
+        quality = self._measure(sorted({head.site for head in chosen}))
+        self._record(tuple(chosen), value, scores, quality, time.perf_counter() - started, scored)
+        return True
+
+    def _current_scores(self) -> torch.Tensor:
+        if self.schedule.kind == "one-shot" and len(self.steps) > 1:
+            first = self.steps[1].scores
+            assert first is not None
+            return first.masked_fill(~kept_mask(resolve(self.model)), torch.nan)
+        if self.scores is None:
+            self.scores = score(self.model, self.calibration, criterion=self.criterion, labels=self.labels).scores
+        return self.scores
+
+    def _measure(self, changed: Sequence[int] | None) -> Quality:
+        """Evaluate the model; where the calibration data serves for it, its scores come from the same pass."""
+        self.scores = None
+        if self.evaluator is not None:
+            return self.evaluator(self.model, resolve(self.model), changed)
+        result = score(self.model, self.calibration, criterion=self.criterion, labels=self.labels)
+        self.scores = result.scores
+        assert result.quality is not None
+        return result.quality
+
+    def _record(
+        self,
+        removed: tuple[Head, ...],
+        value: float | None,
+        scores: torch.Tensor | None,
+        quality: Quality,
+        seconds: float,
+        scoring: float,
+    ) -> None:
+        sites = resolve(self.model)
+        step = Step(
+            step=len(self.steps),
+            removed=removed,
+            score=value,
+            metric=self.metric.of(quality),
+            agreement=agreement(self.reference, quality.predictions),
+            loss=quality.loss,
+            heads=sum(site.heads for site in sites),
+            applied_heads=sum(site.heads * site.applications for site in sites),
+            parameters=total_parameters(self.model),
+            flops=flops(self.model, sites).heads,
+            scores=scores,
+        )
+        if self.run is not None:
+            self.run.append(step, {"seconds": seconds, "scoring": scoring})
+        self.steps.append(step)
+        self._tell(step)
+
+    def _tell(self, step: Step) -> None:
+        if self.on_step is not None:
+            self.on_step(step)
