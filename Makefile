@@ -36,7 +36,8 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 demo: $(READY)
-	$(BIN)/headprune inspect --help
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo]'
+	$(BIN)/headprune demo
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

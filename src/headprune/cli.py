@@ -7,6 +7,8 @@ import importlib.util
 import json
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,6 +169,212 @@ def score(
         print_scores(task.model, str(chosen), result)
         if out is not None:
             typer.echo(f"Scores are in {out}.")
+
+
+Keep = Annotated[str | None, typer.Option(help="Stop at this share (0.5) or number (36) of heads left.")]
+MaxDrop = Annotated[
+    float | None,
+    typer.Option(help="The metric may fall at most this far below dense (0.01); perplexity may rise by this share."),
+]
+Schedule = Annotated[str, typer.Option(help="'greedy' scores again after every step, 'one-shot' only once.")]
+Every = Annotated[int, typer.Option(min=1, help="Units to remove per step.")]
+MinPerSite = Annotated[int, typer.Option(min=0, help="Leave at least this many heads at every site.")]
+Calibration = Annotated[str | None, typer.Option(help="Data to score on, apart from --data, which then evaluates.")]
+CalibrationSamples = Annotated[int, typer.Option(min=1, help="Samples to score on.")]
+EvaluationSamples = Annotated[int | None, typer.Option(min=1, help="Samples to evaluate on; all others by default.")]
+SameData = Annotated[bool, typer.Option("--same-data", help="Score and evaluate on the same samples.")]
+MetricName = Annotated[str | None, typer.Option(help="accuracy, f1, matthews, pearson or perplexity; found by task.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again where a run is already.")]
+
+
+@app.command()
+def prune(
+    model: Model,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Directory of the run; an interrupted one goes on.")],
+    criterion: Annotated[str, typer.Option(help="Name as in `headprune criteria`.")] = "gnorm",
+    keep: Keep = None,
+    max_drop: MaxDrop = None,
+    knee: Annotated[bool, typer.Option("--knee", help="Stop at the inflection point of the full curve.")] = False,
+    explore: Annotated[bool, typer.Option("--explore", help="Follow the curve to its end, past the stop.")] = False,
+    schedule: Schedule = "greedy",
+    every: Every = 1,
+    min_per_site: MinPerSite = 0,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    split: Split = None,
+    calibration: Calibration = None,
+    calibration_samples: CalibrationSamples = 128,
+    evaluation_samples: EvaluationSamples = None,
+    same_data: SameData = False,
+    metric: MetricName = None,
+    labels: Labels = "given",
+    seed: Seed = 0,
+    batch_size: BatchSize = 32,
+    max_length: MaxLength = 128,
+    processor: Processor = None,
+    dtype: Dtype = "float32",
+    plugin: Plugin = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Remove heads from a model step by step, measure it after each, and save the result."""
+    from headprune.data import Columns
+    from headprune.experiment import Experiment, run_experiment
+    from headprune.live import live_curve
+    from headprune.tables import print_run
+
+    import_plugins(plugin)
+    experiment = Experiment(
+        model=model,
+        data=data,
+        criterion=criterion,
+        keep=parse_keep(keep),
+        max_drop=max_drop,
+        knee=knee,
+        schedule=schedule,
+        every=every,
+        min_per_site=min_per_site,
+        explore=explore,
+        columns=Columns(text_column, pair_column, label_column),
+        split=split,
+        calibration=calibration,
+        calibration_samples=calibration_samples,
+        evaluation_samples=evaluation_samples,
+        same_data=same_data,
+        metric=metric,
+        labels=labels,
+        seed=seed,
+        batch_size=batch_size,
+        max_length=max_length,
+        processor=processor,
+        dtype=dtype,
+    )
+    with resumable(out), live_curve(f"Pruning by {criterion}") as on_step:
+        record = run_experiment(experiment, out, overwrite=overwrite, on_step=on_step)
+    result = record["result"]
+    if as_json:
+        fields = ("heads_before", "heads_after", "metric", "dense", "pruned", "agreement", "step")
+        print_json({"run": str(out), **{name: result[name] for name in fields}})
+    else:
+        print_run(out, record)
+
+
+@app.command()
+def compare(
+    model: Model,
+    data: Data,
+    criteria: Annotated[str, typer.Option(help="Names with commas between them, such as gnorm,his,inverse:gnorm.")],
+    out: Annotated[Path, typer.Option(help="Directory for one run per criterion; interrupted ones go on.")],
+    trials: Annotated[int, typer.Option(min=1, help="Runs of random, with different seeds.")] = 1,
+    alpha: Annotated[str | None, typer.Option(help="'sweep' picks the alpha of hies on the calibration data.")] = None,
+    schedule: Schedule = "greedy",
+    every: Every = 1,
+    min_per_site: MinPerSite = 0,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    split: Split = None,
+    calibration: Calibration = None,
+    calibration_samples: CalibrationSamples = 128,
+    evaluation_samples: EvaluationSamples = None,
+    same_data: SameData = False,
+    metric: MetricName = None,
+    labels: Labels = "given",
+    seed: Seed = 0,
+    batch_size: BatchSize = 32,
+    max_length: MaxLength = 128,
+    processor: Processor = None,
+    dtype: Dtype = "float32",
+    plugin: Plugin = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Run several criteria from the same dense model on the same data, and say which is best."""
+    from headprune.compare import compare as compare_criteria
+    from headprune.compare import expand, split_names, sweep_alpha, write_comparison
+    from headprune.data import Columns
+    from headprune.errors import CriterionError
+    from headprune.experiment import Experiment
+    from headprune.live import live_curve
+    from headprune.tables import print_comparison
+
+    import_plugins(plugin)
+    experiment = Experiment(
+        model=model,
+        data=data,
+        schedule=schedule,
+        every=every,
+        min_per_site=min_per_site,
+        columns=Columns(text_column, pair_column, label_column),
+        split=split,
+        calibration=calibration,
+        calibration_samples=calibration_samples,
+        evaluation_samples=evaluation_samples,
+        same_data=same_data,
+        metric=metric,
+        labels=labels,
+        seed=seed,
+        batch_size=batch_size,
+        max_length=max_length,
+        processor=processor,
+        dtype=dtype,
+    )
+    names = expand(split_names(criteria))
+    if alpha not in (None, "sweep"):
+        raise CriterionError(
+            f"--alpha takes the word sweep, not {alpha!r}; one value goes into the name: hies(alpha=0.7)."
+        )
+    with resumable(out):
+        if alpha == "sweep":
+            best, areas = sweep_alpha(experiment)
+            listed = ", ".join(f"{a:g}: {area:.4f}" for a, area in areas.items())
+            typer.echo(f"alpha of hies = {best:g}, by weighted area on the calibration data ({listed})", err=True)
+            names = [f"hies(alpha={best:g})" if name.startswith("hies") else name for name in names]
+        with live_curve("Comparing") as on_step:
+            rows = compare_criteria(
+                experiment, names, out, trials=trials, overwrite=overwrite, on_run=on_step.start, on_step=on_step
+            )
+    write_comparison(out, rows)
+    if as_json:
+        print_json({"runs": str(out), "criteria": [row.to_json() for row in rows]})
+    else:
+        print_comparison(out, rows)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory for the demo's model, data and runs.")] = Path("demo"),
+) -> None:
+    """Fine-tune a small real model to tell 20 languages apart, prune it by Greedy-Gnorm, and compare with random."""
+    from headprune.demo import run_demo
+
+    with resumable(out):
+        run_demo(out)
+
+
+def parse_keep(text: str | None) -> float | int | None:
+    from headprune.errors import ScheduleError
+
+    if text is None:
+        return None
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise ScheduleError(
+            f"--keep takes a share such as 0.5 or a number of heads such as 36, not {text!r}."
+        ) from None
+
+
+@contextmanager
+def resumable(out: Path) -> Iterator[None]:
+    """Ctrl-C ends with a sentence on how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"Interrupted. What was done is in {out}; run the same command again to go on from there.", err=True)
+        raise typer.Exit(130) from None
 
 
 def import_plugins(names: list[str] | None) -> None:

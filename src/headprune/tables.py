@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -14,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel
 
+from headprune.compare import Comparison
 from headprune.costs import megabytes
 from headprune.criteria import Criterion
 from headprune.inspection import Inspection
@@ -157,3 +160,67 @@ def scores_csv(model: PreTrainedModel, result: ScoreResult) -> str:
             value = f"{result.scores[site.index, head].item():.9g}" if head in site.kept else ""
             lines.append(f"{site.index},{head},{site.path},{value}")
     return "\n".join(lines) + "\n"
+
+
+def print_run(out: Path, record: Mapping[str, Any], console: Console | None = None) -> None:
+    """How a run ended: what was removed, what it cost, what it saved, and where it is."""
+    console = console or Console()
+    result = record["result"]
+    removed = result["heads_before"] - result["heads_after"]
+    name = result["metric"]
+    console.print(
+        f"Removed [bold]{removed} of {result['heads_before']}[/bold] heads: {name} {_value(name, result['dense'])} -> "
+        f"[bold]{_value(name, result['pruned'])}[/bold], agreement with the dense model "
+        f"{_value('agreement', result['agreement'])}",
+        highlight=False,
+    )
+    saved = record.get("savings")
+    if saved:
+        console.print(_savings_table(saved))
+        if "note" in saved:
+            console.print(saved["note"], highlight=False)
+    console.print(f"The run is in {escape(str(out))}; the model is in {escape(str(out / 'model'))}.", highlight=False)
+
+
+def _savings_table(saved: Mapping[str, Any]) -> Table:
+    dense, pruned, latency = saved["dense"], saved["pruned"], saved["latency"]
+    table = Table(caption=f"latency: median of {latency['repeats']} turns, {latency['threads']} threads")
+    for heading in ("", "dense", "pruned", "ratio"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    rows = [
+        ("heads", dense["heads"], pruned["heads"], ","),
+        ("parameters", dense["parameters"], pruned["parameters"], ","),
+        ("MB (float32)", dense["megabytes"], pruned["megabytes"], ",.2f"),
+        ("FLOPs per sequence", dense["flops"], pruned["flops"], ".3g"),
+        ("peak memory MB", dense["peak_memory_megabytes"], pruned["peak_memory_megabytes"], ",.1f"),
+    ]
+    for key, value in latency.items():
+        if key.startswith("batch_"):
+            rows.append((f"ms, batch of {key[6:]}", value["dense"], value["pruned"], ",.1f"))
+    for what, before, after, form in rows:
+        ratio = f"{after / before:.2f}" if before else "-"
+        table.add_row(what, format(before, form), format(after, form), ratio)
+    return table
+
+
+def _value(metric: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2%}" if metric in ("accuracy", "agreement", "f1") else f"{value:.4g}"
+
+
+def print_comparison(out: Path, rows: Sequence[Comparison], console: Console | None = None) -> None:
+    console = console or Console()
+    table = Table(title="Best first", title_justify="left")
+    table.add_column("criterion", no_wrap=True)
+    table.add_column("area", justify="right")
+    for share in rows[0].metric:
+        table.add_column(f"{share} gone\nmetric / agree", justify="right")
+    for drop in rows[0].removable:
+        table.add_column(f"heads\nwithin {drop}", justify="right")
+    for row in rows:
+        runs = f" ({len(row.runs)} runs)" if len(row.runs) > 1 else ""
+        pairs = [f"{row.metric[share]:.3f} / {row.agreement[share]:.3f}" for share in row.metric]
+        table.add_row(row.name + runs, f"{row.area:.4f}", *pairs, *map(str, row.removable.values()))
+    console.print(table)
+    console.print(f"The runs are in {escape(str(out))}.", highlight=False)

@@ -12,16 +12,7 @@ import torch
 
 from headprune.heads import Head
 
-CURVE_COLUMNS = (
-    "Pruned_Heads",
-    "Accuracy",
-    "Step",
-    "Removed_Heads",
-    "Agreement",
-    "Loss",
-    "Parameters",
-    "Attention_FLOPs",
-)
+CURVE_COLUMNS = "Pruned_Heads,Accuracy,Step,Removed_Heads,Agreement,Loss,Parameters,Attention_FLOPs"
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,12 @@ class Examples:
             return self
         if count < 1:
             raise DataError(f"At least one sample is needed, but {count} were asked for.")
-        drawn = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count]
-        return self.select(sorted(drawn.tolist()))
+        return self.split(count, seed)[0]
+
+    def split(self, count: int, seed: int) -> tuple[Examples, Examples]:
+        """A seeded draw of `count` examples, and the others, both in their original order."""
+        drawn = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed)).tolist()
+        return self.select(sorted(drawn[:count])), self.select(sorted(drawn[count:]))
 
     def order(self) -> list[int]:
         """The order in which `batches` goes through the examples: by length, so that neighbours are alike."""

@@ -1,0 +1,168 @@
+"""Several criteria against each other: one run each, from the same dense model on the same split."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headprune.criteria import make
+from headprune.criteria.hies import Hies
+from headprune.errors import CriterionError
+from headprune.experiment import Experiment, load, run_experiment
+from headprune.files import write_text
+from headprune.metrics import METRICS, Metric
+from headprune.prune import prune
+from headprune.run import read_run
+from headprune.sites import resolve
+from headprune.trajectory import Step, area
+
+SHARES = (0.25, 0.5, 0.75)
+DROPS = (0.01, 0.05)
+ALPHAS = tuple(step / 10 for step in range(10))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row of the table: a criterion, or the mean over the trials of random."""
+
+    name: str
+    runs: list[str]
+    area: float
+    metric: dict[str, float]  # share removed -> metric
+    agreement: dict[str, float]
+    removable: dict[str, int]  # allowed drop -> heads that can go before the metric has fallen that far
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def compare(
+    experiment: Experiment,
+    criteria: Sequence[str],
+    out: Path,
+    *,
+    trials: int = 1,
+    overwrite: bool = False,
+    on_run: Callable[[str], None] | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> list[Comparison]:
+    """Run every criterion to the end of its curve, or go on with what is there, and compare; best first."""
+    rows = []
+    for spec in expand(criteria):
+        specs = [f"random(seed={experiment.seed + trial})" for trial in range(trials)] if spec == "random" else [spec]
+        folders = []
+        for one in specs:
+            folder = out / run_name(one)
+            folders.append(folder.name)
+            if on_run is not None:
+                on_run(one)
+            own = replace(experiment, criterion=one, explore=True)
+            run_experiment(own, folder, overwrite=overwrite, measure=False, on_step=on_step)
+        rows.append(_row(spec, out, folders))
+    return sorted(rows, key=lambda row: -row.area)
+
+
+def split_names(text: str) -> list[str]:
+    """Names with commas between them; a comma inside brackets belongs to the name."""
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+
+
+def write_comparison(out: Path, rows: Sequence[Comparison]) -> None:
+    """comparison.json beside the runs, best first."""
+    write_text(out / "comparison.json", json.dumps([row.to_json() for row in rows], indent=2) + "\n")
+
+
+def expand(criteria: Sequence[str]) -> list[str]:
+    """The criteria as full names, each once; refused before anything runs."""
+    names = [str(make(spec)) for spec in criteria]
+    if not names:
+        raise CriterionError("Name at least one criterion to compare.")
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise CriterionError(f"Criterion {doubles[0]!r} is listed more than once.")
+    return names
+
+
+def run_name(spec: str) -> str:
+    """A folder name for a criterion: letters, digits and a few signs that every file system takes."""
+    return spec.replace(":", "-").replace("(", "-").replace(")", "").replace(",", "-").replace("=", "")
+
+
+def _row(name: str, out: Path, folders: Sequence[str]) -> Comparison:
+    runs = [read_run(out / folder) for folder in folders]
+    metric = METRICS.get(runs[0][0]["result"]["metric"], METRICS["accuracy"])
+    curves = [steps for _, steps in runs]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    return Comparison(
+        name=name,
+        runs=list(folders),
+        area=mean([signed_area(metric, steps) for steps in curves]),
+        metric={f"{share:.0%}": mean([at_share(steps, share).metric for steps in curves]) for share in SHARES},
+        agreement={
+            f"{share:.0%}": mean([at_share(steps, share).agreement or 0.0 for steps in curves]) for share in SHARES
+        },
+        removable={f"{drop:.0%}": round(mean([removable(metric, steps, drop) for steps in curves])) for drop in DROPS},
+    )
+
+
+def signed_area(metric: Metric, steps: Sequence[Step]) -> float:
+    """Area under the curve, larger = better: for perplexity the area of its negative logarithm."""
+    if metric.higher_is_better:
+        return area(steps)
+    return area([replace(step, metric=-math.log(step.metric)) for step in steps])
+
+
+def at_share(steps: Sequence[Step], share: float) -> Step:
+    """The first step at which at least this share of the heads is gone."""
+    wanted = math.ceil(share * steps[0].heads - 1e-9)
+    return next((step for step in steps if steps[0].heads - step.heads >= wanted), steps[-1])
+
+
+def removable(metric: Metric, steps: Sequence[Step], drop: float) -> int:
+    """How many heads can go before the metric is worse than dense by more than `drop`."""
+    gone = 0
+    for step in steps:
+        if metric.drop(steps[0].metric, step.metric) > drop + 1e-12:
+            break
+        gone = steps[0].heads - step.heads
+    return gone
+
+
+def sweep_alpha(experiment: Experiment, alphas: Sequence[float] = ALPHAS) -> tuple[float, dict[float, float]]:
+    """The alpha of HIES with the largest weighted area under its curve on the calibration data, and all the areas.
+
+    Curves are one-shot, in about twelve steps. A point weighs the share of heads that are left: where nothing is left,
+    no alpha matters.
+    """
+    areas: dict[float, float] = {}
+    task, calibration, _ = load(experiment)
+    batches = calibration.batches(experiment.batch_size)
+    units = sum(len(site.units()) for site in resolve(task.model))
+    for alpha in alphas:
+        result = prune(
+            copy.deepcopy(task.model),
+            batches,
+            criterion=Hies(alpha=alpha),
+            schedule="one-shot",
+            every=max(1, units // 12),
+            metric=experiment.metric,
+            labels=experiment.labels,  # type: ignore[arg-type]
+        )
+        areas[alpha] = weighted_area(result.metric, result.trajectory)
+    best = max(areas, key=lambda alpha: (areas[alpha], -alpha))
+    return best, areas
+
+
+def weighted_area(metric: Metric, steps: Sequence[Step]) -> float:
+    weights = [step.heads / steps[0].heads for step in steps]
+    values = [step.metric if metric.higher_is_better else -math.log(step.metric) for step in steps]
+    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
