@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import score
+from benchmarks import run, score
 
 if __name__ == "__main__":
-    sys.exit(score.main())
+    # Without a model to run on, the second says so and what to do; that is no failure of the first.
+    codes = [score.main([]), run.main([])]
+    sys.exit(max(code for code in codes if code != 2) if 2 in codes else max(codes))

@@ -16,10 +16,12 @@ def notebook_scores(
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-    heads = model.config.num_attention_heads
     samples = sum(batch["input_ids"].shape[0] for batch in batches)
     for layer in layers:
         attention = model.base_model.encoder.layer[layer].attention.self
+        if not hasattr(attention, "query"):  # no head is left in this layer
+            continue
+        heads = attention.query.weight.shape[0] // attention.attention_head_size
         totals = {name: torch.zeros(heads) for name in ("query", "key", "value")}
         for batch in batches:
             model.zero_grad()

@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +25,7 @@ from rich.table import Table
 
 import headprune
 from benchmarks.notebooks import notebook_accuracy, notebook_scores, one_by_one
+from benchmarks.timing import interleaved
 
 Batch = dict[str, torch.Tensor]
 THREADS, SAMPLES, BATCH = 2, 128, 32
@@ -95,17 +94,6 @@ def autograd_loop(model: Any, samples: Sequence[Batch]) -> None:
         parameter.requires_grad_(True)
 
 
-def interleaved(repeats: int, *sides: Callable[[], None]) -> list[float]:
-    """Median seconds of each side, the sides taking turns."""
-    times: list[list[float]] = [[] for _ in sides]
-    for _ in range(repeats):
-        for side, own in zip(sides, times, strict=True):
-            started = time.perf_counter()
-            side()
-            own.append(time.perf_counter() - started)
-    return [statistics.median(own) for own in times]
-
-
 def speed(quick: bool) -> list[dict[str, Any]]:
     rows = []
     repeats = 1 if quick else 5
@@ -121,7 +109,7 @@ def speed(quick: bool) -> list[dict[str, Any]]:
         1 if quick else 3,
         lambda: step(model, batches),
         lambda: notebook_scores(model, batches, measured),
-        lambda: notebook_accuracy(model, samples) and None,
+        lambda: notebook_accuracy(model, samples),
     )
     notebooks = passes / len(measured) * layers + evaluation
     rows.append(_row("speed of the notebooks' procedure", notebooks / ours, ">= 20", notebooks / ours >= 20, "30"))
