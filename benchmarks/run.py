@@ -76,8 +76,8 @@ def greedy(dense: Any, calibration: Examples, evaluation: Examples, quick: bool)
             "must": ">= 8",
             "goal": "15",
             "met": notebooks / ours >= 8,
-            "note": f"ours {ours:.1f} s for {count} steps; theirs {[round(t, 2) for t in timed]} s a step at several points "
-            f"of the run, {notebooks:.0f} s extrapolated",
+            "note": f"ours {ours:.1f} s for {count} steps; theirs {[round(t, 2) for t in timed]} s a step at several "
+            f"points of the run, {notebooks:.0f} s extrapolated",
         },
         {
             "what": f"time of {count} dense forwards of the same data",
