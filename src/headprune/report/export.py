@@ -1,0 +1,24 @@
+"""Figures to files: png, svg and pdf from the same specification that a page shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+
+from headprune.files import write_bytes, write_text
+
+FORMATS = ("png", "svg", "pdf")
+SCALE = 2.0  # of png pixels, so that print and sharp screens look right
+
+
+def save_figure(chart: Any, folder: Path, name: str) -> list[Path]:
+    """Write an Altair chart as folder/name.{png,svg,pdf}; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    specification = chart.to_json()
+    files = [folder / f"{name}.{form}" for form in FORMATS]
+    write_bytes(files[0], vl_convert.vegalite_to_png(specification, scale=SCALE))
+    write_text(files[1], vl_convert.vegalite_to_svg(specification))
+    write_bytes(files[2], vl_convert.vegalite_to_pdf(specification))
+    return files
