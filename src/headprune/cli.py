@@ -344,6 +344,23 @@ def compare(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or a directory of runs as compare writes it.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(help="Also write every figure here, as png, svg and pdf.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one self-contained page about runs: curves, masks step by step, savings, and how they were made."""
+    from headprune.report.page import write_report
+
+    write_report(runs, out, figure_folder=figures)
+    if as_json:
+        print_json({"report": str(out), "figures": None if figures is None else str(figures)})
+    else:
+        typer.echo(f"The report is in {out}." + (f" The figures are in {figures}." if figures else ""))
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for the demo's model, data and runs.")] = Path("demo"),
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,17 +12,17 @@ from typing import Any
 
 from headprune.criteria import make
 from headprune.criteria.hies import Hies
+from headprune.curves import DROPS, SHARES, at_share, removable, signed_area, weighted_area
 from headprune.errors import CriterionError
 from headprune.experiment import Experiment, load, run_experiment
 from headprune.files import write_text
-from headprune.metrics import METRICS, Metric
+from headprune.metrics import METRICS
 from headprune.prune import prune
+from headprune.report.page import write_report
 from headprune.run import read_run
 from headprune.sites import resolve
-from headprune.trajectory import Step, area
+from headprune.trajectory import Step
 
-SHARES = (0.25, 0.5, 0.75)
-DROPS = (0.01, 0.05)
 ALPHAS = tuple(step / 10 for step in range(10))
 
 
@@ -74,8 +73,9 @@ def split_names(text: str) -> list[str]:
 
 
 def write_comparison(out: Path, rows: Sequence[Comparison]) -> None:
-    """comparison.json beside the runs, best first."""
+    """comparison.json, best first, and report.html beside the runs."""
     write_text(out / "comparison.json", json.dumps([row.to_json() for row in rows], indent=2) + "\n")
+    write_report([out / name for row in rows for name in row.runs], out / "report.html")
 
 
 def expand(criteria: Sequence[str]) -> list[str]:
@@ -114,29 +114,6 @@ def _row(name: str, out: Path, folders: Sequence[str]) -> Comparison:
     )
 
 
-def signed_area(metric: Metric, steps: Sequence[Step]) -> float:
-    """Area under the curve, larger = better: for perplexity the area of its negative logarithm."""
-    if metric.higher_is_better:
-        return area(steps)
-    return area([replace(step, metric=-math.log(step.metric)) for step in steps])
-
-
-def at_share(steps: Sequence[Step], share: float) -> Step:
-    """The first step at which at least this share of the heads is gone."""
-    wanted = math.ceil(share * steps[0].heads - 1e-9)
-    return next((step for step in steps if steps[0].heads - step.heads >= wanted), steps[-1])
-
-
-def removable(metric: Metric, steps: Sequence[Step], drop: float) -> int:
-    """How many heads can go before the metric is worse than dense by more than `drop`."""
-    gone = 0
-    for step in steps:
-        if metric.drop(steps[0].metric, step.metric) > drop + 1e-12:
-            break
-        gone = steps[0].heads - step.heads
-    return gone
-
-
 def sweep_alpha(experiment: Experiment, alphas: Sequence[float] = ALPHAS) -> tuple[float, dict[float, float]]:
     """The alpha of HIES with the largest weighted area under its curve on the calibration data, and all the areas.
 
@@ -160,9 +137,3 @@ def sweep_alpha(experiment: Experiment, alphas: Sequence[float] = ALPHAS) -> tup
         areas[alpha] = weighted_area(result.metric, result.trajectory)
     best = max(areas, key=lambda alpha: (areas[alpha], -alpha))
     return best, areas
-
-
-def weighted_area(metric: Metric, steps: Sequence[Step]) -> float:
-    weights = [step.heads / steps[0].heads for step in steps]
-    values = [step.metric if metric.higher_is_better else -math.log(step.metric) for step in steps]
-    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig, PreTrainedModel
+
 from headprune.checkpoint import save
 from headprune.criteria import make
 from headprune.data import Columns, Examples, load_examples
 from headprune.errors import DataError
+from headprune.files import write_text
 from headprune.prune import PruneResult, prune
+from headprune.report.card import model_card
+from headprune.report.page import write_report
 from headprune.run import Run
 from headprune.savings import savings
 from headprune.tasks import Task, load_task
@@ -136,14 +142,24 @@ def run_experiment(
             keep_dense=measure,
             on_step=on_step,
         )
-        save(result.model, out / "model")
+        save(_in_precision_of(experiment.model, result.model), out / "model")
         record = {"samples": {"calibration": len(calibration), "evaluation": len(evaluation or calibration)}}
         record["result"] = _result(result)
         if measure and result.dense is not None:
             batch = (evaluation or calibration).batches(experiment.batch_size)[-1]
-            record["savings"] = savings(result.dense, result.model, batch, checkpoint=out / "model")
+            folders = {"dense": Path(experiment.model), "pruned": out / "model"}
+            record["savings"] = savings(result.dense, result.model, batch, folders=folders)
         run.finish(record)
+        write_text(out / "model" / "README.md", model_card(run.record))
+        write_report([out], out / "report.html")
         return run.record
+
+
+def _in_precision_of(source: str, model: PreTrainedModel) -> PreTrainedModel:
+    """The model in the precision that the dense one is stored in, whatever it was computed in: its weights are a
+    part of the dense ones, so nothing is lost."""
+    stored = AutoConfig.from_pretrained(source, trust_remote_code=False).dtype
+    return model if stored in (None, model.dtype) else copy.deepcopy(model).to(stored)
 
 
 def _result(result: PruneResult) -> dict[str, Any]:

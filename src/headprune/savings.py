@@ -24,10 +24,15 @@ SMALL_SHARE = 0.25  # of the FLOPs: below it, heads are not where the time goes
 
 
 def savings(
-    dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any], *, checkpoint: Path | None = None
+    dense: PreTrainedModel,
+    pruned: PreTrainedModel,
+    batch: Mapping[str, Any],
+    *,
+    folders: Mapping[str, Path] | None = None,
 ) -> dict[str, Any]:
     """Parameters, size, FLOPs, latency and peak memory of both models, and a sentence where heads are not the
-    bottleneck. `batch` is a full batch of real data; latency is also taken on its first sample alone."""
+    bottleneck. `batch` is a full batch of real data; latency is also taken on its first sample alone. `folders` are
+    the checkpoints of both, for their size on disk."""
     sites = {"dense": resolve(dense), "pruned": resolve(pruned)}
     tokens = _tokens(batch)
     costs = {
@@ -43,13 +48,13 @@ def savings(
         "batch_1": _latency(dense, pruned, single),
         f"batch_{size}": _latency(dense, pruned, batch),
     }
-    on_disk = None if checkpoint is None else _on_disk(checkpoint)
     result: dict[str, Any] = {
         name: {
             "heads": sum(site.heads for site in sites[name]),
             "parameters": total_parameters(model),
             "modules": parameters_by_module(model),
             "megabytes": round(megabytes(total_parameters(model)), 2),
+            "megabytes_on_disk": _on_disk((folders or {}).get(name)),
             "flops": costs[name].total,
             "head_flops": costs[name].heads,
             "peak_memory_megabytes": round(_peak_memory(model, batch) / MEBIBYTE, 1),
@@ -57,8 +62,6 @@ def savings(
         for name, model in (("dense", dense), ("pruned", pruned))
     }
     result["latency"] = latency
-    if on_disk is not None:
-        result["pruned"]["megabytes_on_disk"] = on_disk
     share = costs["dense"].head_share
     if share < SMALL_SHARE:
         result["note"] = (
@@ -90,8 +93,10 @@ def _latency(dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str
     return {**{k: round(v, 3) for k, v in medians.items()}, "ratio": round(medians["pruned"] / medians["dense"], 3)}
 
 
-def _on_disk(checkpoint: Path) -> float:
-    return round(sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) / MEBIBYTE, 2)
+def _on_disk(checkpoint: Path | None) -> float | None:
+    """Megabytes of the weight files; None for a model that is not in a folder here."""
+    files = [] if checkpoint is None else list(checkpoint.glob("*.safetensors"))
+    return round(sum(file.stat().st_size for file in files) / MEBIBYTE, 2) if files else None
 
 
 def _peak_memory(model: PreTrainedModel, batch: Mapping[str, Any]) -> int:

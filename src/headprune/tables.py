@@ -194,6 +194,8 @@ def _savings_table(saved: Mapping[str, Any]) -> Table:
         ("FLOPs per sequence", dense["flops"], pruned["flops"], ".3g"),
         ("peak memory MB", dense["peak_memory_megabytes"], pruned["peak_memory_megabytes"], ",.1f"),
     ]
+    if dense["megabytes_on_disk"] and pruned["megabytes_on_disk"]:
+        rows.append(("MB on disk", dense["megabytes_on_disk"], pruned["megabytes_on_disk"], ",.2f"))
     for key, value in latency.items():
         if key.startswith("batch_"):
             rows.append((f"ms, batch of {key[6:]}", value["dense"], value["pruned"], ",.1f"))

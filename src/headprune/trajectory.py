@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,11 +91,3 @@ def curve_csv(steps: Sequence[Step]) -> str:
         )
         lines.append(",".join("" if value is None else repr(value) for value in values))
     return "\n".join(lines) + "\n"
-
-
-def area(steps: Sequence[Step]) -> float:
-    """Area under the curve of the metric over the share of heads removed, by trapezoids; NaN for a single step."""
-    total = steps[0].heads - steps[-1].heads
-    if not total:
-        return math.nan
-    return sum((a.heads - b.heads) * (a.metric + b.metric) / 2 for a, b in itertools.pairwise(steps)) / total

@@ -1,0 +1,136 @@
+"""Figure 2: how far one removal moves the gradients of all layers, measured on a real model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import torch
+from rich.console import Console
+
+from headprune import demo
+from headprune.diagnostics import GradientChange, gradient_change
+from headprune.errors import DataError
+from headprune.files import write_text
+from headprune.reproduce.figures import HEADING, VERMILION, styled
+from headprune.score import score
+from headprune.sites import resolve
+from headprune.tasks import load_task
+
+SAMPLES, BATCH, SEED = 64, 32, 0
+FINEST = 16  # squares along a side of a map
+LESSONS = 1920  # strings that the demo's model is fine-tuned on here: enough for a real classifier, in a short time
+ROLES = ("Query", "Key", "Value")
+CELL = 7  # pixels
+
+
+@dataclass(frozen=True)
+class MeasuredChange:
+    name: str
+    samples: int
+    change: GradientChange
+
+
+def measure_change(model: str | Path, data: str | Path, *, name: str = "") -> MeasuredChange:
+    """Remove the head that Greedy-Gnorm would remove first, and compare the weight gradients of all sites."""
+    task = load_task(str(model), str(data), seed=SEED)
+    examples = task.examples.sample(SAMPLES, SEED)
+    batches = examples.batches(BATCH)
+    scores = score(task.model, batches, criterion="gnorm").scores
+    least = int(torch.where(scores.isnan(), torch.inf, scores).argmin())
+    site, head = divmod(least, scores.shape[1])
+    unit = resolve(task.model)[site].unit(head)
+    grid = min(FINEST, scores.shape[1])  # one row of a map per head, where they are few enough
+    change = gradient_change(task.model, batches, unit, grid=grid)
+    return MeasuredChange(name or Path(model).name, len(examples), change)
+
+
+def demo_task(folder: Path, console: Console) -> tuple[Path, Path] | None:
+    """The demo's model and data, fine-tuned shortly; None where the packages that bring them are not installed."""
+    try:
+        data = demo.prepare_data(folder / "data")
+        lessons = (data / "train.tsv").read_text(encoding="utf-8").splitlines()
+        drawn = torch.randperm(len(lessons) - 1, generator=torch.Generator().manual_seed(SEED))[:LESSONS]
+        (folder / "lessons").mkdir(parents=True, exist_ok=True)
+        short = [lessons[0], *(lessons[row + 1] for row in drawn.tolist())]
+        write_text(folder / "lessons" / "train.tsv", "\n".join(short) + "\n")
+        return demo.prepare_model(folder / "model", folder / "lessons", console), data / "dev.tsv"
+    except DataError:
+        return None
+
+
+def figure2(measured: MeasuredChange) -> alt.TopLevelMixin:
+    """A heat map per site and role: where the weight gradient changed, and by how much of its norm."""
+    removed = measured.change.removed
+    sites = {head.site for head in removed}
+    count = len(measured.change.grids)
+    largest = float(measured.change.grids.max())
+    rows = [
+        alt.hconcat(
+            *(_map(measured, site, role, largest, site in sites, number == 0) for role in range(3)),
+            spacing=6,
+        )
+        for number, site in enumerate(range(count))
+    ]
+    # Sites stand in two columns where there are many, so that the page stays a page.
+    half = -(-count // 2) if count > 6 else count
+    columns = [alt.vconcat(*rows[start : start + half], spacing=8) for start in range(0, count, half)]
+    named = ", ".join(f"{head.index}" for head in removed)
+    title = alt.TitleParams(
+        f"Change of the weight gradients after removing head {named} of site {min(sites)}",
+        subtitle=[
+            f"{measured.name}, {measured.samples} samples; it is the head that Greedy-Gnorm removes first.",
+            "A map is one gradient matrix, pooled: heads from top to bottom, inputs from left to right.",
+            "Per cent: norm of the change / norm of the gradient before the removal.",
+        ],
+        fontSize=HEADING,
+    )
+    return styled(alt.hconcat(*columns, spacing=30).properties(title=title))
+
+
+def _map(measured: MeasuredChange, site: int, role: int, largest: float, pruned: bool, first: bool) -> Any:
+    grid = measured.change.grids[site, role]
+    rows = [
+        {"row": row, "column": column, "change": value}
+        for row, values in enumerate(grid.tolist())
+        for column, value in enumerate(values)
+    ]
+    share = f"{float(measured.change.relative[site, role]):.0%}"
+    colour = alt.Color(
+        "change:Q",
+        scale=alt.Scale(scheme="viridis", domain=[0, largest], type="sqrt"),
+        legend=alt.Legend(title=["Mean absolute", "change"], format=".2~g", gradientLength=120, tickCount=4),
+    )
+    label = ["Site " + str(site), "(pruned)"] if pruned else ["Site " + str(site)]
+    left = alt.Axis(
+        title=label,
+        titleAngle=0,
+        titleAlign="right",
+        titleFontWeight="bold" if pruned else "normal",
+        titleColor=VERMILION if pruned else "black",
+        labels=False,
+        ticks=False,
+        domain=False,
+    )
+    return (
+        alt.Chart(alt.InlineData(values=rows))
+        .mark_rect()
+        .encode(
+            alt.X("column:O", axis=None),
+            alt.Y("row:O", axis=left if role == 0 else None),
+            colour,
+        )
+        .properties(
+            width=CELL * grid.shape[1],
+            height=CELL * grid.shape[0],
+            title=alt.TitleParams(
+                f"{ROLES[role]} {share}" if first else share,
+                fontSize=10,
+                anchor="middle",
+                offset=3,
+                fontWeight="normal",
+            ),
+        )
+    )

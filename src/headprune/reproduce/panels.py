@@ -1,0 +1,29 @@
+"""What figures 3, 4 and 5 draw for one model, wherever it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Curve = Sequence[tuple[int, float]]  # (heads removed, accuracy), counting a tied head once per use
+
+# Criterion -> what the figures call it.
+CRITERIA = {
+    "gnorm": "Greedy-Gnorm",
+    "inverse:gnorm": "Inverse Greedy-Gnorm",
+    "entropy": "Attention entropy (AE)",
+    "inverse:entropy": "Inverse AE",
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One model: its curves by criterion, random trials by heads removed, and the mask where pruning stops."""
+
+    title: str
+    heads: int  # as the curves count them
+    metric: str = "accuracy"
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    trials: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    mask: Sequence[Sequence[bool]] | None = None  # True = kept
+    stop: int | None = None  # heads removed at the stop, as the curves count them
