@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from headprune import fingerprint, portability
 from headprune.errors import CheckpointError, HeadpruneError
 from headprune.files import recover_directory, replaced_directory
 from headprune.processors import carry_processor
-from headprune.sites import resolve
+from headprune.sites import AttentionSite, resolve
 from headprune.surgery import shrink
 
 # The numbers by which a dense config of a family with a `head_dim` can describe a uniformly pruned model.
@@ -40,20 +40,35 @@ def save(
     """
     sites = resolve(model)
     target = Path(path)
-    with replaced_directory(target) as fresh:
-        model.save_pretrained(fresh, max_shard_size=max_shard_size)
-        carry_processor(model, processor, fresh)
-        settings = json.loads((fresh / "config.json").read_text())
-        _restore_dense_counts(settings)
-        native = _native_counts(model, settings)
-        if native:
-            settings["headprune"] = {"dense": {name: settings[name] for name in native if name != "head_dim"}}
-            settings.update(native)
-        if portable:
-            portability.write(model, sites, settings, fresh)
-        (fresh / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
-        fingerprint.write(fresh)
+    try:
+        with replaced_directory(target) as fresh:
+            _write(model, sites, fresh, processor, portable, max_shard_size)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"Cannot save to {target}: {reason}; make room, or choose another place.") from error
     return target
+
+
+def _write(
+    model: PreTrainedModel,
+    sites: Sequence[AttentionSite],
+    folder: Path,
+    processor: Any,
+    portable: bool,
+    max_shard_size: str | int,
+) -> None:
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    carry_processor(model, processor, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    _restore_dense_counts(settings)
+    native = _native_counts(model, sites, settings)
+    if native:
+        settings["headprune"] = {"dense": {name: settings[name] for name in native if name != "head_dim"}}
+        settings.update(native)
+    if portable:
+        portability.write(model, sites, settings, folder)
+    (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    fingerprint.write(folder)
 
 
 def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, **options: Any) -> PreTrainedModel:
@@ -220,12 +235,13 @@ def _restore_dense_counts(settings: dict[str, Any]) -> None:
     settings.update(settings.pop("headprune", {}).get("dense", {}))
 
 
-def _native_counts(model: PreTrainedModel, settings: Mapping[str, Any]) -> dict[str, int]:
+def _native_counts(
+    model: PreTrainedModel, sites: Sequence[AttentionSite], settings: Mapping[str, Any]
+) -> dict[str, int]:
     """Config numbers with which the plain class has exactly the weights of this pruned model; empty if none do.
 
     The proof is in the shapes: the plain class is built from them, without memory, and compared.
     """
-    sites = resolve(model)
     if len({(site.heads, site.kv_heads, site.head_dim) for site in sites}) != 1 or not settings.get("pruned_heads"):
         return {}
     site = sites[0]

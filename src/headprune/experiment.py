@@ -122,6 +122,7 @@ def run_experiment(
             for step in run.steps:
                 if on_step is not None:
                     on_step(step)
+            _publish(out, run.record)
             return run.record
         held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
         result = prune(
@@ -150,9 +151,16 @@ def run_experiment(
             folders = {"dense": Path(experiment.model), "pruned": out / "model"}
             record["savings"] = savings(result.dense, result.model, batch, folders=folders)
         run.finish(record)
-        write_text(out / "model" / "README.md", model_card(run.record))
-        write_report([out], out / "report.html")
+        _publish(out, run.record)
         return run.record
+
+
+def _publish(out: Path, record: dict[str, Any]) -> None:
+    """The model card and the report of a finished run, unless they are there."""
+    if not (out / "model" / "README.md").is_file():
+        write_text(out / "model" / "README.md", model_card(record))
+    if not (out / "report.html").is_file():
+        write_report([out], out / "report.html")
 
 
 def _in_precision_of(source: str, model: PreTrainedModel) -> PreTrainedModel:

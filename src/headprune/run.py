@@ -34,7 +34,7 @@ class Run:
     def __init__(self, path: str | Path, settings: Mapping[str, Any], *, overwrite: bool = False) -> None:
         self.path = Path(path)
         self.settings = json.loads(json.dumps(dict(settings)))
-        self._lock = FileLock(str(self.path.with_name(f".{self.path.name}.lock")))
+        self._lock = FileLock(str(self.path / ".lock"))
         self._prepare(overwrite)
         self.steps = self._read_steps()
 
@@ -43,15 +43,17 @@ class Run:
     def _prepare(self, overwrite: bool) -> None:
         if self.path.is_file():
             raise RunError(f"{self.path} is a file; choose a directory for the run.")
+        if self.path.is_dir() and not (self.path / "run.json").is_file() and not _is_blank(self.path):
+            raise RunError(f"{self.path} exists and holds something that is not a run; choose a new directory.")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
             raise RunError(
                 f"Another process is working on {self.path}; wait for it, or choose another directory."
             ) from None
         except OSError as error:
-            raise RunError(f"Cannot write to {self.path.parent}: {error.strerror}; choose another place.") from None
+            raise RunError(f"Cannot write to {self.path}: {error.strerror}; choose another place.") from None
         try:
             self._open(overwrite)
         except BaseException:
@@ -60,17 +62,14 @@ class Run:
 
     def _open(self, overwrite: bool) -> None:
         described = self.path / "run.json"
-        if self.path.is_dir() and any(self.path.iterdir()) and not described.is_file():
-            raise RunError(f"{self.path} exists and holds something that is not a run; choose a new directory.")
         if described.is_file() and overwrite:
             # The record of the old run goes last, so that a kill in between leaves something that is still a run.
-            for name in ("steps.jsonl", "timing.jsonl", "curve.csv"):
+            for name in ("steps.jsonl", "timing.jsonl", "curve.csv", "report.html", "model/README.md"):
                 (self.path / name).unlink(missing_ok=True)
             described.unlink()
         if described.is_file():
             self._refuse_other_settings(described)
         else:
-            self.path.mkdir(exist_ok=True)
             self._describe({})
 
     def _refuse_other_settings(self, described: Path) -> None:
@@ -179,6 +178,11 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_blank(folder: Path) -> bool:
+    """Nothing in it, or only what a start that was killed at once leaves behind."""
+    return all(entry.name.startswith((".lock", ".run.json.")) for entry in folder.iterdir())
 
 
 def read_run(path: str | Path) -> tuple[dict[str, Any], list[Step]]:
