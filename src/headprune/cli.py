@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import json
 import math
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import transformers
 import typer
 
+from headprune.cli_options import (
+    BatchSize,
+    Calibration,
+    CalibrationSamples,
+    Data,
+    Dtype,
+    EvaluationSamples,
+    Every,
+    Json,
+    Keep,
+    LabelColumn,
+    Labels,
+    MaxDrop,
+    MaxLength,
+    MetricName,
+    MinPerSite,
+    Model,
+    Overwrite,
+    PairColumn,
+    Plugin,
+    Processor,
+    SameData,
+    Samples,
+    Schedule,
+    Seed,
+    Split,
+    TextColumn,
+    experiment_of,
+    import_plugins,
+    print_json,
+    resumable,
+)
 from headprune.errors import HeadpruneError
 from headprune.files import write_text
 
@@ -24,31 +51,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-Model = Annotated[str, typer.Argument(help="A local folder or a hub name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
-Data = Annotated[
-    str,
-    typer.Option(
-        help="csv, tsv, jsonl or parquet with a text column; .txt for language models; .npz or a folder of images; "
-        "or a data set's name."
-    ),
-]
-TextColumn = Annotated[str | None, typer.Option(help="Column with the text; found by its usual names.")]
-PairColumn = Annotated[str | None, typer.Option(help="Column with the second text of a pair.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Column with the label; found by its usual names.")]
-Split = Annotated[str | None, typer.Option(help="Split of a data set, or of an .npz with x_SPLIT and y_SPLIT.")]
-Labels = Annotated[str, typer.Option(help="'given' in the data, or 'self' for the model's own predictions.")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Draw this many samples, by the seed.")]
-Seed = Annotated[int, typer.Option(help="Seed of every random choice.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch.")]
-MaxLength = Annotated[int, typer.Option(min=2, help="Longer texts are cut to this many tokens.")]
-Processor = Annotated[str | None, typer.Option(help="Where the tokenizer is, if not with the model.")]
-Dtype = Annotated[str, typer.Option(help="Precision to compute in: float32, bfloat16 or float16.")]
-Plugin = Annotated[
-    list[str] | None,
-    typer.Option("--plugin", help="Python file or module to import first: it may register criteria and families."),
-]
 
 
 @app.callback()
@@ -171,22 +173,6 @@ def score(
             typer.echo(f"Scores are in {out}.")
 
 
-Keep = Annotated[str | None, typer.Option(help="Stop at this share (0.5) or number (36) of heads left.")]
-MaxDrop = Annotated[
-    float | None,
-    typer.Option(help="The metric may fall at most this far below dense (0.01); perplexity may rise by this share."),
-]
-Schedule = Annotated[str, typer.Option(help="'greedy' scores again after every step, 'one-shot' only once.")]
-Every = Annotated[int, typer.Option(min=1, help="Units to remove per step.")]
-MinPerSite = Annotated[int, typer.Option(min=0, help="Leave at least this many heads at every site.")]
-Calibration = Annotated[str | None, typer.Option(help="Data to score on, apart from --data, which then evaluates.")]
-CalibrationSamples = Annotated[int, typer.Option(min=1, help="Samples to score on.")]
-EvaluationSamples = Annotated[int | None, typer.Option(min=1, help="Samples to evaluate on; all others by default.")]
-SameData = Annotated[bool, typer.Option("--same-data", help="Score and evaluate on the same samples.")]
-MetricName = Annotated[str | None, typer.Option(help="accuracy, f1, matthews, pearson or perplexity; found by task.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again where a run is already.")]
-
-
 @app.command()
 def prune(
     model: Model,
@@ -220,37 +206,12 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Remove heads from a model step by step, measure it after each, and save the result."""
-    from headprune.data import Columns
-    from headprune.experiment import Experiment, run_experiment
+    from headprune.experiment import run_experiment
     from headprune.live import live_curve
     from headprune.tables import print_run
 
     import_plugins(plugin)
-    experiment = Experiment(
-        model=model,
-        data=data,
-        criterion=criterion,
-        keep=parse_keep(keep),
-        max_drop=max_drop,
-        knee=knee,
-        schedule=schedule,
-        every=every,
-        min_per_site=min_per_site,
-        explore=explore,
-        columns=Columns(text_column, pair_column, label_column),
-        split=split,
-        calibration=calibration,
-        calibration_samples=calibration_samples,
-        evaluation_samples=evaluation_samples,
-        same_data=same_data,
-        metric=metric,
-        labels=labels,
-        seed=seed,
-        batch_size=batch_size,
-        max_length=max_length,
-        processor=processor,
-        dtype=dtype,
-    )
+    experiment = experiment_of(locals())
     with resumable(out), live_curve(f"Pruning by {criterion}") as on_step:
         record = run_experiment(experiment, out, overwrite=overwrite, on_step=on_step)
     result = record["result"]
@@ -294,33 +255,12 @@ def compare(
     """Run several criteria from the same dense model on the same data, and say which is best."""
     from headprune.compare import compare as compare_criteria
     from headprune.compare import expand, split_names, sweep_alpha, write_comparison
-    from headprune.data import Columns
     from headprune.errors import CriterionError
-    from headprune.experiment import Experiment
     from headprune.live import live_curve
     from headprune.tables import print_comparison
 
     import_plugins(plugin)
-    experiment = Experiment(
-        model=model,
-        data=data,
-        schedule=schedule,
-        every=every,
-        min_per_site=min_per_site,
-        columns=Columns(text_column, pair_column, label_column),
-        split=split,
-        calibration=calibration,
-        calibration_samples=calibration_samples,
-        evaluation_samples=evaluation_samples,
-        same_data=same_data,
-        metric=metric,
-        labels=labels,
-        seed=seed,
-        batch_size=batch_size,
-        max_length=max_length,
-        processor=processor,
-        dtype=dtype,
-    )
+    experiment = experiment_of(locals())
     names = expand(split_names(criteria))
     if alpha not in (None, "sweep"):
         raise CriterionError(
@@ -361,6 +301,38 @@ def report(
 
 
 @app.command()
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="greedy-gnorm: the tables and figures of arXiv 2602.04491.")],
+    out: Annotated[Path, typer.Option(help="Directory for the tables and figures.")],
+    published: Annotated[
+        Path | None, typer.Option(help="The authors' result files, to draw figures 3 to 5 from.")
+    ] = None,
+    runs: Annotated[Path | None, typer.Option(help="Runs of this tool, to draw figures 3 to 5 from.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model folder to measure figure 2 on; the demo's by default.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Data file for figure 2.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the tables and figures of a paper, from its configurations, its published data, or runs of this tool."""
+    from rich.console import Console
+
+    from headprune.errors import DataError
+    from headprune.reproduce import reproduce_greedy_gnorm
+
+    if paper != "greedy-gnorm":
+        raise DataError(f"There is no reproduction of {paper!r}; there is: greedy-gnorm.")
+    if (model is None) != (data is None):
+        raise DataError("Figure 2 needs both --model and --data, or neither.")
+    figure2 = None if model is None or data is None else (model, data)
+    files = reproduce_greedy_gnorm(
+        out, published=published, runs=runs, figure2=figure2, console=Console(stderr=as_json)
+    )
+    if as_json:
+        print_json({"out": str(out), "files": [str(file) for file in files]})
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for the demo's model, data and runs.")] = Path("demo"),
 ) -> None:
@@ -369,52 +341,6 @@ def demo(
 
     with resumable(out):
         run_demo(out)
-
-
-def parse_keep(text: str | None) -> float | int | None:
-    from headprune.errors import ScheduleError
-
-    if text is None:
-        return None
-    try:
-        return int(text) if text.isdigit() else float(text)
-    except ValueError:
-        raise ScheduleError(
-            f"--keep takes a share such as 0.5 or a number of heads such as 36, not {text!r}."
-        ) from None
-
-
-@contextmanager
-def resumable(out: Path) -> Iterator[None]:
-    """Ctrl-C ends with a sentence on how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"Interrupted. What was done is in {out}; run the same command again to go on from there.", err=True)
-        raise typer.Exit(130) from None
-
-
-def import_plugins(names: list[str] | None) -> None:
-    """Import Python files or modules that register criteria or families."""
-    from headprune.errors import RegistrationError
-
-    for name in names or ():
-        try:
-            if name.endswith(".py"):
-                spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-                if spec is None or spec.loader is None or not Path(name).is_file():
-                    raise ImportError("there is no such file")
-                module = importlib.util.module_from_spec(spec)
-                sys.modules[Path(name).stem] = module
-                spec.loader.exec_module(module)
-            else:
-                importlib.import_module(name)
-        except ImportError as error:
-            raise RegistrationError(f"The plugin {name} cannot be imported: {error}.") from None
-
-
-def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2))
 
 
 def main() -> None:

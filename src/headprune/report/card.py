@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from headprune.report.loading import finite
+
 
 def model_card(record: Mapping[str, Any]) -> str:
     """README.md with the yaml header that model hubs read."""
@@ -16,8 +21,7 @@ def model_card(record: Mapping[str, Any]) -> str:
     header = [
         "---",
         "library_name: transformers",
-        # Hubs take the name of a model there, not a folder of somebody's machine.
-        *([f"base_model: {json.dumps(name)}"] if not Path(name).exists() else []),
+        *([f"base_model: {json.dumps(name)}"] if _on_hub(name) else []),
         "tags:",
         "- headprune",
         "- pruned",
@@ -27,7 +31,7 @@ def model_card(record: Mapping[str, Any]) -> str:
     lines = [
         *header,
         "",
-        f"# {name.rstrip('/').rsplit('/', 1)[-1]}, {removed} of {result['heads_before']} attention heads removed",
+        f"# {_plain(Path(name).name or name)}, {removed} of {result['heads_before']} attention heads removed",
         "",
         f"Pruned by headprune {record['versions']['headprune']}: criterion "
         f"`{settings['criterion']}`, schedule `{settings['schedule']}`, seed {settings['seed']}, "
@@ -37,22 +41,11 @@ def model_card(record: Mapping[str, Any]) -> str:
         "| | dense | pruned |",
         "|---|---|---|",
         f"| heads | {result['heads_before']} | {result['heads_after']} |",
-        f"| {result['metric']} | {result['dense']:.4f} | {result['pruned']:.4f} |",
+        f"| {_plain(result['metric'])} | {_number(result['dense'])} | {_number(result['pruned'])} |",
         f"| agreement with the dense model | 1 | {_number(result['agreement'])} |",
-    ]
-    saved = record.get("savings")
-    if saved:
-        dense, pruned = saved["dense"], saved["pruned"]
-        lines += [
-            f"| parameters | {dense['parameters']:,} | {pruned['parameters']:,} |",
-            f"| MB in float32 | {dense['megabytes']:.2f} | {pruned['megabytes']:.2f} |",
-            f"| FLOPs | {dense['flops']:,} | {pruned['flops']:,} |",
-        ]
-    gone = {
-        site: [head for head, kept in enumerate(row) if not kept] for site, row in enumerate(result["mask"]) if 0 in row
-    }
-    lines += ["", "Removed heads, by site: " + ("; ".join(f"{s}: {ids}" for s, ids in gone.items()) or "none") + "."]
-    lines += [
+        *_savings(record.get("savings")),
+        "",
+        _heads(result["mask"], removed),
         "",
         "## Use",
         "",
@@ -65,5 +58,47 @@ def model_card(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _savings(saved: Mapping[str, Any] | None) -> list[str]:
+    if not saved:
+        return []
+    dense, pruned, latency = saved["dense"], saved["pruned"], saved["latency"]
+    tokens = f" for {latency['tokens']} tokens" if latency.get("tokens") else ""
+    return [
+        f"| parameters | {dense['parameters']:,} | {pruned['parameters']:,} |",
+        f"| MB in float32 | {dense['megabytes']:.2f} | {pruned['megabytes']:.2f} |",
+        f"| FLOPs{tokens} | {dense['flops']:,} | {pruned['flops']:,} |",
+        *(
+            f"| milliseconds, batch of {key[6:]}, {latency['threads']} CPU threads "
+            f"| {value['dense']:.1f} | {value['pruned']:.1f} |"
+            for key, value in latency.items()
+            if key.startswith("batch_")
+        ),
+    ]
+
+
+def _heads(mask: list[list[int]], removed: int) -> str:
+    """The removed heads. Zeros of the mask are also heads that had gone before and, where sites have different numbers
+    of heads, padding: with those, the kept heads are what the mask says for certain."""
+    zeros = sum(not kept for row in mask for kept in row)
+    word, wanted = ("Removed", 0) if zeros == removed else ("Kept", 1)
+    by_site = {site: [head for head, kept in enumerate(row) if kept == wanted] for site, row in enumerate(mask)}
+    listed = "; ".join(f"{site}: {heads}" for site, heads in by_site.items() if heads)
+    return f"{word} heads, by site, in the original numbering: {listed or 'none'}."
+
+
+def _on_hub(name: str) -> bool:
+    """Hubs take the name of a model there, not a folder of somebody's machine."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return not Path(name).exists()
+
+
+def _plain(text: str) -> str:
+    """Text that markdown shows as it is, in one line."""
+    return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#" else sign for sign in " ".join(text.split()))
+
+
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    return "-" if finite(value) is None else f"{value:.4f}"

@@ -1,4 +1,7 @@
-"""The figures of a report as Altair charts: what the page shows and what `--figures` writes are the same."""
+"""The figures of a report as Altair charts: what the page shows and what `--figures` writes are the same.
+
+The page moves through the steps by setting the charts' parameters: `step` and the like are their names in it.
+"""
 
 from __future__ import annotations
 
@@ -7,133 +10,183 @@ from typing import Any
 
 import altair as alt
 
-from headprune.report.loading import ReportRun, finite
+from headprune.report.loading import ReportRun, finite, ranks, scores_of, split_random
 
-# Okabe and Ito's palette: tells eight things apart for every kind of colour vision.
-PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
+# Okabe and Ito's palette without black and yellow, which vanish on a dark or a white page: tells six things apart for
+# every kind of colour vision. More runs than that differ in their dashes.
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+DASHES = [[1, 0], [6, 3], [2, 2], [10, 3, 2, 3]]
 RANDOM_GREY = "#8a8a8a"
-WIDTH, HEIGHT = 620, 300
+KEPT, NEW, GONE = "#0072B2", "#D55E00", "rgba(128,128,128,0.22)"
+WIDTH, HEIGHT, CELL = 620, 300, 22
+BOXES = 16
+STATES = ["kept", "removed in this step", "removed before"]
 
 
 def curve(runs: Sequence[ReportRun], field: str, *, title: str, axis: str) -> alt.LayerChart:
-    """A quantity of every step over the share of heads removed; the stop of each run is a ring, and the parameter
-    `step` puts a point on the first run's curve. Random runs together are boxes, a few of them grey lines."""
-    lines = [run for run in runs if not run.is_random]
-    chance = [run for run in runs if run.is_random]
-    scale = alt.Scale(zero=False)
-    x = alt.X("removed:Q", title="share of heads removed", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1]))
-    y = alt.Y("value:Q", title=axis, scale=scale)
+    """A quantity of every step over the share of heads removed. A ring is where a run stopped; the filled point is at
+    the parameters `at_removed` and `at_value`, in the colour `at_colour`."""
+    lines, trials = split_random(runs)
+    reach = max(_share(run, step.heads) for run in runs for step in run.steps)
+    x = alt.X(
+        "removed:Q",
+        title="share of heads removed",
+        axis=alt.Axis(format="%", tickCount=5),
+        scale=alt.Scale(domain=[0, reach or 1]),
+    )
+    y = alt.Y("value:Q", title=axis, scale=alt.Scale(domain=_extent(runs, field), nice=True, zero=False))
     layers: list[Any] = []
-    if len(chance) >= 3:
-        rows = _box_rows(chance, field)
+    boxes = _box_rows(trials, field) if trials else []
+    if boxes:
         layers.append(
-            alt.Chart(alt.Data(values=rows), name="random")
-            .mark_boxplot(size=9, color=RANDOM_GREY, opacity=0.75, extent="min-max")
+            alt.Chart(alt.Data(values=boxes), name="random")
+            .mark_boxplot(orient="vertical", size=9, color=RANDOM_GREY, opacity=0.75, extent="min-max")
             .encode(x=x, y=y)
         )
-    drawn = lines + (chance if len(chance) < 3 else [])
-    names = [run.name for run in drawn]
-    colours = alt.Color(
-        "run:N",
-        title="run",
-        scale=alt.Scale(domain=names, range=[PALETTE[i % len(PALETTE)] for i in range(len(names))]),
-        legend=alt.Legend(orient="bottom", columns=4) if len(runs) > 1 else None,
-    )
-    rows = [row for run in drawn for row in _rows(run, field)]
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        x=x,
-        y=y,
-        color=colours,
-        tooltip=[
-            alt.Tooltip("run:N"),
-            alt.Tooltip("step:Q"),
-            alt.Tooltip("heads:Q", title="heads left"),
-            alt.Tooltip("value:Q", title=axis, format=".4f"),
-        ],
-    )
-    if rows:
-        layers.append(base.mark_line(interpolate="linear", strokeWidth=2))
-        layers.append(
-            base.transform_filter("datum.stop").mark_point(shape="circle", size=150, filled=False, strokeWidth=2.5)
+    names = [run.name for run in lines]
+    look = {run.name: _look(number) for number, run in enumerate(lines)}
+    legend = alt.Legend(orient="bottom", columns=2, labelLimit=150, symbolType="stroke") if len(runs) > 1 else None
+    if lines:
+        base = alt.Chart(alt.Data(values=[row for run in lines for row in _rows(run, field)])).encode(
+            x=x,
+            y=y,
+            color=alt.Color(
+                "run:N", title=None, legend=legend, scale=alt.Scale(domain=names, range=[look[n][0] for n in names])
+            ),
+            tooltip=[
+                alt.Tooltip("run:N"),
+                alt.Tooltip("step:Q"),
+                alt.Tooltip("heads:Q", title="heads left"),
+                alt.Tooltip("value:Q", title=axis, format=".4f"),
+            ],
         )
-    first = (drawn or list(runs))[0]
-    step = alt.param(name="step", value=first.stopped_at)
-    marked = alt.Chart(alt.Data(values=_rows(first, field))).encode(x=x, y=y)
+        dashes = alt.StrokeDash(
+            "run:N", title=None, legend=legend, scale=alt.Scale(domain=names, range=[look[n][1] for n in names])
+        )
+        layers.append(base.mark_line(strokeWidth=2).encode(strokeDash=dashes))
+        layers.append(
+            base.transform_filter("datum.stop").mark_point(shape="circle", size=160, filled=False, strokeWidth=2.5)
+        )
+    first = runs[0]
+    here = _rows(first, field)[first.shown_first]
     layers.append(
-        marked.transform_filter("datum.step == step")
-        .mark_point(filled=True, size=90, color="#D55E00", opacity=1)
-        .add_params(step)
+        alt.Chart(alt.Data(values=[{"point": "chosen step"}]))
+        .transform_calculate(removed="at_removed", value="at_value")
+        .transform_filter("isValid(datum.value)")
+        .mark_point(filled=True, size=70, opacity=1, color=alt.ExprRef("at_colour"))
+        .encode(x=x, y=y)
+        .add_params(
+            alt.param(name="at_removed", value=here["removed"]),
+            alt.param(name="at_value", value=here["value"]),
+            alt.param(name="at_colour", value=colour(runs, first)),
+        )
     )
-    return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=title)
+    notes = ["ring: where a run stopped" if any(run.stop is not None for run in lines) else ""]
+    notes += [f"grey boxes: {len(trials)} random trials, from the lowest to the highest" if boxes else ""]
+    heading = alt.TitleParams(title, subtitle="; ".join(note for note in notes if note), anchor="start")
+    return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=heading)
+
+
+def colour(runs: Sequence[ReportRun], run: ReportRun) -> str:
+    """The colour of a run among others."""
+    lines, trials = split_random(runs)
+    return RANDOM_GREY if run in trials else _look(lines.index(run))[0]
 
 
 def mask(run: ReportRun) -> alt.Chart:
-    """Which heads are left at the stop."""
-    gone = {tuple(head) for step in run.steps[: run.stopped_at + 1] for head in step.removed}
-    rows = [
-        {"site": site, "head": head, "state": "removed" if (site, head) in gone else "kept"}
-        for site, heads in enumerate(shape(run))
-        for head in range(heads)
-    ]
-    colour = alt.Color("state:N", scale=alt.Scale(domain=["kept", "removed"], range=["#0072B2", "#dcdcdc"]), title=None)
-    return _grid(rows, colour, f"heads kept by {run.name}, step {run.stopped_at}")
-
-
-def scores(run: ReportRun, step: int = 1) -> alt.Chart:
-    """The scores that led to a step, shaded by rank."""
-    matrix = run.steps[step].scores
-    rows = []
-    if matrix is not None:
-        values = sorted(v for row in matrix.tolist() for v in row if v == v)
-        rank = {value: place / max(1, len(values) - 1) for place, value in enumerate(values)}
-        rows = [
-            {"site": s, "head": h, "rank": rank.get(value), "score": finite(value)}
-            for s, row in enumerate(matrix.tolist())
-            for h, value in enumerate(row)
-            if h < shape(run)[s]
-        ]
-    colour = alt.Color("rank:Q", scale=alt.Scale(scheme="viridis", domain=[0, 1]), title="rank (1 = most important)")
-    return _grid(rows, colour, f"scores of {run.name} before step {step}")
-
-
-def _grid(rows: list[dict[str, Any]], colour: alt.Color, title: str) -> alt.Chart:
-    cell = 22
+    """Which heads are left after the parameter `step`."""
+    legend = alt.Legend(orient="bottom", labelLimit=200)
+    chosen = alt.Color("state:N", title=None, legend=legend, scale=alt.Scale(domain=STATES, range=[KEPT, NEW, GONE]))
+    kept, new, before = (f"'{state}'" for state in STATES)
+    state = f"!isValid(datum.gone) || datum.gone > step ? {kept} : datum.gone == step ? {new} : {before}"
     return (
-        alt.Chart(alt.Data(values=rows))
-        .mark_rect(stroke="white", strokeWidth=1)
-        .encode(
-            x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0)),
-            y=alt.Y("site:O", title="site"),
-            color=colour,
-            tooltip=["site:O", "head:O", *(["score:Q"] if rows and "score" in rows[0] else [])],
-        )
-        .properties(width=alt.Step(cell), height=alt.Step(cell), title=title)
+        _grid(run, "'Heads left after step ' + step")
+        .transform_calculate(state=state)
+        .encode(color=chosen, tooltip=["site:O", "head:O", "state:N"])
+        .add_params(alt.param(name="step", value=run.shown_first))
     )
 
 
-def shape(run: ReportRun) -> list[int]:
-    """Original heads of each site, from the widest thing the run knows about them."""
-    if run.result:
-        return [len(row) for row in run.result["mask"]]
-    widest: dict[int, int] = {}
-    for step in run.steps:
-        for head in step.removed:
-            widest[head.site] = max(widest.get(head.site, 0), head.index + 1)
-        if step.scores is not None:
-            return [step.scores.shape[1]] * step.scores.shape[0]
-    return [widest.get(site, 0) for site in range(max(widest, default=-1) + 1)]
+def scores(run: ReportRun, step: int | None = None) -> alt.Chart:
+    """The scores that led to the parameter `step`, the first removal if none is named, shaded by rank."""
+    step = min(1, len(run.steps) - 1) if step is None else step
+    values = scores_of(run, step)
+    shade = alt.Color(
+        "rank:Q",
+        title="importance by rank, 0 = least",
+        scale=alt.Scale(scheme="viridis", domain=[0, 1]),
+        legend=alt.Legend(orient="bottom", gradientLength=160, values=[0, 0.5, 1], titleLimit=250),
+    )
+    return (
+        _grid(run, "'Scores that led to step ' + step")
+        .transform_calculate(rank="ranks[datum.cell]", score="scores[datum.cell]")
+        .encode(
+            color=shade,
+            tooltip=["site:O", "head:O", alt.Tooltip("score:Q", format=".3~g"), alt.Tooltip("rank:Q", format=".2f")],
+        )
+        .add_params(
+            alt.param(name="step", value=step),
+            alt.param(name="scores", value=values),
+            alt.param(name="ranks", value=ranks(values)),
+        )
+        .configure_scale(invalid={"color": {"value": GONE}})
+    )
+
+
+def cells(run: ReportRun) -> list[dict[str, Any]]:
+    """The cells of the mask and of the scores."""
+    return [
+        {"site": head.site, "head": head.index, "cell": cell, "gone": run.gone_at.get(head)}
+        for cell, head in enumerate(run.heads)
+    ]
+
+
+def _grid(run: ReportRun, title: str) -> alt.Chart:
+    """One row per site, one cell per head. The title is an expression, the run's name a parameter in it."""
+    axis, scale = alt.Axis(labelAngle=0, labelOverlap=True), alt.Scale(padding=0.06)
+    return (
+        alt.Chart(alt.Data(values=cells(run), name="cells"))
+        .mark_rect(invalid=None)
+        .encode(
+            x=alt.X("head:O", title="head", axis=axis, scale=scale),
+            y=alt.Y("site:O", title="site", axis=axis, scale=scale),
+        )
+        .add_params(alt.param(name="run", value=run.name))
+        .properties(
+            width=alt.Step(CELL),
+            height=alt.Step(CELL),
+            title=alt.TitleParams(alt.ExprRef(f"[{title}, run]"), anchor="start", limit=340),
+        )
+    )
+
+
+def _look(number: int) -> tuple[str, list[int]]:
+    return PALETTE[number % len(PALETTE)], DASHES[number // len(PALETTE) % len(DASHES)]
+
+
+def _share(run: ReportRun, left: int) -> float:
+    total = max(1, run.steps[0].heads)
+    return round((total - left) / total, 6)
+
+
+def _extent(runs: Sequence[ReportRun], field: str) -> list[float]:
+    """From the lowest to the highest value, with some room where all are equal; 0 to 1 where there is none."""
+    values = [value for run in runs for step in run.steps if (value := finite(getattr(step, field))) is not None]
+    if not values:
+        return [0, 1]
+    low, high = min(values), max(values)
+    return [low, high] if low < high else [low - 0.05 * (abs(low) or 1), high + 0.05 * (abs(high) or 1)]
 
 
 def _rows(run: ReportRun, field: str) -> list[dict[str, Any]]:
-    total = max(1, run.steps[0].heads)
     return [
         {
             "run": run.name,
             "step": step.step,
             "heads": step.heads,
-            "removed": (total - step.heads) / total,
+            "removed": _share(run, step.heads),
             "value": finite(getattr(step, field)),
-            "stop": step.step == run.stopped_at,
+            "stop": step.step == run.stop,
         }
         for step in run.steps
     ]
@@ -141,10 +194,9 @@ def _rows(run: ReportRun, field: str) -> list[dict[str, Any]]:
 
 def _box_rows(runs: Sequence[ReportRun], field: str) -> list[dict[str, Any]]:
     """Trials at about sixteen shares of heads removed: a box per step would be a wall."""
-    count = min(len(run.steps) for run in runs)
-    every = max(1, count // 16)
+    every = max(1, min(len(run.steps) for run in runs) // BOXES)
     return [
-        {**row, "removed": round(row["removed"], 6)}
+        {"removed": row["removed"], "value": row["value"]}
         for run in runs
         for row in _rows(run, field)
         if row["step"] % every == 0 and row["value"] is not None

@@ -50,7 +50,11 @@ def reproduce_greedy_gnorm(
         (out / "figures").mkdir(parents=True, exist_ok=True)
         if measured is None:
             task = gradients.demo_task(out / "figure2", console)
-            measured = None if task is None else gradients.measure_change(*task, name="The demo's model")
+            measured = (
+                None
+                if task is None
+                else gradients.measure_change(*task, name=f"The demo's model after {gradients.LESSONS} strings")
+            )
         if measured is None:
             notes.append("Figure 2 was left out: it needs a model folder and a data file, --model and --data.")
         else:

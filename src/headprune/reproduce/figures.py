@@ -145,7 +145,9 @@ def _mask(panel: Panel) -> alt.Chart:
     ]
     kept = sum(sum(bits) for bits in mask)
     # A title along the axis needs room that a single site does not have.
-    title, angle = ("Site (layer)", 270) if len(mask) > 3 else ("Site", 0)
+    site = alt.Axis(title="Site (layer)", labelOverlap=True, ticks=False)
+    if len(mask) < 4:
+        site = alt.Axis(title="Site", titleAngle=0, titleAlign="right", titleBaseline="middle", ticks=False)
     colour = alt.Color(
         "state:N",
         scale=alt.Scale(domain=["kept", "removed"], range=[BLUE, "#E3E3E3"]),
@@ -156,7 +158,7 @@ def _mask(panel: Panel) -> alt.Chart:
         .mark_rect(stroke="white", strokeWidth=1)
         .encode(
             alt.X("head:O", title="Head", axis=alt.Axis(labelAngle=0, labelOverlap=True, ticks=False)),
-            alt.Y("site:O", title=title, axis=alt.Axis(titleAngle=angle, labelOverlap=True, ticks=False)),
+            alt.Y("site:O", axis=site),
             colour,
         )
         .properties(

@@ -21,7 +21,7 @@ from headprune.tasks import load_task
 
 SAMPLES, BATCH, SEED = 64, 32, 0
 FINEST = 16  # squares along a side of a map
-LESSONS = 1920  # strings that the demo's model is fine-tuned on here: enough for a real classifier, in a short time
+LESSONS = 640  # strings that the demo's model is fine-tuned on here: a beginning, in a short time
 ROLES = ("Query", "Key", "Value")
 CELL = 7  # pixels
 

@@ -78,8 +78,8 @@ def read_masks(folder: Path) -> dict[str, list[list[bool]]]:
     content = _json(folder / MASKS)
     masks = {}
     for model in MODELS:
-        rows = content.get(model.published)
-        shape = [len(row) for row in rows] if isinstance(rows, list) else []
+        rows: Any = content.get(model.published)
+        shape = [len(row) for row in rows if isinstance(row, list)] if isinstance(rows, list) else []
         if shape != [model.heads_per_site] * model.sites:
             raise ReproductionError(
                 f"{folder / MASKS} has no mask of {model.sites} x {model.heads_per_site} heads for {model.published}; "
