@@ -45,13 +45,18 @@ def curve(runs: Sequence[ReportRun], field: str, *, title: str, axis: str) -> al
         )
     names = [run.name for run in lines]
     look = {run.name: _look(number) for number, run in enumerate(lines)}
-    legend = alt.Legend(orient="bottom", columns=2, labelLimit=150, symbolType="stroke") if len(runs) > 1 else None
+    # One run per row: a wide legend would take its width from the curve on a phone.
+    symbols = {"symbolType": "stroke", "symbolSize": 300, "symbolStrokeWidth": 3, "symbolOpacity": 1}
+    legend = alt.Legend(orient="bottom", columns=1, labelLimit=280, **symbols) if len(runs) > 1 else None
     if lines:
         base = alt.Chart(alt.Data(values=[row for run in lines for row in _rows(run, field)])).encode(
             x=x,
             y=y,
             color=alt.Color(
-                "run:N", title=None, legend=legend, scale=alt.Scale(domain=names, range=[look[n][0] for n in names])
+                "run:N",
+                title=None,
+                legend=legend,
+                scale=alt.Scale(domain=names, range=[look[n][0] for n in names]),
             ),
             tooltip=[
                 alt.Tooltip("run:N"),
@@ -61,7 +66,10 @@ def curve(runs: Sequence[ReportRun], field: str, *, title: str, axis: str) -> al
             ],
         )
         dashes = alt.StrokeDash(
-            "run:N", title=None, legend=legend, scale=alt.Scale(domain=names, range=[look[n][1] for n in names])
+            "run:N",
+            title=None,
+            legend=legend,
+            scale=alt.Scale(domain=names, range=[look[n][1] for n in names]),
         )
         layers.append(base.mark_line(strokeWidth=2).encode(strokeDash=dashes))
         layers.append(
@@ -82,8 +90,8 @@ def curve(runs: Sequence[ReportRun], field: str, *, title: str, axis: str) -> al
         )
     )
     notes = ["ring: where a run stopped" if any(run.stop is not None for run in lines) else ""]
-    notes += [f"grey boxes: {len(trials)} random trials, from the lowest to the highest" if boxes else ""]
-    heading = alt.TitleParams(title, subtitle="; ".join(note for note in notes if note), anchor="start")
+    notes += [f"grey boxes: {len(trials)} random trials, lowest to highest" if boxes else ""]
+    heading = alt.TitleParams(title, subtitle=[note for note in notes if note], anchor="start")
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=heading)
 
 

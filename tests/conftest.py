@@ -1,0 +1,32 @@
+"""Settings of all tests: no network, one thread each (workers share the cores), and no trace left anywhere."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "HF_MODULES_CACHE" not in os.environ:  # remote code of portable checkpoints is copied there when it is loaded
+    os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="headprune-tests-")
+    atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
+
+import pytest
+import torch
+from transformers.utils import logging
+
+torch.set_num_threads(1)
+logging.disable_progress_bar()
+
+
+@pytest.fixture
+def clean_table() -> Iterator[None]:
+    """The family table as it was, whatever a test registers."""
+    from headprune.sites import families
+
+    before = list(families.FAMILIES)
+    yield
+    families.FAMILIES[:] = before

@@ -1,0 +1,217 @@
+"""What happens to the files: what comes along, what stays, and what a kill or an exception in the middle leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+import headprune
+import headprune.checkpoint
+import headprune.files
+import other_process
+from headprune.errors import CheckpointError
+from helpers import contents, identical, kept_heads, outputs, pruned
+from zoo import ZOO
+
+
+def same_model(path: Path, model: Any) -> bool:
+    batch = ZOO["bert"].batch(0)
+    return identical(outputs(headprune.load(path), batch), outputs(model, batch))
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Any:
+    """A model that has been saved as `model`, alone in its folder."""
+    model = pruned(ZOO["bert"])[0]
+    headprune.save(model, tmp_path / "model")
+    return model
+
+
+@pytest.fixture
+def new() -> Any:
+    return pruned(ZOO["bert"], "first-site-gone")[0]
+
+
+def word_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: place for place, word in enumerate(["[UNK]", "[PAD]", "heads", "may", "go"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def test_the_tokenizer_of_the_source_comes_along(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "dense")
+    ZOO["bert"].build().save_pretrained(tmp_path / "dense")
+    (tmp_path / "dense" / "optimizer.pt").write_bytes(b"not for others")
+    model = headprune.load(tmp_path / "dense")
+    headprune.remove(model, [(0, 0)])
+    headprune.save(model, tmp_path / "first")
+    headprune.save(headprune.load(tmp_path / "first"), tmp_path / "second")
+    for name in ("first", "second"):
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            assert (tmp_path / name / file).read_bytes() == (tmp_path / "dense" / file).read_bytes()
+        assert not (tmp_path / name / "optimizer.pt").exists()
+        loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
+        assert loaded("heads may go")["input_ids"] == tokenizer("heads may go")["input_ids"] == [2, 3, 4]
+
+
+def test_the_image_processor_of_the_source_comes_along(tmp_path: Path) -> None:
+    ZOO["vit"].build().save_pretrained(tmp_path / "dense")
+    (tmp_path / "dense" / "preprocessor_config.json").write_text('{"size": 16}')
+    headprune.save(headprune.load(tmp_path / "dense"), tmp_path / "saved")
+    assert (tmp_path / "saved" / "preprocessor_config.json").read_text() == '{"size": 16}'
+
+
+def test_a_given_processor_is_written(tmp_path: Path, new: Any) -> None:
+    path = headprune.save(new, tmp_path / "model", processor=word_tokenizer())
+    assert transformers.AutoTokenizer.from_pretrained(path)("go heads")["input_ids"] == [4, 2]
+
+
+@pytest.mark.usefixtures("old")
+def test_other_files_of_an_old_checkpoint_are_kept(tmp_path: Path, new: Any) -> None:
+    path = tmp_path / "model"
+    (path / "README.md").write_text("a model card")
+    (path / "runs").mkdir()
+    (path / "runs" / "log.txt").write_text("a log")
+    (path / "model-00001-of-00009.safetensors").write_bytes(b"weights of something else")
+    headprune.save(new, path)
+    assert (path / "README.md").read_text() == "a model card"
+    assert (path / "runs" / "log.txt").read_text() == "a log"
+    assert [file.name for file in path.glob("*.safetensors")] == ["model.safetensors"]
+    assert same_model(path, new)
+
+
+def test_a_new_directory_is_made_with_its_parents(tmp_path: Path, new: Any) -> None:
+    assert headprune.save(new, str(tmp_path / "a" / "b" / "model")) == tmp_path / "a" / "b" / "model"
+    (tmp_path / "empty").mkdir()
+    assert same_model(headprune.save(new, tmp_path / "empty"), new)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a", "empty"]
+
+
+@pytest.mark.usefixtures("old")
+def test_a_relative_path_works(tmp_path: Path, new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    headprune.save(new, "model")
+    assert same_model(Path("model"), new)
+    assert same_model(Path("./model"), new)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model"]
+
+
+def test_saving_writes_the_same_bytes_again(tmp_path: Path, old: Any) -> None:
+    headprune.save(old, tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(tmp_path / "model")
+    headprune.save(headprune.load(tmp_path / "model"), tmp_path / "third")
+    assert contents(tmp_path / "third") == contents(tmp_path / "model")
+
+
+def test_saving_leaves_the_model_alone(tmp_path: Path, new: Any) -> None:
+    new.save_pretrained(tmp_path / "plain")  # transformers itself notes architectures and dtype in the config
+    before, parameters, kept = new.config.to_dict(), dict(new.named_parameters()), kept_heads(new)
+    headprune.save(new, tmp_path / "model", portable=True)
+    assert new.config.to_dict() == before
+    assert all(parameter is parameters[name] for name, parameter in new.named_parameters())
+    assert kept_heads(new) == kept
+
+
+MOMENTS = {
+    "weights": (transformers.PreTrainedModel, "save_pretrained"),
+    "processor": (headprune.checkpoint, "carry_processor"),
+    "code": (headprune.checkpoint.portability, "write"),
+    "fingerprint": (headprune.checkpoint.fingerprint, "write"),
+    "other-files": (headprune.files, "_keep_other_files"),
+    "sync": (headprune.files, "_sync"),
+    "swap": (headprune.files, "_swap"),
+}
+ERRORS = {
+    "full-disk": (
+        OSError(28, "No space left on device"),
+        CheckpointError,
+        "Cannot save to .* No space left on device; make room",
+    ),
+    "ctrl-c": (KeyboardInterrupt(), KeyboardInterrupt, None),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_exception_leaves_the_old_one_and_no_litter(
+    moment: str, error: str, tmp_path: Path, old: Any, new: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(tmp_path)
+    raised, expected, message = ERRORS[error]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(*MOMENTS[moment], fail)
+    for name in ("model", "elsewhere") if moment != "other-files" else ("model",):
+        with pytest.raises(expected, match=message):
+            headprune.save(new, tmp_path / name, portable=moment == "code")
+    monkeypatch.undo()
+    assert contents(tmp_path) == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+    assert same_model(tmp_path / "model", old)
+
+
+def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    """Before every file operation in turn, with and without an atomic swap of directories, and at random moments."""
+    report = other_process.run("kill_while_saving.py", str(tmp_path))
+    assert {scenario: found["problems"] for scenario, found in report.items() if found["problems"]} == {}
+    for name in ("over an old one", "over an old one, by renaming"):
+        assert report[name]["old"] > 10  # kills before the swap
+        assert report[name]["new"] > 1  # kills after it, and the one that was too late
+    assert report["for the first time"]["nothing"] > 10
+    assert report["for the first time"]["new"] > 0
+    assert report["at random moments"]["kills"] == 6
+
+
+def test_what_a_kill_between_two_renames_left_is_recovered(tmp_path: Path, old: Any, new: Any) -> None:
+    aside = tmp_path / ".model.old"
+    (tmp_path / "model").rename(aside)
+    assert same_model(tmp_path / "model", old)
+    assert not aside.exists()
+
+    (tmp_path / "model").rename(aside)  # saving recovers it first, and so keeps its other files
+    (aside / "README.md").write_text("a model card")
+    headprune.save(new, tmp_path / "model")
+    assert (tmp_path / "model" / "README.md").is_file()
+    assert same_model(tmp_path / "model", new)
+
+    headprune.save(old, aside)  # both are there: the new one had been renamed already
+    assert same_model(tmp_path / "model", new)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_failed_second_rename_loses_nothing(
+    tmp_path: Path, old: Any, new: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if ".new-" in self.name:
+            raise OSError(5, "Input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(headprune.files, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        headprune.save(new, tmp_path / "model")
+    monkeypatch.undo()
+    assert same_model(tmp_path / "model", old)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_the_fingerprint_covers_config_and_weights(tmp_path: Path, old: Any) -> None:
+    record = json.loads((tmp_path / "model" / "headprune.json").read_text())
+    assert sorted(record["files"]) == ["config.json", "model.safetensors"]
+    headprune.save(old, tmp_path / "shards", max_shard_size="8KB")
+    record = json.loads((tmp_path / "shards" / "headprune.json").read_text())
+    shards = {file.name for file in (tmp_path / "shards").glob("*.safetensors")}
+    assert set(record["files"]) == shards | {"config.json", "model.safetensors.index.json"}

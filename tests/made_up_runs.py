@@ -1,0 +1,109 @@
+"""Run directories with made-up numbers: what reports are tested on, without training anything."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headprune.experiment import Experiment
+from headprune.heads import Head
+from headprune.run import Run
+from headprune.trajectory import Step
+
+EVIL = "<script>alert(1)</script>\"'</title><img src=x onerror=alert(2)>${alert(3)}"
+
+
+def make_run(
+    folder: Path,
+    heads: Sequence[int] = (4, 4, 4),
+    *,
+    seed: int = 0,
+    every: int = 1,
+    stop: float | None = 0.5,
+    steps: int | None = None,
+    metric: str = "accuracy",
+    values: Sequence[float] | None = None,
+    scores: float | None = None,
+    savings: bool = True,
+    **settings: Any,
+) -> Path:
+    """A run directory as `prune` leaves it. `stop` is the share of steps at which it stopped, None for a run that has
+    not come to its end; `values` are the metrics, `scores` is one value for all scores."""
+    rng = random.Random(seed)
+    bend = rng.uniform(0.2, 1.5)
+    units = [Head(site, head) for site, count in enumerate(heads) for head in range(count)]
+    order = rng.sample(units, len(units))
+    journal: list[Step] = []
+    gone: list[Head] = []
+    table = torch.full((len(heads), max(heads)), math.nan, dtype=torch.float64)
+    for head in units:
+        table[head.site, head.index] = rng.random() if scores is None else scores
+    for number in range((len(units) // every if steps is None else steps) + 1):
+        removed = tuple(order[len(gone) : len(gone) + every]) if number else ()
+        now = table.clone()
+        for head in gone:
+            now[head.site, head.index] = math.nan
+        gone += removed
+        left = len(units) - len(gone)
+        journal.append(
+            Step(
+                step=number,
+                removed=removed,
+                score=0.1 if number else None,
+                metric=values[number] if values else 0.5 + 0.4 * (left / len(units)) ** bend - 0.02 * rng.random(),
+                agreement=left / len(units),
+                loss=1.0 - left / len(units),
+                heads=left,
+                applied_heads=left,
+                parameters=1_000_000 + 10_000 * left,
+                flops=1_000 * left,
+                scores=now if number else None,
+            )
+        )
+    with Run(folder, Experiment(**{"model": "org/tiny-bert", "data": "data.csv", **settings}).settings()) as run:
+        run.steps = journal  # as Run.append leaves it, without a sync to disk after every line
+        (folder / "steps.jsonl").write_text("".join(json.dumps(step.to_json()) + "\n" for step in journal))
+        if stop is not None:
+            run.finish(_record(journal, heads, int(stop * (len(journal) - 1)), metric, savings))
+    return folder
+
+
+def _record(journal: list[Step], heads: Sequence[int], stop: int, metric: str, savings: bool) -> dict[str, Any]:
+    gone = {head for step in journal[: stop + 1] for head in step.removed}
+    wide = range(max(heads))
+    result = {
+        "step": stop,
+        "steps": len(journal) - 1,
+        "metric": metric,
+        "higher_is_better": metric != "perplexity",
+        "dense": journal[0].metric,
+        "pruned": journal[stop].metric,
+        "agreement": journal[stop].agreement,
+        "heads_before": journal[0].heads,
+        "heads_after": journal[stop].heads,
+        "mask": [[int(h < count and (s, h) not in gone) for h in wide] for s, count in enumerate(heads)],
+    }
+    record: dict[str, Any] = {"samples": {"calibration": 16, "evaluation": 64}, "result": result}
+    if savings:
+        cost = {"megabytes_on_disk": None, "flops": 9_000_000, "head_flops": 400, "peak_memory_megabytes": 9.5}
+        times = {"dense": 4.0, "pruned": 3.0, "ratio": 0.75}
+        record["savings"] = {
+            name: {
+                **cost,
+                "heads": step.heads,
+                "parameters": step.parameters,
+                "modules": {"embeddings": 1_000_000, "encoder": step.parameters - 1_000_000},
+                "megabytes": 4.0,
+            }
+            for name, step in (("dense", journal[0]), ("pruned", journal[stop]))
+        }
+        latency = {"threads": 1, "repeats": 7, "tokens": 32, "batch_1": times, "batch_32": times}
+        record["savings"]["latency"] = latency
+        record["savings"]["note"] = "Attention heads are 4% of this model's FLOPs."
+    return record

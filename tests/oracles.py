@@ -1,0 +1,371 @@
+"""The slow, obvious truth about every criterion, which shares no code with the engine that is tested against it.
+
+One sample at a time and without its padding, in float64 on a copy of the model with eager attention. Gradients of
+weights are gradients of weights, a gate is a number that multiplies, attention probabilities are what the softmax
+gives. From headprune comes the geometry of the sites alone: which rows of which weight belong to which head.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+import headprune
+from headprune.sites import AttentionSite
+
+IGNORED = -100
+SOFTMAX = functional.softmax
+
+Batch = Mapping[str, torch.Tensor]
+Sample = dict[str, torch.Tensor]
+
+
+def without_padding(batch: Batch) -> list[Sample]:
+    """Each sample alone, its padding cut off on the encoder's and on the decoder's side, and no mask left."""
+    result = []
+    size = len(next(iter(batch.values())))
+    for row in range(size):
+        own = {name: value[row : row + 1] for name, value in batch.items()}
+        labels = own.get("labels")
+        sides = {"attention_mask": ["input_ids", "token_type_ids"], "decoder_attention_mask": ["decoder_input_ids"]}
+        if labels is not None and labels.dim() == 2 and not labels.is_floating_point():
+            decoder = "decoder_attention_mask" in own or "decoder_input_ids" in own
+            sides["decoder_attention_mask" if decoder else "attention_mask"].append("labels")
+        for mask_name, names in sides.items():
+            if mask_name in own:
+                real = own.pop(mask_name)[0].bool()
+                own.update({name: own[name][:, real] for name in names if name in own})
+        result.append({name: value.double() if value.is_floating_point() else value for name, value in own.items()})
+    return result
+
+
+@contextmanager
+def softmax_replaced(replacement: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Attention scores [batch, heads, queries, keys] go through `replacement`; every other softmax is as ever.
+
+    Eager attention of all families calls this one function once per application of a site, in order of execution.
+    """
+
+    def softmax(scores: torch.Tensor, dim: int | None = None, **options: Any) -> torch.Tensor:
+        return replacement(scores) if scores.dim() == 4 else SOFTMAX(scores, dim=dim, **options)
+
+    functional.softmax = softmax
+    try:
+        yield
+    finally:
+        functional.softmax = SOFTMAX
+
+
+class Oracle:
+    """All criteria of one model on some batches. Scores are float64 [sites x heads], NaN where a head is gone."""
+
+    def __init__(
+        self, model: Any, batches: Sequence[Batch], labels: str = "given", *, next_token: bool = False
+    ) -> None:
+        self.model = copy.deepcopy(model).double().eval()
+        self.model.set_attn_implementation("eager")
+        self.model.requires_grad_(True)
+        self.labels = labels
+        self.next_token = next_token  # a language model: each token is predicted by the one before
+        self.sites: list[AttentionSite] = headprune.resolve(self.model)
+        self.width = max(site.original_heads for site in self.sites)
+        self.batches = [without_padding(batch) for batch in batches]
+        self.samples = [sample for samples in self.batches for sample in samples]
+        self._maps: list[list[torch.Tensor]] = []
+        self._gate_gradients: list[torch.Tensor] = []
+
+    # --- what a sample says ---
+
+    def logits(self, sample: Sample) -> torch.Tensor:
+        """[classes], or [tokens, classes] of the one sample; hidden states where the model has no head."""
+        derives_decoder_inputs = self.model.config.is_encoder_decoder and "decoder_input_ids" not in sample
+        kept_back = ("own",) if derives_decoder_inputs else ("own", "labels")
+        inputs = {name: value for name, value in sample.items() if name not in kept_back}
+        if functional.softmax is SOFTMAX:  # some families fall back to float32 there
+            with softmax_replaced(lambda scores: SOFTMAX(scores.double(), dim=-1)):
+                output = self.model(**inputs)
+        else:
+            output = self.model(**inputs)
+        if "logits_per_image" in output:
+            return output.logits_per_image[0]
+        return (output.logits if "logits" in output else output.last_hidden_state)[0]
+
+    def targets(self, sample: Sample, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits that are judged and their labels, [n, classes] and [n]."""
+        rows = logits.reshape(-1, logits.shape[-1])
+        if self.labels == "self":
+            return rows, sample.get("own", rows.argmax(-1))
+        if self.next_token:
+            rows, labels = rows[:-1], sample.get("labels", sample["input_ids"])[0, 1:]
+        else:
+            labels = sample["labels"].flatten()
+        return rows[labels != IGNORED], labels[labels != IGNORED]
+
+    def loss(self, sample: Sample) -> torch.Tensor:
+        logits = self.logits(sample)
+        labels = sample.get("labels")
+        if labels is not None and labels.is_floating_point():
+            if logits.shape == (1,):
+                return (logits - labels).square().sum()
+            return functional.binary_cross_entropy_with_logits(logits, labels[0])
+        return functional.cross_entropy(*self.targets(sample, logits))
+
+    def norm(self, sample: Sample) -> torch.Tensor:
+        return self.logits(sample).square().sum().sqrt()
+
+    def predictions(self) -> list[int]:
+        return [int(self.logits(sample).argmax()) for sample in self.samples]
+
+    # --- where a head is ---
+
+    def blank(self) -> torch.Tensor:
+        return torch.full((len(self.sites), self.width), torch.nan, dtype=torch.float64)
+
+    def heads(self) -> Iterator[tuple[AttentionSite, int, int]]:
+        """(site, original id, position in today's weights) of every head that is left."""
+        for site in self.sites:
+            for position, head in enumerate(site.kept):
+                yield site, head, position
+
+    def weight(self, path: str, *, gradient: bool = False) -> torch.Tensor:
+        """[out, in] whatever the module; a weight that had no part in the objective has the gradient 0."""
+        module = self.model.get_submodule(path)
+        weight = module.weight.detach()
+        if gradient:
+            weight = torch.zeros_like(weight) if module.weight.grad is None else module.weight.grad
+        return weight.T if type(module).__name__ == "Conv1D" else weight
+
+    def blocks(self, site: AttentionSite, position: int, *, gradient: bool = False) -> dict[str, torch.Tensor]:
+        """The head's rows of the Q, K and V weights and its columns of the output weight."""
+        group = position // site.group
+        q, k, v = (self.weight(p.module, gradient=gradient) for p in (site.q, site.k, site.v))
+        columns = range(position * site.head_dim, (position + 1) * site.head_dim)
+        return {
+            "q": q[site.q.rows([position])],
+            "k": k[site.k.rows([group])],
+            "v": v[site.v.rows([group])],
+            "o": self.weight(site.o, gradient=gradient)[:, list(columns)],
+        }
+
+    # --- criteria ---
+
+    def gnorm(self, objective: str = "logit-norm", aggregation: str = "sample") -> torch.Tensor:
+        """Real weight gradients. A batch has one objective: the norm of all its logits, or its mean loss."""
+        of_sample = self.norm if objective == "logit-norm" else self.loss
+        norms = {role: self.blank() for role in "qkv"}
+        for samples in self.batches if aggregation == "batch" else [[sample] for sample in self.samples]:
+            values = torch.stack([of_sample(sample) for sample in samples])
+            scalar = values.square().sum().sqrt() if objective == "logit-norm" else values.mean()
+            self.model.zero_grad()
+            scalar.backward()
+            for site, head, position in self.heads():
+                blocks = self.blocks(site, position, gradient=True)
+                for role, total in norms.items():
+                    total[site.index, head] = total[site.index, head].nan_to_num(0.0) + blocks[role].norm()
+        count = len(self.samples)
+        return (norms["q"] / count) * (norms["k"] / count) * (norms["v"] / count)
+
+    @contextmanager
+    def gates(self, gates: torch.Tensor) -> Iterator[None]:
+        handles = []
+        for site in self.sites:
+            if site.kept:
+
+                def multiply(module: Any, args: tuple[torch.Tensor, ...], site: AttentionSite = site) -> Any:
+                    heads = args[0].reshape(*args[0].shape[:-1], len(site.kept), site.head_dim)
+                    return (heads * gates[site.index, list(site.kept), None]).reshape(args[0].shape), *args[1:]
+
+                handles.append(self.model.get_submodule(site.o).register_forward_pre_hook(multiply))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def gate_gradients(self) -> list[torch.Tensor]:
+        """dL/d(gate) of each sample, [sites x heads]."""
+        if not self._gate_gradients:
+            for sample in self.samples:
+                gates = torch.ones(self.blank().shape, dtype=torch.float64, requires_grad=True)
+                with self.gates(gates):
+                    loss = self.loss(sample)
+                self._gate_gradients += torch.autograd.grad(loss, gates, allow_unused=True, materialize_grads=True)
+        return self._gate_gradients
+
+    def his(self, *, normalize: bool = False) -> torch.Tensor:
+        scores = sum(gradient.abs() for gradient in self.gate_gradients()) / len(self.samples)
+        for site in self.sites:
+            if normalize and site.kept:
+                scores[site.index] /= sum(scores[site.index, head] ** 2 for head in site.kept) ** 0.5
+        return self.only_kept(scores)
+
+    def his_by_differences(self, step: float = 1e-5) -> torch.Tensor:
+        """HIS without any gradient: the gate of one head moved up and down."""
+        total = self.blank()
+        with torch.no_grad():
+            for site, head, _ in self.heads():
+                slopes = []
+                for sample in self.samples:
+                    values = []
+                    for moved in (1 + step, 1 - step):
+                        gates = torch.ones(total.shape, dtype=torch.float64)
+                        gates[site.index, head] = moved
+                        with self.gates(gates):
+                            values.append(float(self.loss(sample)))
+                    slopes.append(abs(values[0] - values[1]) / (2 * step))
+                total[site.index, head] = sum(slopes) / len(slopes)
+        return total
+
+    def only_kept(self, scores: torch.Tensor) -> torch.Tensor:
+        result = self.blank()
+        for site, head, _ in self.heads():
+            result[site.index, head] = scores[site.index, head]
+        return result
+
+    def taylor(self) -> torch.Tensor:
+        self.model.zero_grad()
+        torch.stack([self.loss(sample) for sample in self.samples]).mean().backward()
+        result = self.blank()
+        for site, head, position in self.heads():
+            weights, gradients = self.blocks(site, position), self.blocks(site, position, gradient=True)
+            result[site.index, head] = sum((weights[role] * gradients[role]).sum() for role in "qkvo").abs()
+        return result
+
+    def magnitude(self) -> torch.Tensor:
+        result = self.blank()
+        for site, head, position in self.heads():
+            blocks = self.blocks(site, position)
+            result[site.index, head] = torch.cat([blocks[role].flatten() for role in "qkvo"]).norm()
+        return result
+
+    # --- attention probabilities ---
+
+    def runs(self) -> list[AttentionSite]:
+        """The sites as one forward runs them, a tied one as often as it is applied."""
+        return [site for site in self.sites if site.kept for _ in range(site.applications)]
+
+    def maps(self, sample: Sample, scalar: Callable[[Sample], torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The probabilities of every application, in the graph of the scalar."""
+        seen: list[torch.Tensor] = []
+
+        def watch(scores: torch.Tensor) -> torch.Tensor:
+            seen.append(SOFTMAX(scores.double(), dim=-1))
+            if seen[-1].requires_grad:
+                seen[-1].retain_grad()
+            return seen[-1]
+
+        with softmax_replaced(watch):
+            value = scalar(sample)
+        assert len(seen) == len(self.runs()), "the oracle does not see the attention of every site"
+        return seen, value
+
+    def unchanged_maps(self) -> list[list[torch.Tensor]]:
+        """The probabilities of each sample's plain run, without gradients."""
+        if not self._maps:
+            with torch.no_grad():
+                self._maps = [self.maps(sample, self.logits)[0] for sample in self.samples]
+        return self._maps
+
+    def tis(self) -> torch.Tensor:
+        total = self.blank().nan_to_num(0.0)
+        for sample in self.samples:
+            maps, loss = self.maps(sample, self.loss)
+            loss.backward()
+            signed = torch.zeros_like(total)
+            for site, attention in zip(self.runs(), maps, strict=True):
+                assert attention.grad is not None
+                signed[site.index, list(site.kept)] += (attention * attention.grad).sum(dim=(0, 2, 3)).detach()
+            total += signed.abs()
+        return self.only_kept(total / len(self.samples))
+
+    def entropies(self, variant: str = "C", epsilon: float = 1e-7, *, deficit: bool = False) -> torch.Tensor:
+        """AE, or AD = 1 - AE / log t for t keys. In float64 only a masked key has a probability of exactly 0, so the
+        keys of a row are those above it. A tied site has the mean of its applications."""
+        total = self.blank().nan_to_num(0.0)
+        for maps in self.unchanged_maps():
+            for site, attention in zip(self.runs(), maps, strict=True):
+                left = attention + epsilon if variant == "C" else attention
+                inside = attention if variant == "A" else attention + epsilon
+                terms = (left * inside.log()).masked_fill(attention == 0, 0.0)
+                values = -terms[0].sum(-1).mean(-1)
+                if deficit:
+                    values = 1 - values / math.log(attention.shape[-1])
+                total[site.index, list(site.kept)] += values / site.applications
+        return self.only_kept(total / len(self.samples))
+
+    def entropy(self, variant: str = "C", epsilon: float = 1e-7) -> torch.Tensor:
+        return -self.entropies(variant, epsilon)
+
+    def deficit(self, variant: str = "C", epsilon: float = 1e-7) -> torch.Tensor:
+        return -self.entropies(variant, epsilon, deficit=True)
+
+    def hies(self, alpha: float = 0.5) -> torch.Tensor:
+        scaled = []
+        for values in (self.his(), self.entropies()):
+            known = values[~values.isnan()]
+            if not len(known):
+                return values
+            scaled.append((values - known.min()) / (known.max() - known.min()))
+        return alpha * scaled[0] + (1 - alpha) * (1 - scaled[1])
+
+    def label_probability(self, sample: Sample) -> torch.Tensor:
+        """F of the attribution; with several labelled tokens, the mean of their probabilities."""
+        logits, labels = self.targets(sample, self.logits(sample))
+        return SOFTMAX(logits, dim=-1)[torch.arange(len(labels)), labels].mean()
+
+    def attribution(self, steps: int = 20) -> torch.Tensor:
+        """The attention of one site is replaced by (k/m) A, A that of the unchanged run; others are as they come."""
+        total = self.blank().nan_to_num(0.0)
+        for sample, base in zip(self.samples, self.unchanged_maps(), strict=True):
+            judged = sample
+            if self.labels == "self":  # the label is the unchanged run's, not that of a run with less attention
+                with torch.no_grad():
+                    judged = {**sample, "own": self.targets(sample, self.logits(sample))[1]}
+            for site in self.sites:
+                if site.kept:
+                    total[site.index, list(site.kept)] += self._largest_attribution(judged, site, base, steps)
+        return self.only_kept(total / len(self.samples))
+
+    def _largest_attribution(
+        self, sample: Sample, site: AttentionSite, base: list[torch.Tensor], steps: int
+    ) -> torch.Tensor:
+        runs = self.runs()
+        own = [number for number, run in enumerate(runs) if run is site]
+        means = {number: torch.zeros_like(base[number]) for number in own}
+        for step in range(1, steps + 1):
+            leaves: dict[int, torch.Tensor] = {}
+            order = iter(range(len(runs)))
+
+            def scale(scores: torch.Tensor, step: int = step, leaves: Any = leaves, order: Any = order) -> torch.Tensor:
+                number = next(order)
+                if number not in own:
+                    return SOFTMAX(scores.double(), dim=-1)
+                leaves[number] = (step / steps * base[number]).requires_grad_(True)
+                return leaves[number]
+
+            with softmax_replaced(scale):
+                self.label_probability(sample).backward()
+            for number, leaf in leaves.items():
+                assert leaf.grad is not None
+                means[number] += leaf.grad / steps
+        best = [(base[n] * means[n]).masked_fill(base[n] == 0, -torch.inf).amax(dim=(0, 2, 3)) for n in own]
+        return torch.stack(best).amax(0)
+
+
+def relative_differences(actual: torch.Tensor, expected: torch.Tensor, *, floor: float = 1e-3) -> torch.Tensor:
+    """Per head, |a - e| / (|e| + floor * max|e|): at most 1e-4 means a relative difference of 1e-4 with an absolute
+    floor of 1e-7 of the largest score, which is all that float32 knows. Infinite where only one of them is NaN."""
+    assert actual.shape == expected.shape
+    gone = expected.isnan()
+    if not torch.equal(gone, actual.isnan()):
+        return torch.full((1,), torch.inf, dtype=torch.float64)
+    if gone.all():
+        return torch.zeros(1, dtype=torch.float64)
+    actual, expected = actual[~gone].double(), expected[~gone].double()
+    return (actual - expected).abs() / (expected.abs() + floor * expected.abs().max())

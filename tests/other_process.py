@@ -1,0 +1,44 @@
+"""Handing checkpoints to a process of its own, which loads them and compares: see programs/load_checkpoints.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+import headprune
+from helpers import outputs, pruned
+from zoo import Entry
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+
+
+def write_case(folder: Path, entry: Entry, variant: str, **options: Any) -> None:
+    """A checkpoint, with a batch, what the model said about it, and the shapes of its parameters."""
+    model, batch = pruned(entry, variant)[0], entry.batch(4)
+    headprune.save(model, folder / "checkpoint" / folder.name, **options)
+    save_file({name: value.contiguous() for name, value in batch.items()}, folder / "batch.safetensors")
+    found = {name: value.contiguous() for name, value in outputs(model, batch).items()}
+    save_file(found, folder / "outputs.safetensors")
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    (folder / "shapes.json").write_text(json.dumps(shapes))
+
+
+def load_all(folder: Path, *, portable: bool = False) -> dict[str, list[str]]:
+    """case -> what was wrong with it; portable ones are loaded where headprune cannot be imported."""
+    return run("load_checkpoints.py", str(folder), *(["--portable"] if portable else []), isolated=portable)
+
+
+def run(program: str, *arguments: str, isolated: bool = False) -> Any:
+    """What the program prints on its last line, as JSON."""
+    command = [sys.executable, *(["-I"] if isolated else []), str(PROGRAMS / program), *arguments]
+    paths = [str(PROGRAMS.parent), os.environ.get("PYTHONPATH", "")]
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=settings)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])

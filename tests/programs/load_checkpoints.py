@@ -1,0 +1,76 @@
+"""Run in a process of its own: load every checkpoint under a folder, run it on its batch, and compare with what the
+process that saved it had got. Prints one JSON object: case -> list of problems.
+
+    load_checkpoints.py FOLDER            through headprune
+    load_checkpoints.py FOLDER --portable through plain transformers, where headprune cannot be imported
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+torch.set_num_threads(1)
+
+
+class Blocked:
+    """As if headprune were not installed."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name.partition(".")[0] == "headprune":
+            raise ModuleNotFoundError(name)
+
+
+def load_with_headprune(folder: Path) -> tuple[Any, list[str]]:
+    import headprune
+
+    return headprune.load(folder), []
+
+
+def load_with_transformers(folder: Path) -> tuple[Any, list[str]]:
+    auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
+    auto = getattr(transformers, next(iter(auto_map)))
+    model, found = auto.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
+    return model, [f"{what}: {sorted(map(str, names))}" for what, names in found.items() if names]
+
+
+def problems(case: Path, load: Any) -> list[str]:
+    model, found = load(case / "checkpoint" / case.name)
+    expected = load_file(case / "outputs.safetensors")
+    with torch.no_grad():
+        result = model.eval()(**load_file(case / "batch.safetensors"))
+    found += [f"output {name} differs" for name in expected if not torch.equal(expected[name], result[name])]
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    if shapes != json.loads((case / "shapes.json").read_text()):
+        found.append("parameters differ")
+    return found
+
+
+def main() -> None:
+    folder, portable = Path(sys.argv[1]), "--portable" in sys.argv
+    if portable:
+        sys.meta_path.insert(0, Blocked())
+        try:
+            import headprune  # noqa: F401
+        except ModuleNotFoundError:
+            pass
+        else:
+            raise SystemExit("headprune could be imported, so this would prove nothing")
+    load = load_with_transformers if portable else load_with_headprune
+    report = {}
+    for case in sorted(folder.iterdir()):
+        try:
+            report[case.name] = problems(case, load)
+        except Exception as error:
+            report[case.name] = [f"{type(error).__name__}: {error}"]
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

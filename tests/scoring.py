@@ -1,0 +1,109 @@
+"""What the tests of scores share: labelled batches of every family, models before and after removals, comparisons."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+import headprune
+from helpers import pruned
+from oracles import IGNORED, Oracle, relative_differences
+from zoo import LABELS, VOCAB, ZOO, Entry, text_batch
+
+TOLERANCE = 1e-4
+# These scores are sums whose terms cancel, so single heads come out near 0 with the rounding errors of the terms: plain
+# autograd in float32 is no nearer. Their absolute floor is 1e-6 of the largest score instead of 1e-7.
+CANCELLING = ("taylor", "hies")
+HEADLESS = ("clip-text", "clip-vision", "siglip-vision")  # hidden states are all they give: labels="self"
+PAIRS = ("clip",)  # a dual encoder has no labels, so loss-based criteria do not apply
+LOSS_BASED = ("his", "tis", "taylor", "hies", "attribution")
+
+# One of each kind, for what all criteria have in common.
+EVERY = [
+    "gnorm",
+    "gnorm(objective=loss)",
+    "gnorm(aggregation=batch)",
+    "his",
+    "tis",
+    "taylor",
+    "entropy",
+    "deficit",
+    "hies",
+    "magnitude",
+    "random",
+    "attribution(steps=2)",
+]
+
+Batch = dict[str, torch.Tensor]
+
+
+def is_language_model(entry: Entry) -> bool:
+    return bool(entry.tags & {"decoder"}) or entry.name in ("bert-decoder-cross", "gpt2-cross")
+
+
+def labels_of(entry: Entry) -> Any:
+    return "self" if entry.name in HEADLESS else "given"
+
+
+def labelled(entry: Entry, seed: int) -> Batch:
+    """A padded batch of the family with the labels that its loss needs; language models predict their inputs.
+
+    GPT-2 counts positions from the left end of the row, padding or not, so its batches are padded on the right.
+    """
+    batch = text_batch(seed) if entry.name == "gpt2" else entry.batch(seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    if "seq2seq" in entry.tags:
+        labels = torch.randint(5, VOCAB, batch["decoder_input_ids"].shape, generator=generator)
+        mask = batch.get("decoder_attention_mask")
+        batch["labels"] = labels if mask is None else labels.masked_fill(mask == 0, IGNORED)
+    elif not is_language_model(entry) and entry.name not in (*HEADLESS, *PAIRS):
+        batch["labels"] = torch.randint(0, LABELS, (3,), generator=generator)
+    return batch
+
+
+def applicable(entry: Entry, criteria: Iterable[str]) -> list[str]:
+    needs_loss = [name for name in criteria if name.startswith(LOSS_BASED) or "objective=loss" in name]
+    return [name for name in criteria if entry.name not in PAIRS or name not in needs_loss]
+
+
+@functools.lru_cache(maxsize=4)
+def model_of(name: str, variant: str) -> Any:
+    """The family's model, dense or after the removals of the variant; shared, since scoring leaves a model as it is."""
+    return ZOO[name].build() if variant == "dense" else pruned(ZOO[name], variant)[0]
+
+
+def some_batches(entry: Entry, *, few: bool = False) -> list[Batch]:
+    """Batches of three and of two samples, so that a mean of means is not the mean; `few`: two samples are all."""
+    two = {name: value[:2] for name, value in labelled(entry, 5).items()}
+    return [two] if few else [labelled(entry, 0), two]
+
+
+@functools.lru_cache(maxsize=4)
+def oracle_of(name: str, variant: str, *, few: bool = False) -> Oracle:
+    entry = ZOO[name]
+    batches = some_batches(entry, few=few)
+    return Oracle(model_of(name, variant), batches, labels_of(entry), next_token=is_language_model(entry))
+
+
+def scores(model: Any, batches: Sequence[Any], criteria: Sequence[str], **options: Any) -> dict[str, torch.Tensor]:
+    return headprune.score(model, batches, criteria=list(criteria), **options).scores
+
+
+def differing(
+    actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], where: torch.Tensor | None = None
+) -> dict[str, float]:
+    """Criterion -> its largest relative difference, of those beyond the tolerance; `where` restricts the heads."""
+    assert actual.keys() == expected.keys()
+    result = {}
+    for name, one in actual.items():
+        other = expected[name]
+        if where is not None:
+            one, other = one.masked_fill(~where, torch.nan), other.masked_fill(~where, torch.nan)
+        floor = 1e-2 if name.startswith(CANCELLING) else 1e-3
+        largest = float(relative_differences(one, other, floor=floor).max())
+        if not largest <= TOLERANCE:
+            result[name] = largest
+    return result

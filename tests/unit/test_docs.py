@@ -1,0 +1,223 @@
+"""The documentation is true: its Python runs, its commands parse, its tables are those of the code, and it builds."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import runs
+from headprune.cli import app
+from headprune.criteria import REGISTRY
+from headprune.sites.families import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(r"^```(?P<language>\w+)[^\n]*\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+PROGRAM: Any = typer.main.get_command(app)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """(line, text) of every block in this language."""
+    text = text_of(page)
+    return [
+        (text.count("\n", 0, found.start("body")), found["body"])
+        for found in FENCE.finditer(text)
+        if found["language"] == language
+    ]
+
+
+def pages_with(language: str) -> list[Any]:
+    return [pytest.param(page, id=name(page)) for page in PAGES if blocks(page, language)]
+
+
+# --- Python ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with small models and data where the documentation has its placeholders, and no network."""
+    material = runs.material()
+    shutil.copytree(material.bert, tmp_path / "path/to/a/classifier")
+    shutil.copytree(material.llama, tmp_path / "path/to/a/language-model")
+    shutil.copy(material.data_tsv, tmp_path / "dev.tsv")
+    shutil.copy(material.data_tsv, tmp_path / "train.tsv")
+    shutil.copy(material.words_txt, tmp_path / "text.txt")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("The documentation's code reached for the network.")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    return tmp_path
+
+
+@pytest.fixture
+def clean_registry() -> Iterator[None]:
+    """The criteria as they were, whatever an example registers."""
+    before = dict(REGISTRY)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(before)
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+@pytest.mark.usefixtures("stand_ins", "clean_registry", "clean_table")
+def test_python_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("a_page_of_the_documentation")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for line, code in blocks(page, "python"):
+        # Empty lines before the block make the traceback point into the page.
+        exec(compile("\n" * line + code, str(page), "exec"), module.__dict__)
+
+
+# --- command lines ---------------------------------------------------------------------------------------------------
+
+
+def commands_in(page: Path) -> list[list[str]]:
+    found = []
+    for _, text in blocks(page, "console"):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if words[:1] == ["headprune"]:
+                found.append(words[1:])
+    return found
+
+
+def refuse_bad_command(words: list[str]) -> None:
+    """Parse as the program would, without running anything."""
+    verb, *rest = words
+    if verb in ("--help", "--version"):
+        return
+    assert verb in PROGRAM.commands, f"there is no verb {verb}"
+    if "--help" not in rest:
+        PROGRAM.commands[verb].make_context(verb, rest, parent=PROGRAM.context_class(PROGRAM))
+
+
+@pytest.mark.parametrize("page", pages_with("console"))
+def test_console_blocks_parse(page: Path) -> None:
+    for words in commands_in(page):
+        try:
+            refuse_bad_command(words)
+        except Exception as error:
+            pytest.fail(f"headprune {shlex.join(words)}: {getattr(error, 'message', '') or error}")
+
+
+@pytest.mark.parametrize("words", [["prune", "MODEL"], ["score", "M", "--data", "f", "--nonsense"], ["fly"]])
+def test_a_bad_command_would_be_noticed(words: list[str]) -> None:
+    with pytest.raises(Exception, match=r"Missing|No such option|no verb"):
+        refuse_bad_command(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_named_in_sentences_exist(page: Path) -> None:
+    for span in re.findall(r"`headprune ([a-z][^`]*)`", FENCE.sub("", text_of(page))):
+        verb, *rest = span.split()
+        assert verb in PROGRAM.commands, span
+        known = {option for parameter in PROGRAM.commands[verb].params for option in parameter.opts}
+        assert {word for word in rest if word.startswith("--")} <= known | {"--help"}, span
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def options_of(command: Any) -> dict[str, str]:
+    """Option -> default, in the words of the documentation."""
+    result = {}
+    for parameter in command.params:
+        option, default = parameter.opts[0], parameter.default
+        if option.startswith("--"):
+            word = "none" if default is None else "off" if default is False else str(default)
+            result[option] = "required" if parameter.required else word
+    return result
+
+
+def documented_options() -> dict[str, dict[str, str]]:
+    """Verb -> option -> default as docs/cli.md has them; a section that begins with "Options of" is about several."""
+    start, *sections = re.split(r"^## ", text_of(DOCS / "cli.md"), flags=re.MULTILINE)
+    result: dict[str, dict[str, str]] = {"": _rows(start)}
+    for section in sections:
+        title, _, body = section.partition("\n")
+        shared = re.search(r"^Options of (.*)\.$", body, re.MULTILINE)
+        for verb in re.findall(r"`(\w+)`", shared[1]) if shared else [title.strip()]:
+            result.setdefault(verb, {}).update(_rows(body))
+    return result
+
+
+def _rows(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^\| `(--[a-z-]+)` \| ([^|]+) \|", text, re.MULTILINE))
+
+
+def test_every_option_of_every_command_is_documented() -> None:
+    expected = {verb: options_of(command) for verb, command in PROGRAM.commands.items()}
+    assert documented_options() == {"": options_of(PROGRAM), **expected}
+
+
+@pytest.mark.parametrize("criterion", sorted(REGISTRY))
+def test_every_criterion_has_its_page(criterion: str) -> None:
+    kind = REGISTRY[criterion]
+    page = text_of(DOCS / "criteria" / f"{criterion}.md")
+    for heading in ("Formula", "Reference", "Options", "Needs", "When to use it", "When not", "Examples"):
+        assert f"\n## {heading}\n" in page, heading
+    fields: Any = dataclasses.fields(kind)
+    written = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE))
+    assert {key: value.lower() for key, value in written.items()} == {
+        field.name: str(field.default).lower().replace("e-07", "e-7") for field in fields
+    }
+    for reference in re.findall(r"arXiv \d+\.\d+", kind.reference):
+        assert reference in page
+    for summary in (DOCS / "criteria" / "index.md", ROOT / "README.md"):
+        assert f"`{criterion}`" in text_of(summary), summary
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_family_is_named(family: Any) -> None:
+    row = re.search(rf"^\| `{re.escape(family.name)}` \|.*$", text_of(DOCS / "families.md"), re.MULTILINE)
+    assert row is not None
+    _, _, model_types, _, width, quirk, _, _ = (cell.strip() for cell in row[0].split("|"))
+    assert tuple(re.findall(r"`([^`]+)`", model_types)) == family.model_types
+    assert width == f"`{family.head_dim}`"
+    assert quirk == (f"`{family.quirk}`" if family.quirk else "-")
+    section = text_of(ROOT / "README.md").partition("## Supported families")[2].partition("\n## ")[0]
+    listed = {re.sub(r"[^a-z0-9]", "", part.lower()) for part in re.split(r"[,:.()]|\band\b", section)}
+    for model_type in family.model_types:
+        wanted = re.sub(r"[^a-z0-9]", "", model_type.removesuffix("_text_model").removesuffix("_vision_model"))
+        assert wanted in listed, f"README.md does not name {model_type}"
+
+
+# --- the site --------------------------------------------------------------------------------------------------------
+
+
+def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+    pytest.importorskip("material", reason="mkdocs-material is not installed")
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > len(REGISTRY)
+    loaded = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+    for page in pages:
+        assert not loaded.findall(text_of(page)), page.relative_to(site)

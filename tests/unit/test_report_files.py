@@ -1,0 +1,190 @@
+"""What a report writes beside its page: figures, the command that repeats a run, the model card, errors."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from headprune import cli
+from headprune.data import Columns
+from headprune.errors import RunError
+from headprune.experiment import Experiment
+from headprune.report.card import model_card
+from headprune.report.loading import load_runs
+from headprune.report.page import charts, write_report
+from headprune.run import Run
+from made_up_runs import EVIL, make_run
+
+# --- what is shown ---
+
+
+def test_comparison_leaves_out_what_a_run_did_not_reach(tmp_path: Path) -> None:
+    make_run(tmp_path / "long", savings=False)
+    make_run(tmp_path / "short", steps=4, savings=False)
+    text = write_report([tmp_path], tmp_path / "report.html").read_text()
+    row = text.split('<td class="name">short</td>')[1].split("</tr>")[0]
+    assert row.count("<td>\u2013</td>") == 2
+    assert "\u2013" not in text.split('<td class="name">long</td>')[1].split("</tr>")[0]
+
+
+def test_heads_that_are_not_there_are_not_drawn(tmp_path: Path) -> None:
+    """Padding of ragged sites, and heads that were gone before the run."""
+    ragged = load_runs([make_run(tmp_path / "ragged", (2, 5, 3))])[0]
+    assert [head.site for head in ragged.heads] == [0] * 2 + [1] * 5 + [2] * 3
+    unfinished = load_runs([make_run(tmp_path / "unfinished", (2, 5, 3), stop=None, steps=1)])[0]
+    assert unfinished.heads == ragged.heads
+
+
+# --- figures ---
+
+
+def test_every_figure_is_written_in_every_format(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "runs" / name, criterion=name) for name in ("gnorm", "his")]
+    runs += [make_run(tmp_path / "runs" / f"r{seed}", seed=seed, criterion=f"random(seed={seed})") for seed in range(3)]
+    page = write_report(runs, tmp_path / "report.html", figure_folder=tmp_path / "figures").read_text()
+    made = charts(load_runs(runs))
+    assert set(made) == {"metric", "agreement", "mask-gnorm", "scores-gnorm", "mask-his", "scores-his"}
+    files = {file.name for file in (tmp_path / "figures").iterdir()}
+    assert files == {f"{name}.{form}" for name in made for form in ("png", "svg", "pdf")}
+    starts = {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF"}
+    for file in (tmp_path / "figures").iterdir():
+        assert file.read_bytes().startswith(starts[file.suffix])
+        assert file.stat().st_size > 2_000
+    shown = json.loads(page.split("const specifications = ")[1].split(";\nconst runs")[0])
+    assert shown["metric"] == made["metric"].to_dict()
+    assert shown["agreement"] == made["agreement"].to_dict()
+    assert shown["mask"] == made["mask-gnorm"].to_dict()
+    assert shown["scores"] == made["scores-gnorm"].to_dict()
+
+
+# --- bad input ---
+
+
+def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
+    good = make_run(tmp_path / "good", steps=1)
+    (tmp_path / "empty").mkdir()
+    with Run(tmp_path / "begun", Experiment(model="m", data="d").settings()):
+        pass
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text('{"settings": {"mod')
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.json").write_text("[]")
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "report.html"
+    wrong: list[tuple[list[Path], Path, Path | None, str]] = [
+        ([tmp_path / "nowhere"], out, None, "not a run directory"),
+        ([tmp_path / "empty"], out, None, "not a run directory"),
+        ([tmp_path / "begun"], out, None, "no step yet"),
+        ([good, tmp_path / "torn"], out, None, "damaged"),
+        ([tmp_path / "other"], out, None, "damaged"),
+        ([], out, None, "at least one run"),
+        ([good], tmp_path / "missing" / "report.html", None, "There is no directory"),
+        ([good], tmp_path / "empty", None, "is a directory"),
+        ([good], out, tmp_path / "file", "is a file"),
+    ]
+    for runs, to, figures, message in wrong:
+        with pytest.raises(RunError, match=message) as caught:
+            write_report(runs, to, figure_folder=figures)
+        assert str(caught.value).count("\n") == 0
+        assert str(caught.value).endswith(".")
+        assert not out.exists()
+    assert not (tmp_path / "missing").exists()
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [make_run(tmp_path / place / "x" / "run", steps=1) for place in ("a", "b")]
+    assert [run.name for run in load_runs(folders)] == ["a/x/run", "b/x/run"]
+    assert len(load_runs([folders[0], folders[0]])) == 1
+    monkeypatch.chdir(folders[0])
+    here = load_runs(["."])[0]
+    assert here.name == "run"
+    assert here.command.endswith("--out run")
+
+
+# --- how it was made ---
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"keep": 0.5, "same_data": True, "metric": "f1", "labels": "self", "min_per_site": 1},
+        {"max_drop": 0.01, "explore": True, "calibration": "train set.csv", "processor": "tok", "split": "test"},
+        {"knee": True, "criterion": "hies(alpha=0.7)", "evaluation_samples": 10, "dtype": "bfloat16", "keep": None},
+    ],
+)
+def test_the_command_parses_again(tmp_path: Path, settings: dict[str, Any]) -> None:
+    columns = Columns("a text", None, "y") if settings else Columns()
+    experiment = Experiment(model="org/tiny", data="data.csv", columns=columns, **settings)
+    values = {name: getattr(experiment, name) for name in experiment.__dataclass_fields__}
+    run = load_runs([make_run(tmp_path / "my run", steps=1, **values)])[0]
+    words = shlex.split(run.command)
+    assert words[:3] == ["headprune", "prune", "org/tiny"]
+    command = typer.main.get_command(cli.app).commands["prune"]  # type: ignore[attr-defined]
+    parsed = command.make_context("prune", words[2:]).params
+    assert str(parsed["out"]) == "my run"
+    assert (None if parsed["keep"] is None else float(parsed["keep"])) == experiment.keep
+    for name in ("text", "pair", "label"):
+        assert parsed[f"{name}_column"] == getattr(columns, name)
+    for name, value in values.items():
+        if name not in ("columns", "keep"):
+            assert parsed[name] == value, name
+
+
+# --- the model card ---
+
+
+def card(folder: Path, **options: Any) -> tuple[dict[str, Any], str]:
+    make_run(folder, **options)
+    text = model_card(json.loads((folder / "run.json").read_text()))
+    _, header, body = text.split("---\n", 2)
+    return yaml.safe_load(header), body
+
+
+def test_model_card_says_what_how_and_costs(tmp_path: Path) -> None:
+    header, body = card(tmp_path / "run", criterion="hies(alpha=0.7)", seed=3)
+    assert header["library_name"] == "transformers"
+    assert header["base_model"] == "org/tiny-bert"
+    assert {"headprune", "pruned"} <= set(header["tags"])
+    assert "# tiny-bert, 6 of 12 attention heads removed" in body
+    assert "criterion `hies(alpha=0.7)`, schedule `greedy`" in body
+    assert "16 calibration samples, 64 evaluation samples" in body
+    assert "| parameters | 1,120,000 | 1,060,000 |" in body
+    assert "| milliseconds, batch of 32, 1 CPU threads | 4.0 | 3.0 |" in body
+    mask = json.loads((tmp_path / "run" / "run.json").read_text())["result"]["mask"]
+    for site, row in enumerate(mask):
+        assert f"{site}: {[head for head, kept in enumerate(row) if not kept]}" in body
+
+
+def test_model_card_of_a_ragged_model_claims_no_padding(tmp_path: Path) -> None:
+    _, body = card(tmp_path / "run", heads=(2, 5, 3), savings=False)
+    mask = json.loads((tmp_path / "run" / "run.json").read_text())["result"]["mask"]
+    assert "5 of 10 attention heads removed" in body
+    for site, row in enumerate(mask):
+        if any(row):
+            assert f"{site}: {[head for head, kept in enumerate(row) if kept]}" in body.split("Kept heads")[1]
+
+
+@pytest.mark.parametrize("name", ["/data/models/bert", "../bert", "models/of/mine", "./bert", EVIL])
+def test_local_paths_are_no_base_model(tmp_path: Path, name: str) -> None:
+    assert "base_model" not in card(tmp_path / "run", model=name)[0]
+
+
+def test_a_folder_that_looks_like_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    assert "base_model" not in card(tmp_path / "run", model="org/model")[0]
+    assert card(tmp_path / "other", model="bert-base-uncased")[0]["base_model"] == "bert-base-uncased"
+
+
+def test_model_card_without_numbers(tmp_path: Path) -> None:
+    _, body = card(tmp_path / "run", values=[0.9] + [math.nan] * 12, savings=False, model=EVIL)
+    assert "| accuracy | 0.9000 | - |" in body
+    assert "\n# title\\>\\<img" in body  # escaped, so that it is text

@@ -1,0 +1,444 @@
+"""`headprune reproduce greedy-gnorm`: tables with the published integers, figures with the published points."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import random
+import shlex
+import statistics
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+from headprune.cli import app
+from headprune.errors import HeadpruneError
+from headprune.reproduce import ReproductionError, __main__, gradients, reproduce_greedy_gnorm
+from headprune.reproduce.figures import box_rows, figure3, figure4, figure5
+from headprune.reproduce.panels import CRITERIA, Panel
+from headprune.reproduce.paper import MODELS, find_model
+from headprune.reproduce.protocol import PROTOCOLS, as_commands, comparisons, find_protocol, prepare_data
+from headprune.reproduce.published import (
+    mask_of_order,
+    published_panels,
+    read_curve,
+    read_masks,
+    read_orders,
+    read_trials,
+)
+from headprune.reproduce.runs import run_panels
+from headprune.reproduce.tables import make_tables
+from headprune.reproduce.xlsx import read_sheet
+from headprune.run import read_run
+from helpers import SHARED
+
+FOLDER = SHARED / "reference" / "greedy-gnorm"
+needs_published = pytest.mark.skipif(not FOLDER.is_dir(), reason="the authors' files of ../shared are not here")
+
+# METHODS, section 6: embeddings, encoder, pooler, classifier, total; (before, after).
+PUBLISHED: dict[str, list[tuple[int, int] | None]] = {
+    "bert": [
+        (16_622_592, 16_622_592),
+        (85_054_464, 62_028_864),
+        (590_592, 590_592),
+        (2_307, 2_307),
+        (102_269_955, 79_244_355),
+    ],
+    "albert": [
+        (3_906_048, 3_906_048),
+        (7_186_944, 6_596_544),
+        (590_592, 590_592),
+        (2_307, 2_307),
+        (11_685_891, 11_095_491),
+    ],
+    "roberta": [
+        (52_000_768, 52_000_768),
+        (302_309_376, 238_037_056),
+        None,
+        (1_051_650, 1_051_650),
+        (355_361_794, 291_089_474),
+    ],
+    "xlm-roberta": [
+        (192_398_592, 192_398_592),
+        (85_054_464, 64_390_464),
+        None,
+        (605_972, 605_972),
+        (278_059_028, 257_395_028),
+    ],
+}
+SUMMARY = {
+    "BERT-base": ["144", "117", "96.82", "90.08", "102269955", "79244355", "390.13", "302.29"],
+    "ALBERT-base-v2": ["12", "3", "84.48", "77.76", "11685891", "11095491", "44.58", "42.33"],
+    "RoBERTa-large": ["384", "245", "87.80", "86.40", "355361794", "291089474", "1355.60", "1110.42"],
+    "XLM-RoBERTa-base": ["144", "105", "99.73", "90.97", "278059028", "257395028", "1060.71", "981.88"],
+}
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def said(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def rows_of(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text)))
+
+
+@pytest.fixture(scope="module")
+def tables() -> list[Any]:
+    return make_tables()
+
+
+# --- tables ---
+
+
+def test_table_1_equals_the_published_one(tables: list[Any]) -> None:
+    _, *rows = rows_of(tables[0].csv())
+    assert {name: cells for name, *cells in rows} == SUMMARY
+    assert "as published" in tables[0].note
+    assert "not measured" in tables[0].note
+
+
+@pytest.mark.parametrize("place", range(4), ids=[model.key for model in MODELS])
+def test_tables_2_to_5_equal_the_published_integers(tables: list[Any], place: int) -> None:
+    table = tables[place + 1]
+    assert table.number == place + 2
+    assert [row[0] for row in table.rows] == ["Embeddings", "Encoder", "Pooler", "Classifier", "Total"]
+    for row, numbers in zip(table.rows, PUBLISHED[MODELS[place].key], strict=True):
+        assert (None if numbers is None else tuple(row[1:3])) == numbers
+        if numbers is not None:
+            assert row[3:] == [number * 4 / 2**20 for number in numbers]
+
+
+def test_csv_and_markdown_hold_the_same_cells(tables: list[Any]) -> None:
+    for table in tables:
+        lines = [line for line in table.markdown().splitlines() if line.startswith("| ")]
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        plain = [["" if c == "-" else c.replace(",", "") for c in row] for row in cells]
+        assert plain == rows_of(table.csv())
+
+
+# --- the authors' files ---
+
+
+@needs_published
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.key)
+def test_final_masks_are_the_beginnings_of_the_orders(model: Any) -> None:
+    mask, order = read_masks(FOLDER)[model.key], read_orders(FOLDER)[model.key]
+    assert sum(not bit for row in mask for bit in row) == model.removed
+    assert len(order) == len(set(order)) == model.heads - 1
+    assert mask_of_order(model, order) == mask
+
+
+@needs_published
+def test_the_joined_trials_are_the_two_groups() -> None:
+    joined = read_trials(FOLDER, find_model("bert"))
+    header, *first = read_sheet(FOLDER / "BERTrandompruned_heads_data_50x25_1group.xlsx")
+    _, *second = read_sheet(FOLDER / "BERTrandompruned_heads_data_50x25_2group.xlsx")
+    assert header[:2] == ["Heads Pruned", "Trial_1"]
+    assert len(joined) == 25
+    for one, two in zip(first, second, strict=True):
+        assert joined[int(one[0])] == pytest.approx([*one[1:], *two[1:]])
+
+
+@needs_published
+def test_trials_of_the_other_models() -> None:
+    for key, step, count in (("albert", 12, 13), ("roberta", 16, 25), ("xlm-roberta", 6, 25)):
+        trials = read_trials(FOLDER, find_model(key))
+        assert sorted(trials) == [step * n for n in range(count)]
+        assert {len(values) for values in trials.values()} == {25}
+
+
+def inline(chart: Any) -> list[dict[str, Any]]:
+    """All rows that a chart draws, in the order of its parts."""
+    found: list[dict[str, Any]] = []
+
+    def walk(part: dict[str, Any]) -> None:
+        found.extend(datasets.get(part.get("data", {}).get("name"), []))
+        for key in ("layer", "concat", "hconcat", "vconcat"):
+            for child in part.get(key, []):
+                walk(child)
+
+    whole = chart if isinstance(chart, dict) else chart.to_dict()
+    datasets = whole["datasets"]
+    walk(whole)
+    return found
+
+
+def panels_of(chart: Any) -> dict[str, dict[str, Any]]:
+    whole = chart.to_dict()
+    return {panel["title"]: {**panel, "datasets": whole["datasets"]} for panel in whole["concat"]}
+
+
+@needs_published
+def test_figure_3_holds_every_point_of_the_csv_files() -> None:
+    drawn = panels_of(figure3(published_panels(FOLDER), ""))
+    assert list(drawn) == [model.title for model in MODELS]
+    for model in MODELS:
+        rows = inline(drawn[model.title])
+        for criterion, shown in CRITERIA.items():
+            points = [(row["removed"], row["value"]) for row in rows if row.get("criterion") == shown]
+            suffix = {"gnorm": "GreedyGnorm", "inverse:gnorm": "InverseGreedyGnorm", "entropy": "AE"}
+            name = f"pruned_heads_accuracy({model.published})basedon{suffix.get(criterion, 'AEinverse')}.csv"
+            with (FOLDER / name).open() as stream:
+                expected = [(int(r["Pruned_Heads"]), float(r["Accuracy"])) for r in csv.DictReader(stream)]
+            assert points == expected
+        assert {"removed": model.removed * model.applications} in rows
+
+
+@needs_published
+def test_figures_4_and_5_hold_the_published_data() -> None:
+    panels = published_panels(FOLDER)
+    boxes = panels_of(figure4(panels, ""))
+    assert [title.split(", ")[1] for title in boxes] == ["100 random trials", *["25 random trials"] * 3]
+    for panel, spec in zip(panels, boxes.values(), strict=True):
+        rows = inline(spec)
+        line = [(row["removed"], row["value"]) for row in rows if "value" in row]
+        assert line == list(panel.curves["gnorm"])
+        medians = {row["removed"]: row["middle"] for row in rows if "middle" in row}
+        assert medians == {place: pytest.approx(statistics.median(v)) for place, v in panel.trials.items()}
+    masks = panels_of(figure5(panels, ""))
+    for (title, spec), model in zip(masks.items(), MODELS, strict=True):
+        assert title == f"{model.title}: {model.heads - model.removed} of {model.heads} heads kept"
+        removed = {(row["site"], row["head"]) for row in inline(spec) if row["state"] == "removed"}
+        assert removed == set(read_orders(FOLDER)[model.key][: model.removed])
+
+
+def test_boxes() -> None:
+    (row,) = box_rows({6: [0.1, 0.2, 0.3, 0.4, 0.9]}, 12)
+    assert [row[name] for name in ("low", "lower", "middle", "upper", "high")] == [0.1, 0.2, 0.3, 0.4, 0.9]
+    assert box_rows({0: [0.5]}, 12)[0]["lower"] == 0.5
+    many = box_rows({place: [0.5, 0.6] for place in range(385)}, 384)
+    assert [row["removed"] for row in many] == list(range(0, 385, 16))
+    assert all(a["right"] < b["left"] for a, b in itertools.pairwise(many))
+
+
+# --- bad input ---
+
+
+def published_copy(folder: Path) -> Path:
+    """Files of the authors' form, made up."""
+    folder.mkdir()
+    masks, orders = {}, {}
+    for model in MODELS:
+        for suffix in ("GreedyGnorm", "InverseGreedyGnorm", "AE", "AEinverse"):
+            text = "Pruned_Heads,Accuracy\n0,0.9\n12,0.5\n24,\n"
+            (folder / f"pruned_heads_accuracy({model.published})basedon{suffix}.csv").write_text(text)
+        sheet(folder / f"{model.published}randompruned_heads_data_2x2_1group.xlsx", [[0, 0.9, 0.8], [12, 0.5, 0.4]])
+        heads = [(site, head) for site in range(model.sites) for head in range(model.heads_per_site)]
+        orders[model.published] = heads[:-1]
+        gone = set(heads[: model.removed])
+        masks[model.published] = [
+            [int((site, head) not in gone) for head in range(model.heads_per_site)] for site in range(model.sites)
+        ]
+    (folder / "published_final_masks.json").write_text(json.dumps(masks))
+    (folder / "published_pruning_order.json").write_text(json.dumps(orders))
+    return folder
+
+
+def sheet(path: Path, rows: list[list[float]]) -> None:
+    """A sheet with shared strings, as a spreadsheet program writes it; B of the second row is left out if None."""
+    space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+    strings = ["Heads Pruned", *(f"Trial_{n}" for n in range(1, len(rows[0])))]
+    cells = "".join(f'<c r="{chr(65 + n)}1" t="s"><v>{n}</v></c>' for n in range(len(strings)))
+    body = f'<row r="1">{cells}</row>'
+    for number, row in enumerate(rows, start=2):
+        cells = "".join(f'<c r="{chr(65 + n)}{number}"><v>{value}</v></c>' for n, value in enumerate(row))
+        body += f'<row r="{number}">{cells}</row>'
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("xl/worksheets/sheet1.xml", f"<worksheet {space}><sheetData>{body}</sheetData></worksheet>")
+        items = "".join(f"<si><t>{text}</t></si>" for text in strings)
+        archive.writestr("xl/sharedStrings.xml", f"<sst {space}>{items}</sst>")
+
+
+def test_curves_that_end_early_are_drawn_as_far_as_they_go(tmp_path: Path) -> None:
+    folder = published_copy(tmp_path / "published")
+    assert read_curve(folder, find_model("xlm-roberta"), "gnorm") == [(0, 0.9), (12, 0.5)]
+    assert figure3(published_panels(folder), "") is not None
+
+
+BAD = {
+    "no directory": (None, "", "There is no directory"),
+    "no curve": ("pruned_heads_accuracy(BERT)basedonAE.csv", None, "There is no file"),
+    "other columns": ("pruned_heads_accuracy(BERT)basedonAE.csv", "Heads,Accuracy\n1,2\n", "no column Pruned_Heads"),
+    "no numbers": ("pruned_heads_accuracy(BERT)basedonAE.csv", "Pruned_Heads,Accuracy\na,b\n", "not two numbers"),
+    "no rows": ("pruned_heads_accuracy(BERT)basedonAE.csv", "Pruned_Heads,Accuracy\n", "has no rows"),
+    "no trials": ("BERTrandompruned_heads_data_2x2_1group.xlsx", None, "There is no file BERTrandom"),
+    "no xlsx": ("BERTrandompruned_heads_data_2x2_1group.xlsx", "text", "cannot be read as xlsx"),
+    "no json": ("published_final_masks.json", "{", "is not json"),
+    "no models": ("published_final_masks.json", "[]", "does not name the four models"),
+    "other shape": ("published_final_masks.json", '{"BERT": [[1, 0]]}', "no mask of 12 x 12 heads for BERT"),
+    "no order": ("published_pruning_order.json", '{"BERT": 1}', "not a list of [layer, head]"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_published_files(case: str, tmp_path: Path) -> None:
+    name, content, message = BAD[case]
+    folder = tmp_path / "published"
+    if name is not None:
+        published_copy(folder)
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_text(content)
+    with pytest.raises(ReproductionError) as caught:
+        reproduce_greedy_gnorm(tmp_path / "out", published=folder, console=quiet())
+    assert message in str(caught.value)
+    assert str(caught.value).endswith(".")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ReproductionError, match="is a file; choose a directory"):
+        reproduce_greedy_gnorm(tmp_path / "file", console=quiet())
+    with pytest.raises(ReproductionError, match=r"There is no directory .* with runs"):
+        reproduce_greedy_gnorm(tmp_path / "out", runs=tmp_path / "none", console=quiet())
+    with pytest.raises(ReproductionError, match="has no runs of gnorm"):
+        reproduce_greedy_gnorm(tmp_path / "out", runs=tmp_path / "empty", console=quiet())
+    with pytest.raises(HeadpruneError):
+        reproduce_greedy_gnorm(tmp_path / "out", figure2=(tmp_path / "empty", tmp_path / "none.tsv"), console=quiet())
+    with pytest.raises(ReproductionError, match="no model 'gpt' in the paper; choose one of bert, albert"):
+        find_protocol("gpt")
+    assert not (tmp_path / "out").exists()
+
+
+# --- whole reproductions, on stand-ins ---
+
+
+def stand_in(folder: Path, labels: int) -> Path:
+    """A tiny BERT with a tokenizer of single letters."""
+    folder.mkdir(parents=True)
+    letters = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+    (folder / "vocab.txt").write_text("\n".join(letters))
+    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(letters),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=16,
+        num_labels=labels,
+        max_position_embeddings=32,
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def stand_in_data(path: Path, protocol: Any, labels: list[Any], rows: int = 30) -> Path:
+    chance = random.Random(0)
+    names = [name for name in (protocol.text, protocol.pair) if name]
+    lines = ["\t".join([*names, protocol.label])]
+    for row in range(rows):
+        texts = [" ".join(chance.choices("abcdefgh", k=6)) for _ in names]
+        lines.append("\t".join([*texts, str(labels[row % len(labels)])]))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_the_protocol_runs_on_stand_ins_and_its_runs_are_drawn(tmp_path: Path) -> None:
+    """The one command per model: neutral rows go, rows to score on are apart, and the figures come from the runs."""
+    for key, labels, known in (("roberta", [0, 1, 2], 2), ("albert", [0, 1, 2], 3)):
+        model = stand_in(tmp_path / f"{key}-model", known)
+        data = stand_in_data(tmp_path / f"{key}.tsv", find_protocol(key), labels)
+        call = [key, "--out", str(tmp_path / "runs"), "--checkpoint", str(model), "--data", str(data), "--trials", "2"]
+        assert __main__.main(call) == 0
+    criteria = {read_run(file.parent)[0]["settings"]["criterion"] for file in (tmp_path / "runs").rglob("run.json")}
+    assert criteria == {*CRITERIA, "random(seed=0)", "random(seed=1)"}
+    record, steps = read_run(tmp_path / "runs" / "roberta" / "greedy" / "gnorm")
+    assert record["samples"] == {"calibration": 30, "evaluation": 20}
+    assert record["settings"]["schedule"] == "greedy"
+    static, _ = read_run(tmp_path / "runs" / "albert" / "static" / "inverse-entropy")
+    assert static["settings"]["schedule"] == "one-shot"
+    assert static["settings"]["columns"]["pair"] == "pair"
+    panels = run_panels(tmp_path / "runs")
+    assert [panel.title for panel in panels] == ["ALBERT-base-v2", "RoBERTa-large"]
+    assert panels[1].curves["gnorm"] == [(8 - step.heads, step.metric) for step in steps]
+    assert panels[1].mask is not None
+    assert sum(not bit for row in panels[1].mask for bit in row) == panels[1].stop
+    assert {len(values) for values in panels[0].trials.values()} == {2}
+    console = quiet()
+    files = reproduce_greedy_gnorm(
+        tmp_path / "out",
+        runs=tmp_path / "runs",
+        published=published_copy(tmp_path / "published"),
+        figure2=(tmp_path / "albert-model", data_for_figure2(tmp_path)),
+        console=console,
+    )
+    assert "give exactly the published final masks" in said(console)
+    names = ["figure2", *(f"figure{n}{end}" for n in (3, 4, 5) for end in ("", "-runs"))]
+    assert {file.name for file in files if file.parent.name == "figures"} == {
+        f"{name}.{form}" for name in names for form in ("png", "svg", "pdf")
+    }
+    for file in files:
+        assert file.stat().st_size > 500 or file.suffix in (".csv", ".md", ".json")
+    starts = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<svg"}
+    for file in (tmp_path / "out" / "figures").iterdir():
+        assert file.read_bytes().startswith(starts[file.suffix])
+
+
+def data_for_figure2(folder: Path) -> Path:
+    path = folder / "figure2.tsv"
+    path.write_text("text\tlabel\n" + "".join(f"a b {letter}\t{place % 3}\n" for place, letter in enumerate("cdefgh")))
+    return path
+
+
+def test_figure_2_shows_the_pruned_site_and_all_others(tmp_path: Path) -> None:
+    measured = gradients.measure_change(stand_in(tmp_path / "model", 3), data_for_figure2(tmp_path))
+    (removed,) = measured.change.removed
+    chart = gradients.figure2(measured)
+    text = json.dumps(chart.to_dict())
+    assert f"after removing head {removed.index} of site {removed.site}" in text
+    assert text.count("(pruned)") == 1
+    shown = [row["change"] for row in inline(chart)]
+    assert shown == pytest.approx(measured.change.grids.flatten().tolist())
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "demo_task", lambda folder, console: None)
+    console = quiet()
+    files = reproduce_greedy_gnorm(tmp_path, console=console)
+    assert "Figures 3, 4 and 5 were left out: give --published" in said(console)
+    assert "Figure 2 was left out" in said(console)
+    assert [file.name for file in files if file.suffix == ".md"] == [f"table{n}.md" for n in range(1, 6)]
+    assert all(file.read_text() for file in files)
+
+
+def test_panels_without_trials_or_masks_leave_their_figures_out() -> None:
+    panel = Panel("x", 4, curves={"gnorm": [(0, 0.5), (4, 0.25)]})
+    assert figure3([panel], "") is not None
+    assert figure4([panel], "") is None
+    assert figure5([panel], "") is None
+    assert figure3([Panel("x", 4)], "") is None
+
+
+def test_commands_are_those_of_the_notebooks(tmp_path: Path) -> None:
+    assert [protocol.key for protocol in PROTOCOLS] == [model.key for model in MODELS]
+    protocol = find_protocol("roberta")
+    source = stand_in_data(tmp_path / "tweets.tsv", protocol, [0, 1, 2])
+    data = prepare_data(protocol, tmp_path / "data", source=source)
+    labels = [row[-1] for row in rows_of(data.evaluation.read_text())[1:]]
+    assert labels == ["0", "1"] * 10
+    assert data.calibration is not None
+    assert rows_of(data.calibration.read_text())[0] == ["text"]
+    greedy, static, chance = as_commands(comparisons(protocol, Path("runs"), data, aggregation="batch"))
+    assert shlex.split(greedy)[:3] == ["headprune", "compare", "siebert/sentiment-roberta-large-english"]
+    assert "gnorm(aggregation=batch),inverse:gnorm(aggregation=batch)" in shlex.split(greedy)
+    assert "--schedule one-shot" in static
+    assert "--trials 25 --schedule one-shot --every 16" in chance
+    known = {name for command in app.registered_commands if command.callback for name in [command.callback.__name__]}
+    assert "compare" in known
+    with pytest.raises(ReproductionError, match="has no column 'Title'"):
+        prepare_data(find_protocol("bert"), tmp_path / "data", source=source)

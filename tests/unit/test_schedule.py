@@ -1,0 +1,336 @@
+"""Which units go next, and where a trajectory stops: on hand-made scores and curves, then in real runs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import headprune
+from headprune.errors import DataError, HeadpruneError, ScheduleError
+from headprune.heads import Head
+from headprune.metrics import METRICS
+from headprune.schedule import Schedule, Stop, knee
+from helpers import difference, identical, kept_heads, outputs
+from runs import removal_order
+from scoring import labelled
+from zoo import ZOO
+
+ACCURACY, PERPLEXITY = METRICS["accuracy"], METRICS["perplexity"]
+
+
+def sites_of(name: str) -> Any:
+    return headprune.resolve(ZOO[name].build())
+
+
+# --- choosing ---
+
+
+def test_the_lowest_score_goes_first() -> None:
+    scores = torch.arange(12.0).reshape(3, 4).flip(0, 1)
+    assert Schedule(every=3).choose(scores, sites_of("bert")) == [Head(2, 3), Head(2, 2), Head(2, 1)]
+
+
+def test_equal_scores_go_in_order_of_site_and_head() -> None:
+    scores = torch.ones(3, 4)
+    scores[0, 0] = 2.0
+    assert Schedule(every=4).choose(scores, sites_of("bert")) == [Head(0, 1), Head(0, 2), Head(0, 3), Head(1, 0)]
+
+
+def test_a_group_has_the_mean_score_of_its_heads_and_goes_as_a_whole() -> None:
+    scores = torch.full((3, 6), 5.0)
+    scores[1, 0] = 0.0  # the lowest head of all, but its group has a mean of 3
+    scores[1, 1] = 6.0
+    scores[2, 4:] = 2.5
+    assert Schedule(every=2).choose(scores, sites_of("llama-gqa")) == [Head(2, 4), Head(2, 5), Head(1, 0), Head(1, 1)]
+
+
+def test_a_site_at_its_minimum_is_passed_over() -> None:
+    scores = torch.arange(12.0).reshape(3, 4)
+    assert Schedule(every=5, min_per_site=2).choose(scores, sites_of("bert")) == [
+        *(Head(0, 0), Head(0, 1), Head(1, 0), Head(1, 1), Head(2, 0))
+    ]
+
+
+def test_a_minimum_counts_heads_where_units_are_groups() -> None:
+    """Six heads in groups of two: a minimum of three leaves four, since the next group would leave two."""
+    chosen = Schedule(every=9, min_per_site=3).choose(torch.zeros(3, 6), sites_of("llama-gqa"))
+    assert [head.site for head in chosen] == [0, 0, 1, 1, 2, 2]
+
+
+def test_nothing_may_go() -> None:
+    assert Schedule(min_per_site=4).choose(torch.zeros(3, 4), sites_of("bert")) == []
+
+
+@pytest.mark.parametrize(("most", "expected"), [(4, 4), (3, 2), (2, 2), (1, 2)])
+def test_a_budget_is_not_overshot_but_by_a_first_unit(most: int, expected: int) -> None:
+    assert len(Schedule(every=9).choose(torch.zeros(3, 6), sites_of("llama-gqa"), most)) == expected
+
+
+def test_heads_that_cannot_be_removed_are_never_chosen() -> None:
+    import transformers
+
+    from zoo import GQA
+
+    model = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**GQA))
+    assert Schedule(every=99).choose(torch.zeros(3, 6), headprune.resolve(model)) == []
+
+
+WRONG = {
+    "kind": (lambda: Schedule("gready"), "no schedule 'gready'; choose one of greedy, one-shot"),
+    "every": (lambda: Schedule(every=0), "At least one unit must go per step, but every is 0"),
+    "minimum": (lambda: Schedule(min_per_site=-1), "min_per_site must not be negative"),
+    "two-rules": (lambda: Stop(keep=0.5, max_drop=0.1), "Choose one of keep, max_drop and knee"),
+    "two-others": (lambda: Stop(max_drop=0.1, knee=True), "Choose one of keep, max_drop and knee"),
+    "share": (lambda: Stop(keep=1.5), "between 0 and 1, but it is 1.5"),
+    "negative-share": (lambda: Stop(keep=-0.1), "between 0 and 1, but it is -0.1"),
+    "no-number": (lambda: Stop(keep=math.nan), "between 0 and 1, but it is nan"),
+    "count": (lambda: Stop(keep=-3), "must not be negative, but it is -3"),
+    "too-many": (lambda: Stop(keep=13).heads_left(12), "has 12 heads, so 13 cannot be kept"),
+    "drop": (lambda: Stop(max_drop=-0.1), "max_drop must not be negative"),
+    "no-drop": (lambda: Stop(max_drop=math.nan), "max_drop must not be negative"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_rules(case: str) -> None:
+    make, message = WRONG[case]
+    with pytest.raises(ScheduleError, match=message) as error:
+        make()
+    assert isinstance(error.value, HeadpruneError)
+
+
+# --- stopping, on curves made by hand ---
+
+
+@pytest.mark.parametrize(
+    ("keep", "total", "left"),
+    [(0.5, 12, 6), (0.5, 13, 7), (0.3, 10, 3), (0.1 + 0.2, 10, 3), (1.0, 12, 12), (0.0, 12, 0), (5, 12, 5), (0, 12, 0)],
+)
+def test_a_share_is_rounded_up_to_whole_heads(keep: float | int, total: int, left: int) -> None:
+    assert Stop(keep=keep).heads_left(total) == left
+
+
+HEADS = [6, 5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(("keep", "step"), [(4, 2), (0.5, 3), (0, 6), (1.0, 0)])
+def test_keep(keep: float | int, step: int) -> None:
+    stop, flat = Stop(keep=keep), [0.9] * 7
+    assert stop.result(ACCURACY, flat, HEADS) == step
+    assert [stop.reached(ACCURACY, flat[: n + 1], HEADS[: n + 1]) for n in range(7)] == [n >= step for n in range(7)]
+
+
+def test_keep_with_groups_takes_the_first_step_that_is_low_enough() -> None:
+    assert Stop(keep=3).result(ACCURACY, [0.9] * 4, [6, 4, 2, 0]) == 2
+
+
+def test_max_drop_takes_the_last_step_before_the_first_below_the_floor() -> None:
+    values = [0.90, 0.89, 0.91, 0.85, 0.84, 0.95, 0.30]
+    assert Stop(max_drop=0.05).result(ACCURACY, values, HEADS) == 3  # 0.95 later on does not count
+    assert Stop(max_drop=0.0).result(ACCURACY, values, HEADS) == 0
+    assert Stop(max_drop=0.6).result(ACCURACY, values, HEADS) == 6  # exactly at the floor is above it
+    reached = [Stop(max_drop=0.05).reached(ACCURACY, values[: n + 1], HEADS[: n + 1]) for n in range(7)]
+    assert reached == [False] * 4 + [True] * 3
+
+
+def test_max_drop_of_perplexity_is_a_relative_rise() -> None:
+    assert Stop(max_drop=0.1).result(PERPLEXITY, [20.0, 19.0, 22.0, 22.1, 20.0], HEADS[:5]) == 2
+
+
+def test_a_metric_that_is_no_number_is_below_every_floor() -> None:
+    assert Stop(max_drop=0.5).result(ACCURACY, [0.9, 0.9, math.nan], HEADS[:3]) == 1
+
+
+def test_no_rule_goes_to_the_end() -> None:
+    assert Stop().result(ACCURACY, [0.9, 0.1, 0.5], HEADS[:3]) == 2
+    assert not Stop().reached(ACCURACY, [0.9, 0.1], HEADS[:2])
+
+
+def test_the_knee_of_a_broken_line_is_where_it_breaks() -> None:
+    heads = list(range(10, -1, -1))
+    flat_then_down = [0.9] * 8 + [0.6, 0.3, 0.0]
+    assert knee(ACCURACY, flat_then_down, heads) == 7
+    assert knee(PERPLEXITY, [10.0 + 5 * max(0, n - 4) for n in range(11)], heads) == 4
+    slow_then_fast = [1 - 0.02 * n if n <= 6 else 0.88 - 0.22 * (n - 6) for n in range(11)]
+    assert knee(ACCURACY, slow_then_fast, heads) == 6
+
+
+def test_the_knee_of_a_circle_is_where_its_slope_is_that_of_the_chord() -> None:
+    """y = sqrt(1 - x^2) lies farthest above 1 - x at x = 1 / sqrt 2."""
+    heads = list(range(100, -1, -1))
+    assert knee(ACCURACY, [math.sqrt(1 - (n / 100) ** 2) for n in range(101)], heads) == 71
+
+
+def test_the_knee_scales_both_axes() -> None:
+    heads = list(range(10, -1, -1))
+    curve = [0.9] * 8 + [0.6, 0.3, 0.0]
+    assert knee(ACCURACY, [0.5 + value / 1000 for value in curve], [12 * left for left in heads]) == 7
+
+
+def test_a_curve_that_never_falls_ends_at_its_last_step() -> None:
+    assert knee(ACCURACY, [0.5, 0.5, 0.6, 0.5, 0.7], [4, 3, 2, 1, 0]) == 4
+    assert knee(ACCURACY, [0.5], [4]) == 0
+
+
+@pytest.mark.parametrize("values", [[0.9, 0.2, 0.15, 0.1, 0.05], [1.0, 0.4, 0.2, 0.1, 0.0]])
+def test_a_curve_that_falls_at_once_does_not_end_with_the_worst_model(values: list[float]) -> None:
+    """No step lies above the line from the first to the last, so the two ends are the nearest to it: of these, only the
+    dense model is any good."""
+    assert knee(ACCURACY, values, [4, 3, 2, 1, 0]) == 0
+
+
+# --- stopping, in real runs ---
+
+
+def data(name: str = "bert") -> tuple[list[Any], list[Any]]:
+    """Calibration, and an evaluation set of which the dense model is right about everything, so that it can fall."""
+    model, entry = ZOO[name].build(), ZOO[name]
+    held_out = []
+    for seed in range(20, 26):
+        batch = labelled(entry, seed)
+        with torch.no_grad():
+            logits = model(**{key: value for key, value in batch.items() if key != "labels"}).logits
+        held_out.append({**batch, "labels": (logits - centre(name)).argmax(-1)})
+    return [labelled(entry, 0), labelled(entry, 5)], held_out
+
+
+def centre(name: str) -> torch.Tensor:
+    """The mean logits over some batches: the tiny model says the same about everything but for what lies beyond."""
+    model, batches = ZOO[name].build(), [labelled(ZOO[name], seed) for seed in range(40, 60)]
+    with torch.no_grad():
+        found = [model(**{k: v for k, v in b.items() if k != "labels"}).logits for b in batches]
+    return torch.cat(found).mean(0)
+
+
+def telling_model(name: str = "bert") -> Any:
+    model = ZOO[name].build()
+    with torch.no_grad():
+        model.classifier.bias -= centre(name)
+    return model
+
+
+def assert_is_the_model_of_its_step(result: Any, dense: Any, batch: Any) -> None:
+    """Weights, mask and outputs are those of the dense model without the heads of the steps up to the result."""
+    gone = [head for step in result.trajectory[: result.stopped_at + 1] for head in step.removed]
+    expected = headprune.remove(copy.deepcopy(dense), gone)
+    assert kept_heads(result.model) == kept_heads(expected)
+    assert result.mask.sum() == result.result.heads == sum(len(kept) for kept in kept_heads(expected))
+    assert identical(outputs(result.model, batch), outputs(expected, batch))
+    if gone:
+        assert difference(outputs(result.model, batch), outputs(dense, batch)) > 1e-6
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0.5, 6), (0.6, 8), (5, 5), (0, 0), (1.0, 12)])
+def test_a_run_keeps_what_it_was_told(keep: float | int, left: int) -> None:
+    calibration, held_out = data()
+    model = telling_model()
+    dense = copy.deepcopy(model)
+    result = headprune.prune(model, calibration, keep=keep, evaluation=held_out)
+    assert result.model is model
+    assert [step.heads for step in result.trajectory] == list(range(12, left - 1, -1))
+    assert_is_the_model_of_its_step(result, dense, held_out[0])
+
+
+@pytest.mark.parametrize(("keep", "heads"), [(10, [18, 12, 10]), (0.5, [18, 12, 10, 8])], ids=["count", "share"])
+def test_a_budget_with_groups_and_several_units_per_step(keep: float | int, heads: list[int]) -> None:
+    """18 heads in groups of two, three groups per step: the last step takes what the budget has left, and a share of
+    nine heads, which groups cannot meet, is met by the first number below it."""
+    batches = [labelled(ZOO["llama-gqa"], 0)]
+    result = headprune.prune(ZOO["llama-gqa"].build(), batches, keep=keep, every=3)
+    assert [step.heads for step in result.trajectory] == heads
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_max_drop_leaves_the_last_model_above_the_floor(explore: bool) -> None:
+    calibration, held_out = data()
+    model = telling_model()
+    dense = copy.deepcopy(model)
+    result = headprune.prune(model, calibration, max_drop=0.35, explore=explore, evaluation=held_out)
+    metrics = [step.metric for step in result.trajectory]
+    assert metrics[0] == 1.0
+    below = next(step for step, value in enumerate(metrics) if value < 0.65)
+    assert 1 < below < 12
+    assert result.stopped_at == below - 1
+    assert len(metrics) == (13 if explore else below + 1)  # one step too far, to see that it is
+    assert_is_the_model_of_its_step(result, dense, held_out[0])
+
+
+def test_the_knee_is_found_on_the_full_curve() -> None:
+    calibration, held_out = data()
+    model = telling_model()
+    dense = copy.deepcopy(model)
+    result = headprune.prune(model, calibration, knee=True, evaluation=held_out)
+    steps = result.trajectory
+    assert len(steps) == 13
+    drops = [steps[0].metric - step.metric for step in steps]
+    heights = [n / 12 - drop / max(drops) for n, drop in enumerate(drops)]
+    assert heights[result.stopped_at] == pytest.approx(max(heights))
+    assert 0 < result.stopped_at < 12
+    assert_is_the_model_of_its_step(result, dense, held_out[0])
+
+
+def test_exploring_goes_on_but_the_model_is_the_one_at_the_stop() -> None:
+    calibration, held_out = data()
+    model = telling_model()
+    dense = copy.deepcopy(model)
+    far = headprune.prune(model, calibration, keep=8, explore=True, evaluation=held_out)
+    near = headprune.prune(copy.deepcopy(dense), calibration, keep=8, evaluation=held_out)
+    assert len(far.trajectory) == 13
+    assert far.stopped_at == near.stopped_at == 4
+    assert removal_order(far.trajectory)[:4] == removal_order(near.trajectory)
+    assert_is_the_model_of_its_step(far, dense, held_out[0])
+    assert identical(outputs(far.model, held_out[0]), outputs(near.model, held_out[0]))
+
+
+@pytest.mark.parametrize("minimum", [1, 3])
+def test_every_site_keeps_its_minimum(minimum: int) -> None:
+    calibration, held_out = data()
+    model = telling_model()
+    dense = copy.deepcopy(model)
+    result = headprune.prune(model, calibration, min_per_site=minimum, evaluation=held_out)
+    assert [len(kept) for kept in kept_heads(result.model)] == [minimum] * 3
+    assert len(result.trajectory) == 12 - 3 * minimum + 1
+    assert_is_the_model_of_its_step(result, dense, held_out[0])
+
+
+def test_a_minimum_wins_over_a_budget() -> None:
+    calibration, held_out = data()
+    result = headprune.prune(telling_model(), calibration, keep=2, min_per_site=2, evaluation=held_out)
+    assert [len(kept) for kept in kept_heads(result.model)] == [2, 2, 2]
+    assert result.stopped_at == 6
+
+
+def test_a_pruned_model_can_be_pruned_on() -> None:
+    """Head ids stay the original ones, and a share is one of what is left."""
+    calibration, held_out = data()
+    model = headprune.remove(telling_model(), [(0, 1), (0, 2), (1, 3), (2, 0)])
+    result = headprune.prune(model, calibration, keep=0.5, evaluation=held_out)
+    assert [step.heads for step in result.trajectory] == [8, 7, 6, 5, 4]
+    gone = {head for step in result.trajectory for head in step.removed}
+    assert gone.isdisjoint({(0, 1), (0, 2), (1, 3), (2, 0)})
+
+
+def test_the_dense_model_is_kept_if_asked() -> None:
+    calibration, held_out = data()
+    model = telling_model()
+    before = outputs(model, held_out[0])
+    result = headprune.prune(model, calibration, keep=6, evaluation=held_out, keep_dense=True)
+    assert identical(before, outputs(result.dense, held_out[0]))
+    assert headprune.prune(telling_model(), calibration, keep=11, evaluation=held_out).dense is None
+
+
+def test_no_batches() -> None:
+    with pytest.raises(DataError, match="no calibration batches; give at least one"):
+        headprune.prune(ZOO["bert"].build(), [])
+
+
+def test_a_count_that_is_too_large_changes_nothing() -> None:
+    calibration, _ = data()
+    model = ZOO["bert"].build()
+    with pytest.raises(ScheduleError, match="has 12 heads, so 99 cannot be kept"):
+        headprune.prune(model, calibration, keep=99)
+    assert [len(kept) for kept in kept_heads(model)] == [4, 4, 4]

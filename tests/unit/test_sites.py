@@ -1,0 +1,225 @@
+"""Where the heads are: what `resolve` says about each family of the table, before and after heads have gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import headprune
+from headprune.heads import Head
+from headprune.sites import supported_model_types
+from helpers import all_units, families, flat
+from zoo import BERT, ZOO, Entry
+
+ENCODER, DECODER, CROSS = "encoder self", "decoder self", "decoder cross"
+VISION, TEXT = "vision self", "text self"
+KINDS = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "distilbert", "mpnet", "modernbert"), [ENCODER] * 3),
+    **dict.fromkeys(("deberta-v2", "deberta-v3", "camembert"), [ENCODER] * 3),
+    "albert": [ENCODER],
+    "bert-decoder-cross": [DECODER, CROSS] * 3,
+    "gpt2-cross": [DECODER, CROSS] * 2,
+    **dict.fromkeys(("gpt2", "gpt-neox", "opt", "bloom", "llama", "llama-gqa", "llama-mqa"), [DECODER] * 3),
+    **dict.fromkeys(("mistral", "qwen2", "qwen3", "gemma2", "phi3", "granite"), [DECODER] * 3),
+    **dict.fromkeys(("t5", "mt5", "bart", "whisper", "marian"), [ENCODER] * 2 + [DECODER, CROSS] * 2),
+    "vit": [VISION] * 3,
+    "clip": [VISION] * 2 + [TEXT] * 2,
+    "clip-text": [TEXT] * 2,
+    **dict.fromkeys(("clip-vision", "siglip-vision"), [VISION] * 2),
+}
+TABLE = [
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "albert",
+    "electra",
+    "distilbert",
+    "deberta-v2",
+    "mpnet",
+    "modernbert",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+    "bloom",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "phi3",
+    "t5",
+    "mt5",
+    "bart",
+    "whisper",
+    "vit",
+    "clip",
+    "clip_text_model",
+    "clip_vision_model",
+]
+
+
+def test_the_promised_families_are_in_the_table_and_the_inferred_ones_are_not() -> None:
+    assert set(TABLE) <= set(supported_model_types())
+    inferred = {entry.build().config.model_type for entry in ZOO.values() if "inferred" in entry.tags}
+    assert len(inferred) >= 4
+    assert not inferred & set(supported_model_types())
+    present = {entry.build().config.model_type for entry in ZOO.values() if "inferred" not in entry.tags}
+    assert present == set(TABLE)
+
+
+@pytest.mark.parametrize("entry", families())
+def test_heads_and_their_storage(entry: Entry) -> None:
+    model = entry.build()
+    sites = headprune.resolve(model)
+    assert [site.index for site in sites] == list(range(entry.sites))
+    interleaved, fused = "interleaved" in entry.tags, "fused" in entry.tags or entry.name == "gpt2-cross"
+    for site in sites:
+        assert (site.heads, site.kv_heads, site.head_dim) == (entry.heads, entry.kv_heads, entry.head_dim)
+        assert (site.original_heads, site.group) == (entry.heads, entry.heads // entry.kv_heads)
+        assert site.kept == tuple(range(entry.heads))
+        assert site.storage == ("interleaved" if interleaved else "fused" if fused else "separate")
+        assert site.conv1d == ("conv1d" in entry.tags)
+        assert site.applications == (3 if entry.name == "albert" else 1)
+        assert (site.family == "inferred") == ("inferred" in entry.tags)
+        assert site.obstacle == ""
+        assert [p.heads for p in (site.q, site.k, site.v)] == [entry.heads, entry.kv_heads, entry.kv_heads]
+
+
+@pytest.mark.parametrize("entry", families(without=["dinov2"]))
+def test_kinds(entry: Entry) -> None:
+    assert [site.kind for site in headprune.resolve(entry.build())] == KINDS[entry.name]
+
+
+@pytest.mark.parametrize("entry", families())
+def test_projections_cover_every_row_once(entry: Entry) -> None:
+    """The rows of all heads of all roles are a partition of each projection's output."""
+    model = entry.build()
+    for site in headprune.resolve(model):
+        rows: dict[str, list[int]] = {}
+        for projection in site.projections:
+            rows.setdefault(projection.module, []).extend(projection.rows(range(projection.heads)))
+        for path, numbers in rows.items():
+            weight = model.get_submodule(path).weight
+            assert sorted(numbers) == list(range(weight.shape[1 if site.conv1d else 0]))
+
+
+@pytest.mark.parametrize("entry", families())
+def test_a_projection_finds_its_heads_in_the_outputs(entry: Entry) -> None:
+    """`rows` of one head select what the family's own reshape would: the head's part of q, k and v."""
+    model = entry.build()
+    site = headprune.resolve(model)[0]
+    for projection in (site.q, site.k, site.v):
+        weight = model.get_submodule(projection.module).weight
+        total = weight.shape[1 if site.conv1d else 0]
+        outputs = torch.arange(total)
+        if site.storage == "interleaved":
+            place = "qkv".index(projection.role)
+            expected = outputs.view(entry.heads, 3, entry.head_dim)[:, place]
+        else:
+            roles = [role for role in "qkv" if getattr(site, role).module == projection.module]
+            sizes = [entry.head_dim * (entry.heads if role == "q" else entry.kv_heads) for role in roles]
+            expected = outputs.split(sizes)[roles.index(projection.role)].view(-1, entry.head_dim)
+        found = [projection.rows([head]) for head in range(projection.heads)]
+        assert found == expected.tolist()
+
+
+@pytest.mark.parametrize("entry", families())
+def test_units_are_heads_or_kv_groups(entry: Entry) -> None:
+    group = entry.heads // entry.kv_heads
+    for site in headprune.resolve(entry.build()):
+        expected = [tuple(range(first, first + group)) for first in range(0, entry.heads, group)]
+        assert [tuple(head.index for head in unit) for unit in site.units()] == expected
+        assert all(head.site == site.index for unit in site.units() for head in unit)
+        assert site.unit(entry.heads - 1) == site.units()[-1]
+
+
+def test_units_after_removal_are_those_that_are_left() -> None:
+    model = ZOO["llama-gqa"].build()
+    headprune.remove(model, [(1, 2), (1, 3)])
+    site = headprune.resolve(model)[1]
+    assert site.units() == [(Head(1, 0), Head(1, 1)), (Head(1, 4), Head(1, 5))]
+    assert [site.position(head) for head in site.kept] == [0, 1, 2, 3]
+    assert (site.heads, site.kv_heads, site.original_heads, site.group) == (4, 2, 6, 2)
+
+
+@pytest.mark.parametrize("entry", families())
+def test_a_site_without_heads_is_still_listed(entry: Entry) -> None:
+    model = entry.build()
+    before = headprune.resolve(model)
+    headprune.remove(model, flat(before[-1].units()))
+    after = headprune.resolve(model)
+    assert [site.path for site in after] == [site.path for site in before]
+    last = after[-1]
+    assert (last.heads, last.kv_heads, last.kept, last.units()) == (0, 0, (), [])
+    assert (last.original_heads, last.group, last.head_dim) == (entry.heads, before[-1].group, entry.head_dim)
+    assert (last.kind, last.storage, last.applications) == (
+        before[-1].kind,
+        before[-1].storage,
+        before[-1].applications,
+    )
+
+
+NOTES = {
+    "t5": "relative_attention_bias",
+    "mt5": "relative_attention_bias",
+    "mpnet": "relative_attention_bias",
+    "bloom": "alibi",
+    "deberta-v2": "pos_key_proj",
+    "qwen3": "q_norm",
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_what_else_has_a_head_axis_is_noted(name: str) -> None:
+    assert any(NOTES[name] in note for note in headprune.resolve(ZOO[name].build())[0].per_head)
+
+
+def test_position_projections_of_deberta_follow_their_heads() -> None:
+    extras = headprune.resolve(ZOO["deberta-v2"].build())[0].extras
+    assert [(extra.module.rsplit(".", 1)[1], extra.role, extra.heads) for extra in extras] == [
+        ("pos_query_proj", "q", 4),
+        ("pos_key_proj", "k", 4),
+    ]
+    assert headprune.resolve(ZOO["deberta-v3"].build())[0].extras == ()
+
+
+def test_groups_of_albert_are_sites_of_their_own() -> None:
+    config = transformers.AlbertConfig(
+        **{**BERT, "embedding_size": 12, "num_hidden_layers": 4, "num_hidden_groups": 2, "inner_group_num": 2}
+    )
+    sites = headprune.resolve(transformers.AlbertModel(config))
+    assert [site.applications for site in sites] == [2, 2, 2, 2]
+
+
+def encoder_decoder() -> Any:
+    """A model of two families with other head counts: the mask is ragged."""
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.BertConfig(**BERT), transformers.BertConfig(**{**BERT, "num_attention_heads": 3})
+    )
+    torch.manual_seed(0)
+    return transformers.EncoderDecoderModel(config).eval()
+
+
+def test_sites_with_other_head_counts_share_a_padded_mask() -> None:
+    from headprune.heads import kept_mask
+
+    model = encoder_decoder()
+    sites = headprune.resolve(model)
+    assert [site.heads for site in sites] == [4] * 3 + [3] * 6
+    assert [site.kind for site in sites] == [ENCODER] * 3 + [DECODER, CROSS] * 3
+    headprune.remove(model, [(0, 3), (4, 2)])
+    mask = kept_mask(headprune.resolve(model))
+    assert mask.shape == (9, 4)
+    assert mask.sum().item() == 3 * 4 + 6 * 3 - 2
+    assert not mask[3:, 3].any()
+    with pytest.raises(headprune.HeadpruneError, match=r"\(3, 3\) does not exist"):
+        headprune.remove(model, [(3, 3)])
+
+
+def test_all_units_are_all_heads() -> None:
+    for entry in ZOO.values():
+        heads = flat(all_units(headprune.resolve(entry.build())))
+        assert heads == [(site, head) for site in range(entry.sites) for head in range(entry.heads)]

@@ -1,0 +1,120 @@
+"""Steps, their journal form, the curve and the area under it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import headprune
+from headprune.curves import area
+from headprune.heads import Head
+from headprune.trajectory import Step, curve_csv, removed_until
+from runs import STEP_KEYS, trapezoids
+from scoring import labelled
+from zoo import ZOO
+
+
+def step(number: int, heads: int, metric: float, **changes: Any) -> Step:
+    values = {
+        "removed": (Head(0, number),),
+        "score": 0.125,
+        "agreement": 0.75,
+        "loss": 1.5,
+        "applied_heads": 3 * heads,
+        "parameters": 1000 - number,
+        "flops": 500 - number,
+        "scores": torch.tensor([[0.1, math.nan], [1e-30, 3.0]], dtype=torch.float64),
+        **changes,
+    }
+    return Step(step=number, heads=heads, metric=metric, **values)
+
+
+def test_a_step_survives_the_journal_bit_for_bit() -> None:
+    before = step(3, 5, 1 / 3, loss=2 / 7, scores=torch.tensor([[math.pi, math.nan], [1e-300, -0.1]]).double())
+    line = json.dumps(before.to_json())
+    after = Step.from_json(json.loads(line))
+    assert json.dumps(after.to_json()) == line
+    assert after.removed == before.removed
+    assert (after.metric, after.loss) == (before.metric, before.loss)
+    assert torch.equal(after.scores.isnan(), before.scores.isnan())
+    assert torch.equal(after.scores.nan_to_num(7.0), before.scores.nan_to_num(7.0))
+
+
+def test_what_is_no_number_is_null() -> None:
+    """JSON has no NaN, and other programs read the journal."""
+    line = json.dumps(step(1, 5, math.nan, loss=None, agreement=None).to_json(), allow_nan=False)
+    found = json.loads(line)
+    assert found.keys() >= STEP_KEYS
+    assert (found["metric"], found["loss"], found["agreement"]) == (None, None, None)
+    assert found["scores"] == [[0.1, None], [1e-30, 3.0]]
+    assert math.isnan(Step.from_json(found).metric)
+
+
+def test_the_dense_step() -> None:
+    found = step(0, 6, 0.9, removed=(), score=None, scores=None).to_json()
+    assert (found["step"], found["removed"], found["scores"]) == (0, [], None)
+    assert Step.from_json(found).scores is None
+
+
+def test_what_is_gone_until_a_step() -> None:
+    steps = [step(0, 4, 1.0, removed=()), step(1, 2, 0.5, removed=(Head(0, 1), Head(1, 0))), step(2, 1, 0.4)]
+    assert removed_until(steps, 0) == []
+    assert removed_until(steps, 1) == [(0, 1), (1, 0)]
+    assert removed_until(steps, 2) == [(0, 1), (1, 0), (0, 2)]
+
+
+def test_the_curve_has_the_authors_columns_first() -> None:
+    text = curve_csv([step(0, 6, 0.9), step(1, 5, 1 / 3, agreement=None), step(2, 4, 0.25)])
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert text.startswith("Pruned_Heads,Accuracy,")
+    assert text.endswith("\n")
+    assert [(row["Pruned_Heads"], row["Removed_Heads"]) for row in rows] == [("0", "0"), ("3", "1"), ("6", "2")]
+    assert [float(row["Accuracy"]) for row in rows] == [0.9, 1 / 3, 0.25]  # all digits
+    assert [row["Agreement"] for row in rows] == ["0.75", "", "0.75"]
+    assert [row["Step"] for row in rows] == ["0", "1", "2"]
+
+
+def test_albert_counts_a_head_once_per_layer_as_the_paper_does() -> None:
+    model, batches = ZOO["albert"].build(), [labelled(ZOO["albert"], 0)]
+    applications = headprune.resolve(model)[0].applications
+    assert applications == 3
+    result = headprune.prune(model, batches)
+    rows = list(csv.DictReader(io.StringIO(curve_csv(result.trajectory))))
+    assert [int(row["Pruned_Heads"]) for row in rows] == [0, 3, 6, 9, 12]
+    assert [int(row["Removed_Heads"]) for row in rows] == [0, 1, 2, 3, 4]
+    assert [(s.heads, s.applied_heads) for s in result.trajectory] == [(4, 12), (3, 9), (2, 6), (1, 3), (0, 0)]
+
+
+def test_the_area_is_that_of_trapezoids_over_the_share_removed() -> None:
+    steps = [step(0, 8, 1.0), step(1, 6, 0.8), step(2, 5, 0.3), step(3, 0, 0.1)]
+    points = [(0, 1.0), (2 / 8, 0.8), (3 / 8, 0.3), (1, 0.1)]
+    assert area(steps) == pytest.approx(trapezoids(points))
+    assert area([step(0, 4, 0.6), step(1, 0, 0.6)]) == pytest.approx(0.6)
+    assert area([step(0, 4, 1.0), step(1, 0, 0.0)]) == pytest.approx(0.5)
+
+
+def test_a_single_step_has_no_area() -> None:
+    assert math.isnan(area([step(0, 4, 0.6)]))
+
+
+def test_each_step_tells_what_was_removed_and_its_score() -> None:
+    batches = [labelled(ZOO["llama-gqa"], 0)]
+    result = headprune.prune(ZOO["llama-gqa"].build(), batches, every=2)
+    dense, *rest = result.trajectory
+    assert (dense.step, dense.removed, dense.score, dense.scores) == (0, (), None, None)
+    gone: set[Head] = set()
+    for number, one in enumerate(rest, start=1):
+        assert one.step == number
+        assert all(math.isfinite(one.scores[head]) for head in one.removed)
+        assert one.score == pytest.approx(sum(float(one.scores[head]) for head in one.removed) / len(one.removed))
+        assert {Head(*place) for place in one.scores.isnan().nonzero().tolist()} == gone
+        gone |= set(one.removed)
+    flops = [one.flops for one in result.trajectory]
+    assert flops == sorted(flops, reverse=True)
+    assert flops[-1] == 0
