@@ -6,12 +6,13 @@ READY := $(VENV)/.ready
 # The tests run in parallel; each worker uses one thread.
 WORKERS ?= 2
 
-.PHONY: help test lint format bench demo clean
+.PHONY: help test lint format bench demo docs clean
 
 help:
 	@echo "make test    set up and run the tests"
 	@echo "make lint    ruff, format check and type check"
 	@echo "make bench   speed and memory, as ratios measured in one run"
+	@echo "make docs    the documentation, in site/"
 	@echo "make demo    prune a real model, with data that comes with package installs"
 
 $(READY): pyproject.toml constraints.txt
@@ -38,6 +39,9 @@ bench: $(READY)
 demo: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo]'
 	$(BIN)/headprune demo
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -68,6 +68,7 @@ def headprune(
 def inspect(
     model: Model,
     tokens: Annotated[int | None, typer.Option(min=1, help="Sequence length to count FLOPs for.")] = None,
+    plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
     """Show where a model's heads are, and the most that removing them could save. Reads the config alone."""
@@ -75,6 +76,7 @@ def inspect(
     from headprune.inspection import inspect as inspect_model
     from headprune.tables import print_inspection
 
+    import_plugins(plugin)
     seen = inspect_model(load_structure(model), tokens=tokens)
     if as_json:
         print_json(seen.to_json())
@@ -253,8 +255,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run several criteria from the same dense model on the same data, and say which is best."""
+    from headprune.compare import check_sweep, expand, split_names, sweep_alpha, with_alpha, write_comparison
     from headprune.compare import compare as compare_criteria
-    from headprune.compare import expand, split_names, sweep_alpha, write_comparison
     from headprune.errors import CriterionError
     from headprune.live import live_curve
     from headprune.tables import print_comparison
@@ -266,12 +268,14 @@ def compare(
         raise CriterionError(
             f"--alpha takes the word sweep, not {alpha!r}; one value goes into the name: hies(alpha=0.7)."
         )
+    if alpha == "sweep":
+        check_sweep(names)
     with resumable(out):
         if alpha == "sweep":
             best, areas = sweep_alpha(experiment)
             listed = ", ".join(f"{a:g}: {area:.4f}" for a, area in areas.items())
             typer.echo(f"alpha of hies = {best:g}, by weighted area on the calibration data ({listed})", err=True)
-            names = [f"hies(alpha={best:g})" if name.startswith("hies") else name for name in names]
+            names = with_alpha(names, best)
         with live_curve("Comparing") as on_step:
             rows = compare_criteria(
                 experiment, names, out, trials=trials, overwrite=overwrite, on_run=on_step.start, on_step=on_step

@@ -67,6 +67,19 @@ def compare(
     return sorted(rows, key=lambda row: -row.area)
 
 
+def with_alpha(names: Sequence[str], alpha: float) -> list[str]:
+    """The names with this alpha in hies; its other options stay."""
+    made = [make(name) for name in names]
+    return [str(replace(one, alpha=alpha)) if isinstance(one, Hies) else str(one) for one in made]
+
+
+def check_sweep(names: Sequence[str]) -> None:
+    """A sweep needs hies once, before anything runs."""
+    count = sum(isinstance(make(name), Hies) for name in names)
+    if count != 1:
+        raise CriterionError(f"--alpha sweep needs hies once among the criteria, but it is there {count} times.")
+
+
 def split_names(text: str) -> list[str]:
     """Names with commas between them; a comma inside brackets belongs to the name."""
     return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]

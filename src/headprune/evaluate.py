@@ -64,6 +64,10 @@ class Evaluator:
             self._kept = None
         return quality
 
+    def forget(self) -> None:
+        """The next model has nothing to do with the last one."""
+        self._kept = None
+
     def _layers(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> list[str]:
         """The layers in order of execution; none where a layer runs more than once per pass (ALBERT)."""
         if self.cache_bytes <= 0 or any(site.applications > 1 for site in sites):

@@ -64,14 +64,19 @@ class Experiment:
 
 
 def fingerprint(place: str) -> str | None:
-    """A hash of a file, or of the config and weights in a folder; None for what is not on this machine."""
+    """A hash of a file, of the config and weights in a model's folder, or of all files in another one; None for what
+    is not on this machine."""
     path = Path(place)
-    files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("config.json")])
+    if path.is_file():
+        files = [path]
+    else:
+        weights = sorted(path.glob("*.safetensors"))
+        files = [*weights, path / "config.json"] if weights else sorted(f for f in path.rglob("*") if f.is_file())
     if not files:
         return None
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.name.encode())
+        digest.update(str(file.relative_to(path.parent)).encode())
         with file.open("rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)

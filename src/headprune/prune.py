@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 
 from headprune.costs import flops, total_parameters
 from headprune.criteria import Criterion, make
-from headprune.errors import DataError
+from headprune.errors import DataError, UnsupportedModelError
 from headprune.evaluate import Evaluator
 from headprune.heads import Head, kept_mask
 from headprune.metrics import Metric, MetricFunction, agreement, choose_metric
@@ -21,8 +22,8 @@ from headprune.quality import Quality
 from headprune.run import Run
 from headprune.schedule import Schedule, Stop
 from headprune.score import score
-from headprune.signals.objectives import Labels
-from headprune.sites import resolve
+from headprune.signals.objectives import Labels, model_inputs
+from headprune.sites import AttentionSite, resolve
 from headprune.surgery import remove
 from headprune.trajectory import Step, removed_until
 
@@ -122,7 +123,14 @@ class _Loop:
         self.steps: list[Step] = []
         self.scores: torch.Tensor | None = None  # of the model as it is now, if they are known
         self.evaluator = Evaluator(self.evaluation) if self.evaluation is not None else None
-        self.stop.heads_left(sum(site.heads for site in resolve(self.model)))  # refuses a count that is too large
+        self.verified_empty = False
+        sites = resolve(self.model)
+        self.stop.heads_left(sum(site.heads for site in sites))  # refuses a count that is too large
+        obstacles = [site for site in sites if site.kept and site.obstacle]
+        if obstacles and len(obstacles) == sum(1 for site in sites if site.kept):
+            raise UnsupportedModelError(
+                f"No head of this model can be removed exactly: at {obstacles[0].path}, {obstacles[0].obstacle}."
+            )
 
     def go(self) -> None:
         started = time.perf_counter()
@@ -134,6 +142,8 @@ class _Loop:
             self.steps = list(known)
             remove(self.model, removed_until(known, len(known) - 1))
             self.scores = None
+            if self.evaluator is not None:
+                self.evaluator.forget()  # it has seen the dense model, and many heads are gone since
             for step in known:
                 self._tell(step)
             if len(known) > 1 and self.evaluator is None and self._goes_on():
@@ -164,10 +174,20 @@ class _Loop:
         most = left - target if self.stop.keep is not None and left > target else None
         chosen = self.schedule.choose(scores, sites, most)
         value = float(torch.stack([scores[head.site, head.index] for head in chosen]).mean())
-        remove(self.model, chosen)
+        remove(self.model, chosen, verify=self._verification(chosen, sites))
         quality = self._measure(sorted({head.site for head in chosen}))
         self._record(tuple(chosen), value, scores, quality, time.perf_counter() - started, scored)
         return True
+
+    def _verification(self, chosen: Sequence[Head], sites: Sequence[AttentionSite]) -> dict[str, Any] | None:
+        """Two samples to check masked == removed on: at the first removal, and at the first that empties a site."""
+        going = Counter(head.site for head in chosen)
+        empties = any(sites[site].heads == count for site, count in going.items())
+        if len(self.steps) > 1 and (self.verified_empty or not empties):
+            return None
+        self.verified_empty |= empties
+        few = {k: v[:2] if isinstance(v, torch.Tensor) else v for k, v in self.calibration[0].items()}
+        return model_inputs(self.model, few)
 
     def _current_scores(self) -> torch.Tensor:
         if self.schedule.kind == "one-shot" and len(self.steps) > 1:

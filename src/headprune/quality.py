@@ -14,8 +14,8 @@ from headprune.signals.objectives import IGNORED, batch_size, losses, targets_of
 class Quality:
     """Predictions and losses, batch after batch, in the order of the data.
 
-    For classifiers a prediction is a class per sample, for regressors a number, for language models a token at every
-    labelled position.
+    For classifiers a prediction is a class per sample (or yes or no per label, where there can be several), for
+    regressors a number, for language models a token at every labelled position.
     """
 
     def __init__(self) -> None:
@@ -40,9 +40,14 @@ class Quality:
             self.loss_sum += float(per_sample.sum())
             predicted, targets = predicted[counted], targets[counted]
         elif targets is not None:
+            if targets.dim() == 2:  # several labels per sample, each of them yes or no
+                predicted, labels = (logits > 0).long(), targets.long()
+            else:
+                labels = targets
             per_sample = losses(model, logits, targets).double()
             self.loss_sum += float(per_sample.sum())
             self.counted_loss_sum, self.counted = self.loss_sum, self.samples
+            targets = labels
         self._predictions.append(predicted.cpu())
         if targets is not None:
             self._labels.append(targets.cpu())

@@ -108,9 +108,9 @@ class Stop:
 
 
 def knee(metric: Metric, values: Sequence[float], heads: Sequence[int]) -> int:
-    """The inflection point of a curve: the step that lies farthest above the straight line from the first step to the
-    last, both axes scaled to [0, 1]; of equal ones the step with fewer heads. A curve that never falls ends at its
-    last step."""
+    """The inflection point of a curve: the step at which the share of heads removed is farthest ahead of the share of
+    the metric lost, both scaled to [0, 1], heads by all that were removed and the metric by its largest drop; of equal
+    ones the step with fewer heads. A curve that never falls ends at its last step."""
     drops = [metric.drop(values[0], value) for value in values]
     span, removed = max(drops), heads[0] - heads[-1]
     if not span > 0 or not removed:
