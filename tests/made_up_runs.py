@@ -27,14 +27,14 @@ def make_run(
     every: int = 1,
     stop: float | None = 0.5,
     steps: int | None = None,
-    metric: str = "accuracy",
+    measured: str = "accuracy",
     values: Sequence[float] | None = None,
     scores: float | None = None,
     savings: bool = True,
     **settings: Any,
 ) -> Path:
     """A run directory as `prune` leaves it. `stop` is the share of steps at which it stopped, None for a run that has
-    not come to its end; `values` are the metrics, `scores` is one value for all scores."""
+    not come to its end; `values` are those of the metric `measured`, `scores` is one value for all scores."""
     rng = random.Random(seed)
     bend = rng.uniform(0.2, 1.5)
     units = [Head(site, head) for site, count in enumerate(heads) for head in range(count)]
@@ -70,7 +70,7 @@ def make_run(
         run.steps = journal  # as Run.append leaves it, without a sync to disk after every line
         (folder / "steps.jsonl").write_text("".join(json.dumps(step.to_json()) + "\n" for step in journal))
         if stop is not None:
-            run.finish(_record(journal, heads, int(stop * (len(journal) - 1)), metric, savings))
+            run.finish(_record(journal, heads, int(stop * (len(journal) - 1)), measured, savings))
     return folder
 
 

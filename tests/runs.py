@@ -52,7 +52,7 @@ class Material:
         return str(found)
 
 
-def tokenizer() -> Any:
+def tokenizer(*, token_types: bool = True) -> Any:
     """One id per word; texts start with [CLS] and end with [SEP], pairs have token types 0 and 1."""
     words = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     inner = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
@@ -63,7 +63,10 @@ def tokenizer() -> Any:
         special_tokens=[("[CLS]", words["[CLS]"]), ("[SEP]", words["[SEP]"])],
     )
     names = ("cls_token", "pad_token", "sep_token", "unk_token", "mask_token")
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **dict(zip(names, SPECIAL, strict=True)))
+    inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, model_input_names=inputs, **dict(zip(names, SPECIAL, strict=True))
+    )
 
 
 def bert(model_class: Any = transformers.BertForSequenceClassification, **settings: Any) -> Any:
@@ -149,7 +152,7 @@ def _write_models(folder: Path) -> None:
     for name, model in built.items():
         model.save_pretrained(folder / name)
         if name != "vit":
-            tokenizer().save_pretrained(folder / name)
+            tokenizer(token_types=name not in ("gpt2", "llama")).save_pretrained(folder / name)
 
 
 def _write_images(root: Path) -> None:

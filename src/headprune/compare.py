@@ -33,8 +33,8 @@ class Comparison:
     name: str
     runs: list[str]
     area: float
-    metric: dict[str, float]  # share removed -> metric
-    agreement: dict[str, float]
+    metric: dict[str, float | None]  # share removed -> metric; None where a run did not go that far
+    agreement: dict[str, float | None]
     removable: dict[str, int]  # allowed drop -> heads that can go before the metric has fallen that far
 
     def to_json(self) -> dict[str, Any]:
@@ -112,18 +112,21 @@ def _row(name: str, out: Path, folders: Sequence[str]) -> Comparison:
     metric = METRICS.get(runs[0][0]["result"]["metric"], METRICS["accuracy"])
     curves = [steps for _, steps in runs]
 
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values)
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if len(known) == len(values) else None
 
+    points = {f"{share:.0%}": [at_share(steps, share) for steps in curves] for share in SHARES}
     return Comparison(
         name=name,
         runs=list(folders),
-        area=mean([signed_area(metric, steps) for steps in curves]),
-        metric={f"{share:.0%}": mean([at_share(steps, share).metric for steps in curves]) for share in SHARES},
-        agreement={
-            f"{share:.0%}": mean([at_share(steps, share).agreement or 0.0 for steps in curves]) for share in SHARES
+        area=sum(signed_area(metric, steps) for steps in curves) / len(curves),
+        metric={share: mean([getattr(step, "metric", None) for step in at]) for share, at in points.items()},
+        agreement={share: mean([getattr(step, "agreement", None) for step in at]) for share, at in points.items()},
+        removable={
+            f"{drop:.0%}": round(sum(removable(metric, steps, drop) for steps in curves) / len(curves))
+            for drop in DROPS
         },
-        removable={f"{drop:.0%}": round(mean([removable(metric, steps, drop) for steps in curves])) for drop in DROPS},
     )
 
 

@@ -29,17 +29,17 @@ def signed_area(metric: Metric, steps: Sequence[Step]) -> float:
     return area([replace(step, metric=-math.log(step.metric)) for step in steps])
 
 
-def at_share(steps: Sequence[Step], share: float) -> Step:
-    """The first step at which at least this share of the heads is gone."""
+def at_share(steps: Sequence[Step], share: float) -> Step | None:
+    """The first step at which at least this share of the heads is gone; None for a run that did not go that far."""
     wanted = math.ceil(share * steps[0].heads - 1e-9)
-    return next((step for step in steps if steps[0].heads - step.heads >= wanted), steps[-1])
+    return next((step for step in steps if steps[0].heads - step.heads >= wanted), None)
 
 
 def removable(metric: Metric, steps: Sequence[Step], drop: float) -> int:
     """How many heads can go before the metric is worse than dense by more than `drop`."""
     gone = 0
     for step in steps:
-        if metric.drop(steps[0].metric, step.metric) > drop + 1e-12:
+        if not metric.drop(steps[0].metric, step.metric) <= drop + 1e-12:  # NaN is worse than any drop
             break
         gone = steps[0].heads - step.heads
     return gone

@@ -21,8 +21,9 @@ from headprune.report.card import model_card
 from headprune.report.page import write_report
 from headprune.run import Run
 from headprune.savings import savings
+from headprune.sites import resolve
 from headprune.tasks import Task, load_task
-from headprune.trajectory import Step
+from headprune.trajectory import Step, plain
 
 
 @dataclass(frozen=True)
@@ -182,10 +183,11 @@ def _result(result: PruneResult) -> dict[str, Any]:
         "steps": len(result.trajectory) - 1,
         "metric": result.metric.name,
         "higher_is_better": result.metric.higher_is_better,
-        "dense": dense.metric,
-        "pruned": pruned.metric,
+        "dense": plain(dense.metric),
+        "pruned": plain(pruned.metric),
         "agreement": pruned.agreement,
         "heads_before": dense.heads,
         "heads_after": pruned.heads,
+        "original_heads": [site.original_heads for site in resolve(result.model)],
         "mask": result.mask.int().tolist(),
     }

@@ -190,6 +190,10 @@ def read_run(path: str | Path) -> tuple[dict[str, Any], list[Step]]:
     folder = Path(path)
     if not (folder / "run.json").is_file():
         raise RunError(f"{folder} is not a run directory: it has no run.json.")
+    try:
+        record = json.loads((folder / "run.json").read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise RunError(f"{folder / 'run.json'} is damaged; start the run again with --overwrite.") from None
     lines = (folder / "steps.jsonl").read_text().splitlines() if (folder / "steps.jsonl").is_file() else []
     steps = []
     for line in lines:
@@ -197,4 +201,4 @@ def read_run(path: str | Path) -> tuple[dict[str, Any], list[Step]]:
             steps.append(Step.from_json(json.loads(line)))
         except (json.JSONDecodeError, KeyError, TypeError):
             break
-    return json.loads((folder / "run.json").read_text()), steps
+    return record, steps

@@ -211,6 +211,10 @@ def _value(metric: str, value: float | None) -> str:
     return f"{value:.2%}" if metric in ("accuracy", "agreement", "f1") else f"{value:.4g}"
 
 
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
 def print_comparison(out: Path, rows: Sequence[Comparison], console: Console | None = None) -> None:
     console = console or Console()
     table = Table(title="Best first", title_justify="left")
@@ -222,7 +226,7 @@ def print_comparison(out: Path, rows: Sequence[Comparison], console: Console | N
         table.add_column(f"heads\nwithin {drop}", justify="right")
     for row in rows:
         runs = f" ({len(row.runs)} runs)" if len(row.runs) > 1 else ""
-        pairs = [f"{row.metric[share]:.3f} / {row.agreement[share]:.3f}" for share in row.metric]
+        pairs = [f"{_short(row.metric[share])} / {_short(row.agreement[share])}" for share in row.metric]
         table.add_row(row.name + runs, f"{row.area:.4f}", *pairs, *map(str, row.removable.values()))
     console.print(table)
     console.print(f"The runs are in {escape(str(out))}.", highlight=False)

@@ -34,15 +34,15 @@ class Step:
         return {
             "step": self.step,
             "removed": [list(head) for head in self.removed],
-            "score": _plain(self.score),
-            "metric": _plain(self.metric),
-            "agreement": _plain(self.agreement),
-            "loss": _plain(self.loss),
+            "score": plain(self.score),
+            "metric": plain(self.metric),
+            "agreement": plain(self.agreement),
+            "loss": plain(self.loss),
             "heads": self.heads,
             "applied_heads": self.applied_heads,
             "parameters": self.parameters,
             "flops": self.flops,
-            "scores": None if self.scores is None else [[_plain(v) for v in row] for row in self.scores.tolist()],
+            "scores": None if self.scores is None else [[plain(v) for v in row] for row in self.scores.tolist()],
         }
 
     @classmethod
@@ -66,8 +66,8 @@ class Step:
         )
 
 
-def _plain(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value
+def plain(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value  # JSON has neither NaN nor Infinity
 
 
 def removed_until(steps: Sequence[Step], last: int) -> list[Head]:

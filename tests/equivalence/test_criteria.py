@@ -73,6 +73,21 @@ def test_attribution_in_the_twenty_steps_of_the_paper(name: str) -> None:
     assert differing(actual, {"attribution": oracle_of(name, "dense", few=True).attribution()}) == {}
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
+def test_hies_is_made_of_his_and_entropy(name: str, alpha: float) -> None:
+    """Both scaled to [0, 1] over the heads that are left, whatever site they are in."""
+    hies = f"hies(alpha={alpha})"
+    found = scores(model_of(name, "some-heads"), some_batches(ZOO[name]), [hies, "his", "entropy"])
+    kept = ~found["his"].isnan()
+    his, spread_out = found["his"][kept], -found["entropy"][kept]
+    focus = (spread_out.max() - spread_out) / (spread_out.max() - spread_out.min())
+    expected = alpha * (his - his.min()) / (his.max() - his.min()) + (1 - alpha) * focus
+    made = next(value for key, value in found.items() if key.startswith("hies"))
+    assert torch.allclose(made[kept], expected, rtol=1e-9, atol=1e-12)
+    assert torch.equal(made.isnan(), ~kept)
+
+
 # --- random shapes --------------------------------------------------------------------------------------------------
 
 

@@ -123,8 +123,7 @@ def test_other_criteria(case: str) -> None:
     assert removal_order(result.trajectory) == Loop(name, batches, oracle).greedy()
 
 
-@pytest.mark.parametrize("name", families("bert", "llama-gqa", "bart"))
-@pytest.mark.parametrize("every", [1, 5])
+@pytest.mark.parametrize(("name", "every"), [("bert", 1), ("bert", 5), ("llama-gqa", 2), ("bart", 1)])
 def test_one_shot(name: str, every: int) -> None:
     batches = batches_of(name, 0, 5)
     result = pruned_by(name, batches, schedule="one-shot", every=every, evaluation=batches_of(name, 7))
@@ -149,8 +148,7 @@ def test_scoring_again_matters() -> None:
     assert orders[0] != orders[1]
 
 
-@pytest.mark.parametrize("name", families("bert", "albert", "llama-gqa", "t5"))
-@pytest.mark.parametrize("apart", [True, False], ids=["held-out", "same-data"])
+@pytest.mark.parametrize(("name", "apart"), [("bert", True), ("bert", False), ("llama-gqa", True), ("t5", False)])
 def test_two_runs_are_identical(name: str, apart: bool) -> None:
     batches = batches_of(name, 0, 5)
     lines = []
@@ -187,8 +185,11 @@ def measured_by_hand(model: Any, dense: Any, batches: Batches, name: str) -> dic
     }
 
 
-@pytest.mark.parametrize("apart", [True, False], ids=["held-out", "same-data"])
-@pytest.mark.parametrize("name", families())
+@pytest.mark.parametrize(
+    ("name", "apart"),
+    [pytest.param(name, True, id=label(ZOO[name])) for name in FAMILIES]
+    + [pytest.param(name, False, id=f"{name}-same-data") for name in ("bert", "albert", "gpt2")],
+)
 def test_every_step_is_measured_as_a_plain_forward_of_that_model_would_be(name: str, apart: bool) -> None:
     batches, held_out = batches_of(name, 0), batches_of(name, 7, 8)
     result = pruned_by(name, batches, evaluation=held_out if apart else None)

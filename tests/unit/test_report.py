@@ -18,9 +18,6 @@ from made_up_runs import EVIL, make_run
 READY = "document.body && document.body.dataset.ready === 'yes'"
 
 
-# --- the browser ---
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     program, reason = find_browser()
@@ -114,7 +111,7 @@ def test_one_run_is_drawn_with_its_stop(page: Page, tmp_path: Path) -> None:
         assert page.evaluate(f"document.querySelectorAll('#chart-{chart} svg .mark-line path').length") == 1
     assert rings(page) == 1
     assert cells(page).count("#0072B2") == 6
-    assert status(page).startswith("Step 6 of 12, the stop: 6 of 12 heads left, accuracy 7")
+    assert status(page).startswith("Step 6 of 12, the stop: 6 of 12 heads left, accuracy ")
     text = page.evaluate("document.body.innerText")
     for expected in ("6 of 12 heads removed", "What was saved", "batch of 32", "embeddings", "torch version", "4% of"):
         assert expected in text.replace("\n", " ")
@@ -177,9 +174,6 @@ def test_scores_are_shaded_by_rank(page: Page, tmp_path: Path) -> None:
     assert "nothing was scored" in page.evaluate("document.getElementById('note').textContent")
 
 
-# --- many runs ---
-
-
 def test_many_runs_with_random_trials_as_boxes(page: Page, many_page: Path) -> None:
     page.open(many_page, READY)
     for chart in ("metric", "agreement"):
@@ -230,7 +224,7 @@ def test_screens(browser: Browser, many_page: Path, tmp_path: Path, width: int, 
         assert page.evaluate("document.querySelector('#chart-metric svg').getBoundingClientRect().right") <= width
         ink = page.evaluate("getComputedStyle(document.querySelector('#chart-metric svg .role-axis-label text')).fill")
         assert ink == ("rgb(236, 236, 236)" if dark else "rgb(27, 27, 27)")
-        assert page.screenshot(tmp_path / "screen.png").read_bytes()[:4] == b"\x89PNG"
+        assert page.screenshot(tmp_path / f"{width}.png").read_bytes()[:4] == b"\x89PNG"
         assert page.errors == []
 
 
@@ -255,14 +249,14 @@ def test_paper(browser: Browser, tmp_path: Path) -> None:
 
 def test_names_are_text(page: Page, tmp_path: Path) -> None:
     odd = tmp_path / "run<b>x'\"&"
-    make_run(odd, metric=EVIL, model=EVIL, data=EVIL, criterion=EVIL)
+    make_run(odd, measured=EVIL, metric=EVIL, model=EVIL, data=EVIL, criterion=EVIL)
     make_run(tmp_path / "other", criterion=EVIL)
     out = write_report([odd, tmp_path / "other"], tmp_path / "report.html")
     page.open(out, READY)
     move(page, 2)
     assert page.evaluate("document.querySelectorAll('img, b').length") == 0
     assert page.evaluate("document.querySelectorAll('script').length") == 2
-    assert "</script>\"'</title><img src=x onerror=alert(2)>${alert(3)}" in page.evaluate("document.body.textContent")
+    assert EVIL in page.evaluate("document.body.innerText")
     assert odd.name in page.evaluate("document.querySelector('#run').textContent")
     assert EVIL in status(page)
 
@@ -275,7 +269,7 @@ ODD: dict[str, dict[str, Any]] = {
     "no numbers": {"values": [0.9] + [math.nan] * 12, "scores": math.nan},
     "no numbers at all": {"values": [math.nan] * 13, "scores": math.nan},
     "equal scores": {"scores": 0.5},
-    "infinite perplexity": {"values": [8.0] * 6 + [math.inf] * 7, "metric": "perplexity"},
+    "infinite perplexity": {"values": [8.0] * 6 + [math.inf] * 7, "measured": "perplexity"},
     "384 heads": {"heads": (16,) * 24, "every": 4},
     "one site": {"heads": (12,)},
     "one head": {"heads": (1,)},
@@ -300,5 +294,5 @@ def test_odd_runs(page: Page, tmp_path: Path, name: str) -> None:
         assert len(cells(page)) == known
     assert "nan" not in page.evaluate("document.body.innerText").lower()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    unmarked = {"step 0 only, unfinished", "unfinished", "unfinished, no numbers", "no numbers", "no numbers at all"}
-    assert rings(page) == (0 if name in unmarked | {"infinite perplexity"} else 1)
+    unmarked = any(word in name for word in ("unfinished", "no numbers", "infinite"))
+    assert rings(page) == (0 if unmarked else 1)

@@ -32,6 +32,8 @@ def test_comparison_leaves_out_what_a_run_did_not_reach(tmp_path: Path) -> None:
     row = text.split('<td class="name">short</td>')[1].split("</tr>")[0]
     assert row.count("<td>\u2013</td>") == 2
     assert "\u2013" not in text.split('<td class="name">long</td>')[1].split("</tr>")[0]
+    assert "their areas do not compare" in text
+    assert "Best by area" not in text
 
 
 def test_heads_that_are_not_there_are_not_drawn(tmp_path: Path) -> None:

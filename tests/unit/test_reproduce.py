@@ -396,7 +396,8 @@ def data_for_figure2(folder: Path) -> Path:
 
 
 def test_figure_2_shows_the_pruned_site_and_all_others(tmp_path: Path) -> None:
-    measured = gradients.measure_change(stand_in(tmp_path / "model", 3), data_for_figure2(tmp_path))
+    task = gradients.given_task(stand_in(tmp_path / "model", 3), data_for_figure2(tmp_path))
+    measured = gradients.measure_change(task, "a stand-in")
     (removed,) = measured.change.removed
     chart = gradients.figure2(measured)
     text = json.dumps(chart.to_dict())
@@ -406,8 +407,19 @@ def test_figure_2_shows_the_pruned_site_and_all_others(tmp_path: Path) -> None:
     assert shown == pytest.approx(measured.change.grids.flatten().tolist())
 
 
+def test_a_fitted_classifier_knows_its_lessons(tmp_path: Path) -> None:
+    """Every text has a letter of its own, so least squares can learn all labels by heart."""
+    model = BertForSequenceClassification.from_pretrained(stand_in(tmp_path / "model", 3)).eval()
+    ids = torch.tensor([[2, 5 + place, 5 + 2 * place, 3] for place in range(9)])
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(9) % 3}
+    gradients.fit_classifier(model, [batch])
+    with torch.no_grad():
+        found = model(input_ids=ids).logits.argmax(-1)
+    assert (found == batch["labels"]).float().mean() > 0.8
+
+
 def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "demo_task", lambda folder, console: None)
+    monkeypatch.setattr(gradients, "demo_task", lambda: None)
     console = quiet()
     files = reproduce_greedy_gnorm(tmp_path, console=console)
     assert "Figures 3, 4 and 5 were left out: give --published" in said(console)

@@ -10,7 +10,7 @@ import torch
 import headprune
 from headprune.errors import CriterionError
 from oracles import relative_differences
-from scoring import EVERY, labelled, model_of, oracle_of, some_batches
+from scoring import EVERY, floor_of, labelled, model_of, oracle_of, some_batches
 from zoo import LABELS, ZOO, text_batch
 
 
@@ -71,8 +71,7 @@ def test_several_criteria_in_one_call_equal_each_alone(name: str) -> None:
     for criterion in EVERY:
         alone = headprune.score(model, batches, criterion=criterion)
         assert isinstance(alone.scores, torch.Tensor)
-        floor = 1e-2 if criterion in ("taylor", "hies") else 1e-3
-        gap = relative_differences(together.scores[criterion], alone.scores, floor=floor)
+        gap = relative_differences(together.scores[criterion], alone.scores, floor=floor_of(criterion))
         assert float(gap.max()) <= 1e-5, criterion
         assert (alone.samples, alone.tokens) == (together.samples, together.tokens) == (6, alone.tokens)
 

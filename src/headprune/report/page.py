@@ -92,6 +92,7 @@ def render(runs: Sequence[ReportRun]) -> str:
         javascript=_libraries(),
         saved=[_saved(run) for run in runs if run.record.get("savings")],
         comparison=comparison,
+        comparable=len({(run.metric.name, run.steps[-1].heads / max(1, run.steps[0].heads)) for run in runs}) == 1,
         shares=[f"{share:.0%}" for share in SHARES],
         drops=[f"{drop:.0%}" for drop in DROPS],
         value=_value,
@@ -193,13 +194,7 @@ def _row(name: str, runs: Sequence[ReportRun]) -> dict[str, Any]:
 
     def at(share: float, field: str) -> float | None:
         """None for a run that did not go that far."""
-        return mean(
-            lambda run: (
-                getattr(step, field)
-                if run.steps[0].heads - (step := at_share(run.steps, share)).heads >= share * run.steps[0].heads - 1e-9
-                else None
-            )
-        )
+        return mean(lambda run: getattr(at_share(run.steps, share), field, None))
 
     return {
         "name": name,

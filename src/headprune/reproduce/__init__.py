@@ -44,21 +44,17 @@ def reproduce_greedy_gnorm(
     if out.exists() and not out.is_dir():
         raise ReproductionError(f"{out} is a file; choose a directory for the tables and figures.")
     charts, notes = _curves_and_masks(published, runs)
-    measured = None if figure2 is None else gradients.measure_change(*figure2)
+    task = gradients.demo_task() if figure2 is None else gradients.given_task(*figure2)
+    name = gradients.DEMO_NAME if figure2 is None else Path(figure2[0]).name
+    if task is None:
+        notes.append(
+            "Figure 2 was left out: name a model and data with --model and --data, or install headprune[demo]."
+        )
+    else:
+        charts["figure2"] = gradients.figure2(gradients.measure_change(task, name))
     # Everything that input can spoil has been read: from here on files are written.
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
-        if measured is None:
-            task = gradients.demo_task(out / "figure2", console)
-            measured = (
-                None
-                if task is None
-                else gradients.measure_change(*task, name=f"The demo's model after {gradients.LESSONS} strings")
-            )
-        if measured is None:
-            notes.append("Figure 2 was left out: it needs a model folder and a data file, --model and --data.")
-        else:
-            charts["figure2"] = gradients.figure2(measured)
         files = _write_tables(out)
         for name, chart in sorted(charts.items()):
             files += save_figure(chart, out / "figures", name)

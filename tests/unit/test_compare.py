@@ -1,0 +1,239 @@
+"""Comparing criteria: the numbers of the table, one run each, random trials, going on, and the sweep of alpha."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headprune
+from headprune.compare import ALPHAS, compare, expand, run_name, split_names, sweep_alpha
+from headprune.criteria import REGISTRY
+from headprune.curves import at_share, removable, signed_area, weighted_area
+from headprune.errors import CriterionError
+from headprune.experiment import Experiment, load
+from headprune.metrics import METRICS
+from headprune.run import read_run
+from headprune.trajectory import Step
+from runs import headprune as program
+from runs import interrupt, material, steps_of, trapezoids
+
+ACCURACY, PERPLEXITY = METRICS["accuracy"], METRICS["perplexity"]
+
+
+def curve(*values: float, start: int | None = None) -> list[Step]:
+    first = len(values) - 1 if start is None else start
+    return [
+        Step(n, (), None, value, 1 - n / 100, None, first - n, first - n, 1, 1, None) for n, value in enumerate(values)
+    ]
+
+
+# --- the numbers ---
+
+
+def test_the_area_of_perplexity_is_that_of_its_negative_logarithm() -> None:
+    values = [math.e, math.e**2, math.e**4]
+    assert signed_area(PERPLEXITY, curve(*values)) == pytest.approx(trapezoids([(0, -1), (0.5, -2), (1, -4)]))
+    assert signed_area(ACCURACY, curve(1.0, 0.5, 0.0)) == pytest.approx(0.5)
+
+
+def test_the_first_step_at_which_a_share_is_gone() -> None:
+    steps = curve(*[0.9] * 13)
+    assert [at_share(steps, share).step for share in (0.25, 0.5, 0.75)] == [3, 6, 9]
+    assert at_share(curve(*[0.9] * 11), 0.25).step == 3  # two and a half heads: three
+    assert at_share(curve(0.9, 0.8, start=12), 0.75).step == 1  # a curve that ends before
+
+
+def test_heads_that_can_go_within_a_drop() -> None:
+    steps = curve(0.90, 0.895, 0.86, 0.85, 0.84, 0.9, 0.1)
+    assert removable(ACCURACY, steps, 0.01) == 1
+    assert removable(ACCURACY, steps, 0.05) == 3  # the rise after the fall does not count
+    assert removable(PERPLEXITY, curve(20.0, 20.9, 21.0, 21.1), 0.05) == 2
+    assert removable(ACCURACY, curve(0.9, 0.2), 0.01) == 0
+
+
+def test_a_weighted_area_counts_a_point_by_the_heads_that_are_left() -> None:
+    assert weighted_area(ACCURACY, curve(1.0, 0.5, 0.0)) == pytest.approx((1 * 1.0 + 0.5 * 0.5 + 0 * 0.0) / 1.5)
+    values = [math.e, math.e**2, math.e**9]
+    assert weighted_area(PERPLEXITY, curve(*values)) == pytest.approx((1 * -1 + 0.5 * -2) / 1.5)
+
+
+# --- names ---
+
+
+def test_names_are_split_at_commas_outside_brackets() -> None:
+    assert split_names("gnorm, his,hies(alpha=0.7,variant=B),inverse:gnorm,") == [
+        *("gnorm", "his", "hies(alpha=0.7,variant=B)", "inverse:gnorm")
+    ]
+
+
+def test_names_are_expanded_and_refused() -> None:
+    assert expand(["hies(alpha=0.5)", "inverse:his"]) == ["hies", "inverse:his"]
+    with pytest.raises(CriterionError, match="'hies' is listed more than once"):
+        expand(["hies", "hies(alpha=0.5)"])
+    with pytest.raises(CriterionError, match="at least one"):
+        expand([])
+
+
+def test_folder_names_are_plain_and_differ() -> None:
+    specs = [*REGISTRY, *(f"inverse:{name}" for name in REGISTRY)]
+    specs += ["hies(alpha=0.7)", "hies(alpha=0.07)", "random(seed=1)", "random(seed=11)", "entropy(variant=A)"]
+    names = [run_name(spec) for spec in specs]
+    assert len(set(names)) == len(names)
+    assert all(not set(name) & set(':()=,/\\*? "') for name in names)
+
+
+# --- real runs ---
+
+
+def experiment(**options: Any) -> Experiment:
+    m = material()
+    settings = {"model": m.bert, "data": m.data_csv, "calibration_samples": 8, "batch_size": 8, "every": 2}
+    return Experiment(**{**settings, **options})
+
+
+CRITERIA = ["magnitude", "inverse:magnitude", "random"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    out = tmp_path_factory.mktemp("compared") / "runs"
+    return out, compare(experiment(), CRITERIA, out, trials=3)
+
+
+def test_a_row_says_what_its_curve_says(compared: tuple[Path, list[Any]]) -> None:
+    out, rows = compared
+    row = next(row for row in rows if row.name == "magnitude")
+    steps = read_run(out / "magnitude")[1]
+    points = [((12 - step.heads) / 12, step.metric) for step in steps]
+    assert row.runs == ["magnitude"]
+    assert row.area == pytest.approx(trapezoids(points))
+    assert row.metric == {f"{share:.0%}": at_share(steps, share).metric for share in (0.25, 0.5, 0.75)}
+    assert row.agreement == {f"{share:.0%}": at_share(steps, share).agreement for share in (0.25, 0.5, 0.75)}
+    assert row.removable == {f"{drop:.0%}": removable(ACCURACY, steps, drop) for drop in (0.01, 0.05)}
+    assert row.to_json().keys() == {"name", "runs", "area", "metric", "agreement", "removable"}
+
+
+def test_the_best_comes_first(compared: tuple[Path, list[Any]]) -> None:
+    _, rows = compared
+    areas = [row.area for row in rows]
+    assert areas == sorted(areas, reverse=True)
+    assert len(set(areas)) == 3
+
+
+def test_random_is_the_mean_of_its_trials(compared: tuple[Path, list[Any]]) -> None:
+    out, rows = compared
+    row = next(row for row in rows if row.name == "random")
+    assert row.runs == [f"random-seed{seed}" for seed in range(3)]
+    curves = [read_run(out / name)[1] for name in row.runs]
+    orders = {tuple(head for step in steps for head in step.removed) for steps in curves}
+    assert len(orders) == 3
+    areas = [trapezoids([((12 - step.heads) / 12, step.metric) for step in steps]) for steps in curves]
+    assert row.area == pytest.approx(sum(areas) / 3)
+    assert row.metric["50%"] == pytest.approx(sum(at_share(steps, 0.5).metric for steps in curves) / 3)
+
+
+def test_all_runs_start_from_the_same_model_on_the_same_data(compared: tuple[Path, list[Any]]) -> None:
+    out, rows = compared
+    records = [read_run(out / name) for row in rows for name in row.runs]
+    assert len({json.dumps(steps[0].to_json()) for _, steps in records}) == 1
+    assert len({json.dumps({**record["settings"], "criterion": ""}) for record, _ in records}) == 1
+    assert all(steps[-1].heads == 0 for _, steps in records)
+
+
+def test_an_interrupted_comparison_goes_on(compared: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    """One run is half done, one has not begun; the others are left as they are."""
+    original, rows = compared
+    out = tmp_path / "runs"
+    shutil.copytree(original, out)
+    interrupt(out / "random-seed1", 3)
+    shutil.rmtree(out / "random-seed2")
+    others = {name: (out / name / "steps.jsonl").stat().st_mtime_ns for name in ("magnitude", "random-seed0")}
+    again = compare(experiment(), CRITERIA, out, trials=3)
+    assert [row.to_json() for row in again] == [row.to_json() for row in rows]
+    for name in [name for row in rows for name in row.runs]:
+        assert (out / name / "steps.jsonl").read_bytes() == (original / name / "steps.jsonl").read_bytes()
+    assert others == {name: (out / name / "steps.jsonl").stat().st_mtime_ns for name in others}
+
+
+def test_a_journal_that_lost_its_end_is_not_compared_as_it_is(compared: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    original, rows = compared
+    out = tmp_path / "runs"
+    shutil.copytree(original, out)
+    journal = out / "magnitude" / "steps.jsonl"
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:3]))
+    try:
+        again = compare(experiment(), CRITERIA, out, trials=3)
+    except headprune.HeadpruneError as error:
+        assert "magnitude" in str(error)  # noqa: PT017  (it may refuse, or do the missing steps again)
+    else:
+        assert [row.to_json() for row in again] == [row.to_json() for row in rows]
+
+
+def test_a_comparison_with_other_settings_is_refused(compared: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    shutil.copytree(compared[0], out)
+    with pytest.raises(headprune.HeadpruneError, match="seed was 0 and is now 1"):
+        compare(experiment(seed=1), ["magnitude"], out)
+    (row,) = compare(experiment(seed=1), ["magnitude"], out, overwrite=True)
+    assert row.name == "magnitude"
+
+
+# --- alpha ---
+
+
+def test_the_sweep_takes_the_alpha_with_the_largest_weighted_area() -> None:
+    one = experiment(criterion="hies")
+    alphas = (0.0, 0.5, 0.9)
+    best, areas = sweep_alpha(one, alphas)
+    task, calibration, _ = load(one)
+    expected = {}
+    for alpha in alphas:
+        result = headprune.prune(
+            copy.deepcopy(task.model), calibration.batches(8), criterion=f"hies(alpha={alpha})", schedule="one-shot"
+        )
+        expected[alpha] = weighted_area(result.metric, result.trajectory)
+    assert areas == pytest.approx(expected)
+    assert areas[best] == max(areas.values())
+    assert best == min(alpha for alpha in alphas if areas[alpha] == areas[best])  # of equal ones the lowest
+    assert len(set(areas.values())) > 1
+
+
+def test_all_alphas_are_in_range() -> None:
+    assert [f"{alpha:g}" for alpha in ALPHAS] == ["0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9"]
+
+
+def test_the_program_says_which_alpha_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    m = material()
+    monkeypatch.setattr("headprune.compare.sweep_alpha", lambda experiment: (0.3, {0.3: 0.71, 0.6: 0.5}))
+    done = program(
+        *("compare", m.bert, "--data", m.data_csv, "--criteria", "hies,magnitude", "--alpha", "sweep"),
+        *("--out", tmp_path / "runs", "--calibration-samples", "8", "--every", "6", "--json"),
+    )
+    assert done.code == 0, done.err
+    assert "alpha of hies = 0.3, by weighted area on the calibration data" in " ".join(done.err.split())
+    assert {row["name"] for row in done.json["criteria"]} == {"hies(alpha=0.3)", "magnitude"}
+    assert len(steps_of(tmp_path / "runs" / "hies-alpha0.3")) == 3
+
+
+def test_the_table(compared: tuple[Path, list[Any]]) -> None:
+    import io
+
+    from rich.console import Console
+
+    from headprune.tables import print_comparison
+
+    out, rows = compared
+    text = io.StringIO()
+    print_comparison(out, rows, Console(file=text, width=160))
+    table = " ".join(text.getvalue().split())
+    for heading in ("criterion", "area", "25% gone", "50% gone", "75% gone", "within 1%", "within 5%"):
+        assert heading in table
+    places = [table.index(f" {row.name} ") for row in rows]
+    assert places == sorted(places)
+    assert "random (3 runs)" in table
