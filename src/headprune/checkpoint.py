@@ -85,11 +85,16 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
     options.pop("trust_remote_code", None)
     try:
         model, found = _pruned(dense, removed).from_pretrained(
-            folder, config=config, output_loading_info=True, use_safetensors=True, **options
+            folder,
+            config=config,
+            output_loading_info=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are reported, and refused below with the name of the tensor
+            **options,
         )
     except HeadpruneError as error:
         raise CheckpointError(f"The record of removed heads in {folder} does not fit its model: {error}") from None
-    except (RuntimeError, SafetensorError) as error:
+    except (RuntimeError, ValueError, SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The weights in {folder} do not fit its config.json: {reason[:400]}") from None
     for what in ("mismatched_keys", "missing_keys", "unexpected_keys"):
@@ -116,7 +121,7 @@ def load_structure(path: str | Path) -> PreTrainedModel:
         raise CheckpointError(f"There is no directory {path}; check the path.")
     try:
         config, removed = _read_config(path)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise CheckpointError(
             f"{path} is neither a folder with a config.json nor a model that could be fetched from the hub "
             f"({type(error).__name__}); check the name and the connection."
@@ -131,9 +136,13 @@ def load_structure(path: str | Path) -> PreTrainedModel:
 
 def _read_config(path: str | Path) -> tuple[Any, dict[int, list[int]]]:
     """The config of the dense model, and the heads that were removed from it."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    settings = config.to_dict()
-    _restore_dense_counts(settings)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        settings = config.to_dict()
+        _restore_dense_counts(settings)
+    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"The config of {path} cannot be read: {reason[:300]}") from None
     for name in NATIVE_COUNTS:
         if settings.get(name) is not None:
             setattr(config, name, settings[name])
@@ -210,11 +219,12 @@ def _removed(config: Any, place: str | Path) -> dict[int, list[int]]:
     record = getattr(config, "pruned_heads", None) or {}
     try:
         removed = {int(site): list(ids) for site, ids in record.items()}
-        if any(not isinstance(head, int) for ids in removed.values() for head in ids):
+        if any(not isinstance(head, int) or ids.count(head) > 1 for ids in removed.values() for head in ids):
             raise ValueError
     except (AttributeError, TypeError, ValueError):
         raise CheckpointError(
-            f"pruned_heads in the config of {place} must map site numbers to lists of head numbers, not {record!r}."
+            f"pruned_heads in the config of {place} must map site numbers to lists of head numbers, each once, not "
+            f"{record!r}."
         ) from None
     return {site: sorted(ids) for site, ids in sorted(removed.items()) if ids}
 
@@ -222,7 +232,7 @@ def _removed(config: Any, place: str | Path) -> dict[int, list[int]]:
 def _model_class(config: Any, place: str | Path) -> type[PreTrainedModel]:
     for name in config.architectures or ():
         found = getattr(transformers, name, None)
-        if found is not None:
+        if isinstance(found, type) and issubclass(found, PreTrainedModel):
             return found
     raise CheckpointError(
         f"The config of {place} names no model class that transformers {transformers.__version__} knows "

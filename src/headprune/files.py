@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headprune.errors import CheckpointError
 
-WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model*.bin.index.json")
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux's renameat2: two names swap their directories in one step
 _HERE = -100  # AT_FDCWD
 
@@ -24,8 +24,11 @@ def replaced_directory(target: Path) -> Iterator[Path]:
     Files of an earlier checkpoint in `target` that are not weights and were not written anew (notes, a model card)
     are kept.
     """
+    target = target.resolve()  # a link stays a link, and what it points to is replaced
     if target.is_file():
         raise CheckpointError(f"{target} is a file; choose a directory to save to.")
+    if target == Path.cwd():
+        raise CheckpointError(f"{target} is the working directory, which cannot be replaced; name a directory in it.")
     recover_directory(target)
     if target.is_dir() and any(target.iterdir()) and not (target / "config.json").is_file():
         raise CheckpointError(f"{target} exists and holds something that is not a checkpoint; choose a new directory.")
@@ -66,8 +69,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def recover_directory(target: Path) -> None:
     """Finish what a kill between the two renames of `_swap` left undone."""
+    target = target.resolve()
     aside = _aside(target)
-    if aside.is_dir():
+    if target.name and aside.is_dir():
         if target.exists():
             shutil.rmtree(aside)
         else:
@@ -75,7 +79,7 @@ def recover_directory(target: Path) -> None:
 
 
 def _aside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.old")
+    return target.parent / f".{target.name}.old"
 
 
 def _swap(fresh: Path, target: Path) -> None:
@@ -100,7 +104,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def _keep_other_files(old: Path, new: Path) -> None:
     for entry in old.iterdir():
-        if (new / entry.name).exists() or entry.name.endswith(WEIGHTS):
+        if (new / entry.name).exists() or any(entry.match(pattern) for pattern in WEIGHTS):
             continue
         if entry.is_dir():
             shutil.copytree(entry, new / entry.name, symlinks=True)

@@ -32,21 +32,22 @@ def verify(folder: Path) -> None:
         return
     try:
         record = json.loads((folder / NAME).read_text())
-        version, files = record["format"], record["files"]
-    except (json.JSONDecodeError, KeyError, TypeError):
+        version = int(record["format"])
+        files = {str(name): (int(known["bytes"]), str(known["sha256"])) for name, known in record["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{folder / NAME} is damaged; copy the checkpoint again.") from None
     if version > FORMAT:
         raise CheckpointError(f"{folder} was saved in format {version}, newer than this headprune reads; upgrade it.")
-    for name, expected in files.items():
+    for name, (size, digest) in files.items():
         file = folder / name
         if not file.is_file():
             raise CheckpointError(f"{file} is missing; copy the checkpoint again.")
-        if file.stat().st_size != expected["bytes"]:
+        if file.stat().st_size != size:
             raise CheckpointError(
-                f"{file} has {file.stat().st_size} bytes, but {expected['bytes']} were saved: it is truncated or was "
+                f"{file} has {file.stat().st_size} bytes, but {size} were saved: it is truncated or was "
                 "replaced; copy the checkpoint again."
             )
-        if _sha256(file) != expected["sha256"]:
+        if _sha256(file) != digest:
             raise CheckpointError(
                 f"{file} does not match the fingerprint in {NAME}: it was changed after saving; copy the checkpoint "
                 f"again, or delete {NAME} to accept the change."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -31,9 +32,12 @@ def as_heads(heads: Iterable[tuple[int, int]]) -> list[Head]:
             site, index = pair
         except (TypeError, ValueError):
             raise HeadSelectionError(f"A head must be a (site, head) pair such as (0, 3), not {pair!r}.") from None
-        if not all(isinstance(number, int) and not isinstance(number, bool) for number in (site, index)):
-            raise HeadSelectionError(f"A head must be a pair of whole numbers such as (0, 3), not {pair!r}.")
-        result.append(Head(site, index))
+        try:
+            if isinstance(site, bool) or isinstance(index, bool):
+                raise TypeError
+            result.append(Head(operator.index(site), operator.index(index)))  # numpy's and torch's integers as well
+        except TypeError:
+            raise HeadSelectionError(f"A head must be a pair of whole numbers such as (0, 3), not {pair!r}.") from None
     repeated = sorted({head for head in result if result.count(head) > 1})
     if repeated:
         raise HeadSelectionError(f"Head {tuple(repeated[0])} is listed more than once; list every head once.")

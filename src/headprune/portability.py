@@ -21,6 +21,11 @@ from transformers import {name} as _Dense  # noqa: E402
 
 
 class {name}(_Dense):
+    @classmethod
+    def is_custom_code(cls):
+        # Its weights are named as those of the plain class, so transformers' renamings of that class apply.
+        return False
+
     def __init__(self, config, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
         restructure(self, config.headprune["plan"])

@@ -15,7 +15,7 @@ from headprune.instrument import gated
 from headprune.outputs import largest_difference, run
 from headprune.sites import AttentionSite, resolve
 from headprune.sites.linear import in_features, is_transposed, out_features
-from headprune.sites.quirks import QUIRKS, restructure
+from headprune.sites.quirks import QUIRKS, is_empty, restructure
 from headprune.sites.resolve import removed_heads
 
 # Attributes of attention modules that their forward code reads, and what they count. Weights decide how many heads
@@ -120,7 +120,9 @@ def _plan_site(model: PreTrainedModel, site: AttentionSite, kept: list[int]) -> 
         "delete": [],
     }
     if not kept:
-        entry["delete"] = list(dict.fromkeys(projection.module for projection in site.projections))
+        # A site that is empty already remembers what it lost: a portable checkpoint starts from the dense class again.
+        lost = list(dict.fromkeys(projection.module for projection in site.projections))
+        entry["delete"] = module.headprune_empty["gone"] if is_empty(module) else lost
         return entry
     rows: dict[str, int] = {}
     for projection in site.projections:
@@ -190,6 +192,7 @@ class _Slices:
         self.model = model
         self.wanted: dict[int, tuple[nn.Parameter, int, list[int]]] = {}
         self.owners: dict[int, list[tuple[nn.Module, str]]] = {}
+        self.asking: dict[int, set[int]] = {}  # parameter -> the modules whose heads go
         for module in model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
@@ -198,11 +201,12 @@ class _Slices:
     def add(self, path: str, side: str, selected: list[int]) -> None:
         module: Any = self.model.get_submodule(path)
         weight_dim = int((side == "in") != is_transposed(module))
-        self._want(module.weight, weight_dim, selected, path)
+        self._want(module, module.weight, weight_dim, selected, path)
         if side == "out" and module.bias is not None:
-            self._want(module.bias, 0, selected, path)
+            self._want(module, module.bias, 0, selected, path)
 
-    def _want(self, parameter: nn.Parameter, dim: int, selected: list[int], path: str) -> None:
+    def _want(self, module: nn.Module, parameter: nn.Parameter, dim: int, selected: list[int], path: str) -> None:
+        self.asking.setdefault(id(parameter), set()).add(id(module))
         known = self.wanted.get(id(parameter))
         if known is not None and known[1:] != (dim, selected):
             raise UnsupportedModelError(
@@ -211,6 +215,12 @@ class _Slices:
         self.wanted[id(parameter)] = (parameter, dim, selected)
 
     def apply(self) -> None:
+        for key, (parameter, _, _) in self.wanted.items():
+            if {id(module) for module, _ in self.owners[key]} - self.asking[key]:
+                raise UnsupportedModelError(
+                    f"A weight of shape {list(parameter.shape)} is tied to another module that keeps all its heads; "
+                    "untie them, or remove the same heads there."
+                )
         for parameter, dim, selected in self.wanted.values():
             index = torch.tensor(selected, device=parameter.device)
             smaller = nn.Parameter(

@@ -292,11 +292,22 @@ def test_any_budget_of_memory_gives_the_same(share: float) -> None:
 
 
 def forwards(name: str, **options: Any) -> tuple[int, int]:
-    """How often the model ran, and in how many steps."""
+    """How often the model ran on a whole batch, and in how many steps.
+
+    A removal is verified on two samples, gated and removed: the first one, and the first that empties a site.
+    """
     model = ZOO[name].build()
-    with counted_calls({"model": model}) as counts:
-        result = headprune.prune(model, batches_of(name, 0, 5), **options)
-    return counts["model"], len(result.trajectory) - 1
+    sizes: list[int] = []
+
+    def note(module: Any, args: Any, inputs: dict[str, Any]) -> None:
+        sizes.append(len(inputs["input_ids"]))
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    result = headprune.prune(model, batches_of(name, 0, 5), **options)
+    handle.remove()
+    assert set(sizes) <= {2, 3}
+    assert sizes.count(2) in (2, 4)
+    return sizes.count(3), len(result.trajectory) - 1
 
 
 @pytest.mark.parametrize("criterion", ["gnorm", "his", "entropy", "hies", "magnitude", "random"])

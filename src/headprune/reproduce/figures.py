@@ -26,10 +26,11 @@ def figure3(panels: Sequence[Panel], source: str) -> alt.TopLevelMixin | None:
     if not drawn:
         return None
     shown = [name for name in CRITERIA if any(name in panel.curves for panel in drawn)]
+    metrics = " or ".join(dict.fromkeys(panel.metric for panel in drawn))
     return _arranged(
         [_curves(panel, shown) for panel in drawn],
-        "Accuracy as heads are removed, by the criterion that chooses them",
-        f"Higher is better. Dotted: where pruning stops. {source}",
+        f"{metrics.capitalize()} as heads are removed, by the criterion that chooses them",
+        f"Dotted: where pruning stops. {source}",
     )
 
 
@@ -74,7 +75,8 @@ def _boxes(panel: Panel) -> alt.LayerChart:
     boxes = box_rows(panel.trials, panel.heads)
     line = [{"removed": r, "value": v, "what": CRITERIA["gnorm"]} for r, v in panel.curves.get("gnorm", ())]
     scale = alt.Scale(domain=[CRITERIA["gnorm"], RANDOM], range=[BLUE, ORANGE])
-    colour = alt.Color("what:N", scale=scale, legend=alt.Legend(title=None, orient="bottom", labelLimit=300))
+    legend = alt.Legend(title=None, orient="bottom", symbolType="square", symbolSize=150, labelLimit=300)
+    colour = alt.Color("what:N", scale=scale, legend=legend)
     base = alt.Chart(_data(boxes))
     layers = [
         base.mark_rule(strokeWidth=1).encode(

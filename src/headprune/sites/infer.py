@@ -10,7 +10,7 @@ from torch import nn
 from headprune.sites.families import Family, Layout
 from headprune.sites.linear import in_features, is_plain, out_features
 from headprune.sites.paths import absolute, submodule
-from headprune.sites.quirks import is_empty
+from headprune.sites.quirks import CACHE_ARGUMENTS, is_empty
 
 INFERRED = Family("inferred", (), ())
 
@@ -76,6 +76,23 @@ def head_dim(module: nn.Module, rows: int, pruned: bool) -> int | None:
             if isinstance(count, int) and count and rows % count == 0:
                 return rows // count
     return None
+
+
+def obstacle(module: nn.Module, width: int, heads: int, kv_heads: int) -> str:
+    """Why a family that nobody described should not be pruned: something else in it may have a head axis."""
+    known = {name for names in QUERY_KEY_VALUE for name in names} | {name.split(".")[0] for name in OUTPUT}
+    sizes = {count * per for count in (heads, kv_heads) for per in (1, width)} - {1, width}
+    for name, child in module.named_children():
+        if name not in known and any(sizes & set(parameter.shape) for parameter in child.parameters()):
+            return f"its {name} may have a head axis, and headprune does not know this family"
+    code = type(module).forward.__code__
+    cached = any(name in code.co_varnames[: code.co_argcount] for name in CACHE_ARGUMENTS)
+    if cached and not hasattr(module, "layer_idx"):
+        return "it keeps a KV cache but does not say which layer it is"
+    for name in ("embed_dim", "hidden_size", "d_model"):
+        if name in code.co_names:
+            return f"its forward code counts on {name}, and headprune does not know this family"
+    return ""
 
 
 def stack(model: nn.Module, path: str) -> str:

@@ -277,7 +277,8 @@ def _resize(linear: Any, inputs: int, outputs: int) -> None:
 
 def _empty(model: nn.Module, site: Any, entry: dict[str, Any]) -> None:
     inside = entry["o"].removeprefix(entry["path"] + ".") if entry["o"].startswith(entry["path"] + ".") else ""
-    site.headprune_empty = {"o": inside, "cross": entry["cross"], "group": entry["group"]}
+    gone = {"gone": list(entry["delete"])}
+    site.headprune_empty = {"o": inside, "cross": entry["cross"], "group": entry["group"], **gone}
     site._is_hf_initialized = True  # a family's weight initialiser expects projections
     for path in entry["delete"]:
         parent, _, name = path.rpartition(".")

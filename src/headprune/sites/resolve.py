@@ -157,6 +157,8 @@ def _read(
 
 def _stack(model: PreTrainedModel, path: str, family: Family) -> Any:
     for word in ("vision", "text", "decoder", "encoder"):
+        if word == "encoder" and family is infer.INFERRED:
+            break
         if word in path or (word in ("vision", "text") and word in model.config.model_type):
             # BERT's encoder stack is a decoder when its config says so.
             return "decoder" if word == "encoder" and model.config.__dict__.get("is_decoder") else word
@@ -236,4 +238,4 @@ def _obstacle(module: Any, family: Family, width: int, heads: int, kv_heads: int
                 return f"its forward takes {name}, which has a head axis that headprune does not know"
     if getattr(module, "pretraining_tp", 1) > 1 and getattr(module, "slow_but_exact", False):
         return "slow_but_exact splits its output projection by tensor-parallel rank; set config.slow_but_exact = False"
-    return ""
+    return infer.obstacle(module, width, heads, kv_heads) if family is infer.INFERRED else ""
