@@ -178,11 +178,24 @@ class EmptySite(PrunedSite):
     def _count_tokens(self, inputs: torch.Tensor, args: tuple, kwargs: dict) -> torch.Tensor | None:
         """Keep the KV cache of this layer as long as the others': a model may ask any layer how long it is."""
         cache = next((c for name in CACHE_ARGUMENTS if (c := self._argument(args, kwargs, name)) is not None), None)
-        if cache is None or self.headprune_empty["cross"]:
+        if cache is None:
+            return None
+        if self.headprune_empty["cross"]:
+            self._mark_cross(cache, args, kwargs)
             return None
         cache = getattr(cache, "self_attention_cache", cache)
         mark = inputs[..., :1].unsqueeze(1)
         return cache.update(mark, mark, self.layer_idx)[0]
+
+    def _mark_cross(self, cache: Any, args: tuple, kwargs: dict) -> None:
+        """The same for the cache of cross attention, which is filled once: some models read the keys of all layers."""
+        known = getattr(cache, "is_updated", {})
+        states = self._argument(args, kwargs, "key_value_states")
+        states = self._argument(args, kwargs, "encoder_hidden_states") if states is None else states
+        if states is not None and hasattr(cache, "cross_attention_cache") and not known.get(self.layer_idx):
+            mark = states[..., :1].unsqueeze(1)
+            cache.cross_attention_cache.update(mark, mark, self.layer_idx)
+            known[self.layer_idx] = True
 
     def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
         return output, None
