@@ -14,12 +14,17 @@ from headprune.sites import AttentionSite, resolve
 
 
 @contextmanager
-def hooks(pairs: Sequence[tuple[nn.Module, Callable[..., Any]]], *, before: bool = False) -> Iterator[None]:
-    """Attach one forward hook (or, `before`, forward pre-hook) per module for the length of the block."""
+def hooks(
+    pairs: Sequence[tuple[nn.Module, Callable[..., Any]]], *, before: bool = False, first: bool = False
+) -> Iterator[None]:
+    """Attach one forward hook (or, `before`, forward pre-hook) per module for the length of the block.
+
+    A `first` hook runs before those that are there already, such as the gates of an enclosing block.
+    """
     with ExitStack() as stack:
         for module, hook in pairs:
             attach = module.register_forward_pre_hook if before else module.register_forward_hook
-            stack.callback(attach(hook).remove)
+            stack.callback(attach(hook, prepend=first).remove)
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,11 @@ from transformers import PreTrainedModel
 from headprune.criteria import Criterion, make
 from headprune.errors import CriterionError, DataError, NonFiniteError
 from headprune.heads import kept_mask
+from headprune.instrument import watched
+from headprune.outputs import evaluating, to_device
 from headprune.quality import Quality
 from headprune.signals import Entropy, Request, ZeroProbabilities, observe
-from headprune.signals.objectives import Labels, batch_size
+from headprune.signals.objectives import IGNORED, Labels, batch_size, model_inputs
 from headprune.sites import AttentionSite, resolve
 
 Progress = Callable[[int], None]  # called with the number of samples of each batch that is done
@@ -48,7 +50,8 @@ class ScoreResult:
         """Share of right predictions of the model as it was scored; None without labels or classes."""
         if self.predictions is None or self.labels is None or self.labels.is_floating_point():
             return None
-        return float((self.predictions == self.labels).double().mean())
+        counted = self.labels != IGNORED
+        return float((self.predictions == self.labels)[counted].double().mean())
 
     def __add__(self, other: ScoreResult) -> ScoreResult:
         if list(map(str, self.criteria.values())) != list(map(str, other.criteria.values())):
@@ -103,16 +106,29 @@ def score(
     if criteria is not None and options:
         raise CriterionError('Options of several criteria go into their names, such as criteria=["hies(alpha=0.7)"].')
     wanted = [criterion] if criteria is None else list(criteria)
-    made = [make(spec, **options) for spec in wanted if spec is not None]
+    if not wanted:
+        raise CriterionError("Name at least one criterion.")
+    made = [make(spec, **options) for spec in wanted]  # type: ignore[arg-type]  # None is refused there
     named = {str(one): one for one in made}
     sites = resolve(model)
     started = time.perf_counter()
     pass_over = _Pass(model, sites, named, labels)
-    for number, batch in enumerate(batches):
+    for number, batch in enumerate(_checked(batches)):
         pass_over.add(number, batch)
         if progress is not None:
             progress(batch_size(batch))
     return pass_over.result(time.perf_counter() - started, single=criteria is None)
+
+
+def _checked(batches: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(batches, Mapping) or not isinstance(batches, Iterable):
+        raise DataError("batches must be an iterable of batches, such as [batch] for a single one.")
+    for number, batch in enumerate(batches):
+        if not isinstance(batch, Mapping) or not any(isinstance(value, torch.Tensor) for value in batch.values()):
+            raise DataError(f"Batch {number} is not a dict of tensors as the model takes them, but {batch!r:.60}.")
+        if not batch_size(batch):
+            raise DataError(f"Batch {number} has no samples; leave it out.")
+        yield batch
 
 
 class _Pass:
@@ -134,7 +150,7 @@ class _Pass:
 
     def add(self, number: int, batch: Mapping[str, Any]) -> None:
         seen = observe(self.model, self.sites, batch, self.requests, labels=self.labels)
-        _refuse_non_finite(seen.logits, number)
+        self._refuse_non_finite(seen.logits, batch, number)
         for request, answer in seen.answers.items():
             self._check(request, answer, number)
         for name, criterion in self.criteria.items():
@@ -148,6 +164,22 @@ class _Pass:
         self.samples += batch_size(batch)
         self.tokens += seen.tokens
         self.quality.add(self.model, batch, seen.logits)
+
+    def _refuse_non_finite(self, logits: torch.Tensor, batch: Mapping[str, Any], number: int) -> None:
+        if torch.isfinite(logits).all():
+            return
+        found: list[tuple[AttentionSite, int]] = []
+
+        def look(site: AttentionSite, heads: torch.Tensor) -> None:
+            bad = ~torch.isfinite(heads.unflatten(-1, (site.heads, -1))).all(-1).flatten(0, -2).all(0)
+            found.extend((site, site.kept[position]) for position in bad.nonzero().flatten().tolist())
+
+        with torch.no_grad(), evaluating(self.model), watched(self.model, self.sites, output=look):
+            self.model(**model_inputs(self.model, to_device(batch, next(self.model.parameters()).device)))
+        where = f" at site {found[0][0].index} ({found[0][0].path}), head {found[0][1]}," if found else ""
+        raise NonFiniteError(
+            f"NaN or Inf appeared{where} first in batch {number}; check that batch and the precision of the model."
+        )
 
     def _check(self, request: Request, answer: torch.Tensor, number: int) -> None:
         bad = ~torch.isfinite(answer) & self.kept
@@ -188,13 +220,6 @@ class _Pass:
 
 def _finish(criterion: Criterion, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
     return criterion.score(sums, samples, kept).masked_fill(~kept, torch.nan)
-
-
-def _refuse_non_finite(logits: torch.Tensor, number: int) -> None:
-    if not torch.isfinite(logits).all():
-        raise NonFiniteError(
-            f"The model's logits are NaN or Inf in batch {number}; check that batch and the precision of the model."
-        )
 
 
 def _joined(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:

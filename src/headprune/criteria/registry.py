@@ -116,7 +116,11 @@ def criterion(name: str, *, reference: str = "", use: str = "") -> Callable[[Kin
 def make(spec: str | Criterion, **options: Any) -> Criterion:
     """A criterion from its name, `inverse:` before it and options in brackets if wanted: "hies(alpha=0.7)"."""
     if isinstance(spec, Criterion):
+        if options:
+            raise CriterionError(f"{spec} is made already, so give {', '.join(options)} when making it.")
         return spec
+    if not isinstance(spec, str):
+        raise CriterionError(f"A criterion is a name such as 'gnorm', or an instance of one, not {spec!r:.60}.")
     text = spec.strip()
     if text.startswith(INVERSE):
         return Inverted(make(text.removeprefix(INVERSE), **options))
@@ -136,7 +140,15 @@ def make(spec: str | Criterion, **options: Any) -> Criterion:
         if key not in known:
             takes = f"takes {', '.join(known)}" if known else "takes no options"
             raise CriterionError(f"Criterion {name!r} has no option {key!r}; it {takes}.")
+        _check_type(name, key, options[key], hints.get(key))
     return kind(**options)
+
+
+def _check_type(name: str, key: str, value: Any, hint: Any) -> None:
+    if hint in (int, float, bool, str):
+        allowed = (int, float) if hint is float else hint
+        if not isinstance(value, allowed) or (hint is not bool and isinstance(value, bool)):
+            raise CriterionError(f"{key} of {name} must be a {hint.__name__}, not {value!r:.60}.")
 
 
 def _parse(value: str, hint: Any) -> Any:

@@ -1,19 +1,19 @@
 """Self-attention attribution (Hao et al. 2021): integrated gradients of the label's probability along scaled attention.
 
-Attr = A * mean_k dF/dA at (k/m) A, with the attention of one site scaled and the others as they are. The output of a
-head is A V, so scaling A is scaling that output, and dF/dA = (dF/dZ) V^T: no probabilities are differentiated.
+Attr = A * mean_k dF/dA at (k/m) A, with the attention of one site replaced and the others as they come. The output of
+a head is Z = A V, so the replacement is (k/m) A V and dF/dA = (dF/dZ) V^T: no probabilities are differentiated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from headprune.errors import DataError
-from headprune.instrument import frozen, gated, watched
+from headprune.instrument import frozen, hooks, watched
 from headprune.outputs import evaluating
 from headprune.probe import probabilities
 from headprune.signals.entropy import real_entries
@@ -39,33 +39,25 @@ def attributions(
     """The largest attribution of each sample and head: [batch x sites x heads], NaN at heads that are gone."""
     heads = max(site.original_heads for site in sites)
     result = torch.full((batch_size(batch), len(sites), heads), torch.nan)
-    with evaluating(model), frozen(model):
+    with evaluating(model), frozen(model), torch.enable_grad():
         for site in sites:
             if site.kept:
-                values = _site_attribution(model, sites, site, batch, request.steps, labels)
+                values = _site_attribution(model, site, batch, request.steps, labels)
                 result[:, site.index, list(site.kept)] = values.cpu()
     return result
 
 
 def _site_attribution(
     model: PreTrainedModel,
-    sites: Sequence[AttentionSite],
     site: AttentionSite,
     batch: Mapping[str, Any],
     steps: int,
     labels: Labels,
 ) -> torch.Tensor:
     inputs = model_inputs(model, batch)
-    device = next(model.parameters()).device
     maps: list[tuple[torch.Tensor, torch.Tensor]] = []
-    values: list[torch.Tensor] = []
     with (
         torch.no_grad(),
-        watched(
-            model,
-            [site],
-            projection=lambda _, path, __, outputs: values.append(outputs) if path == site.v.module else None,
-        ),
         probabilities(
             model, [site], lambda _, weights, mask: maps.append((weights, _counted(site, batch, weights, mask)))
         ),
@@ -74,28 +66,64 @@ def _site_attribution(
         targets = targets_of(model, batch, logits, labels)
     if targets is None or targets.is_floating_point():
         raise DataError('Attribution needs a label per sample; add "labels", or use labels="self".')
-    gradients = [torch.zeros(()) for _ in maps]
+    sums = [torch.zeros_like(weights, dtype=torch.float32) for weights, _ in maps]
     for step in range(1, steps + 1):
-        gates = torch.ones(len(sites), max(s.original_heads for s in sites), device=device)
-        gates[site.index] = step / steps
+        # Later applications of a tied site see other values than in the unchanged run: those of this run count.
+        values: list[torch.Tensor] = []
         outputs: list[torch.Tensor] = []
-
-        def keep(_: AttentionSite, heads: torch.Tensor, outputs: list[torch.Tensor] = outputs) -> None:
-            outputs.append(heads)
-
-        with gated(model, gates, sites=sites), watched(model, [site], output=keep):
+        with (
+            watched(model, [site], projection=_collector(site, values)),
+            hooks(
+                [(model.get_submodule(site.o), _replacement(site, step / steps, maps, values, outputs))],
+                before=True,
+                first=True,
+            ),
+        ):
             scalar = label_probabilities(logits_of(model(**inputs)), targets).sum()
         for place, gradient in enumerate(torch.autograd.grad(scalar, outputs)):
-            gradients[place] = gradients[place].to(gradient) + gradient / steps
+            heads = gradient.float().unflatten(-1, (site.heads, -1)).transpose(1, 2)
+            own = _by_head(site, values[place]).detach().float()
+            sums[place] += heads @ own.transpose(-1, -2) / steps
     best: torch.Tensor | None = None
-    for (weights, counted), outputs_v, gradient in zip(maps, values, gradients, strict=True):
-        heads = gradient.float().unflatten(-1, (site.heads, -1)).transpose(1, 2)
-        own = site.v.of(outputs_v).float().transpose(1, 2).repeat_interleave(site.group, dim=1)
-        attribution = weights.float() * (heads @ own.transpose(-1, -2))
+    for (weights, counted), mean in zip(maps, sums, strict=True):
+        attribution = weights.float() * mean
         largest = attribution.masked_fill(~counted, -torch.inf).flatten(2).max(-1).values
         best = largest if best is None else torch.maximum(best, largest)
     assert best is not None
     return best
+
+
+def _collector(
+    site: AttentionSite, values: list[torch.Tensor]
+) -> Callable[[AttentionSite, str, torch.Tensor, torch.Tensor], None]:
+    def collect(_: AttentionSite, path: str, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
+        if path == site.v.module:
+            values.append(outputs)
+
+    return collect
+
+
+def _replacement(
+    site: AttentionSite,
+    scale: float,
+    maps: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    values: Sequence[torch.Tensor],
+    outputs: list[torch.Tensor],
+) -> Callable[..., Any]:
+    """A pre-hook of the output projection that puts the scaled attention of the unchanged run in its place."""
+
+    def replace(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        weights, _ = maps[len(outputs)]
+        heads = (scale * weights).to(args[0].dtype) @ _by_head(site, values[len(outputs)])
+        outputs.append(heads.transpose(1, 2).reshape(args[0].shape))
+        return (outputs[-1], *args[1:])
+
+    return replace
+
+
+def _by_head(site: AttentionSite, projected: torch.Tensor) -> torch.Tensor:
+    """Values [batch, query heads, keys, width] from the output of the value projection."""
+    return site.v.of(projected).transpose(1, 2).repeat_interleave(site.group, dim=1)
 
 
 def _counted(

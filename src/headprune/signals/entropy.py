@@ -66,7 +66,7 @@ class EntropyMeter:
                 values = (entropies * rows).sum(-1) / rows.sum(-1).clamp_min(1)
                 if isinstance(request, EntropyDeficit):
                     # Rows are compared with the longest row they could have: all the sample's real keys.
-                    longest = (valid & rows.unsqueeze(-1)).sum(-1).amax(-1).clamp_min(1).log()
+                    longest = (valid & rows.unsqueeze(-1)).any(-2).sum(-1).clamp_min(1).log()
                     values = torch.where(longest > 0, 1 - values / longest, torch.zeros_like(values))
             else:
                 values = ((weights == 0) & valid & rows.unsqueeze(-1)).sum(dim=(-1, -2)).float()

@@ -29,6 +29,17 @@ def model_inputs(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, 
     return inputs
 
 
+def with_decoder_inputs(model: PreTrainedModel, batch: dict[str, Any]) -> dict[str, Any]:
+    """Where the decoder's inputs follow from the labels, they are in the batch from here on, as everything that asks
+    for the decoder's tokens expects."""
+    labels = batch.get("labels")
+    if not model.config.is_encoder_decoder or "decoder_input_ids" in batch or labels is None or labels.dim() != 2:
+        return batch
+    if labels.is_floating_point() or not hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        return batch
+    return {**batch, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
+
+
 def logits_of(output: Any) -> torch.Tensor:
     """What the model says: its logits, or the nearest thing that a model without a head has."""
     pairs = getattr(output, "logits_per_image", None)
@@ -79,17 +90,28 @@ def targets_of(
         predicted = logits.detach().argmax(-1)
         return predicted if logits.dim() == 2 else predicted.masked_fill(~real_tokens(batch, logits), IGNORED)
     given = batch.get("labels")
+    if given is not None:
+        _check_labels(given, logits)
     if logits.dim() == 3 and is_causal_lm(model):
-        tokens = batch["input_ids"].masked_fill(~real_tokens(batch, logits), IGNORED) if given is None else given
-        # Position t predicts token t + 1; the last position predicts nothing.
-        return functional.pad(tokens[:, 1:], (0, 1), value=IGNORED)
-    if given is not None and not given.is_floating_point():
-        wrong = given[(given != IGNORED) & ((given < 0) | (given >= classes))]
+        real = real_tokens(batch, logits)
+        tokens = batch["input_ids"].masked_fill(~real, IGNORED) if given is None else given
+        # Position t predicts token t + 1; the last position predicts nothing, and neither does padding.
+        return functional.pad(tokens[:, 1:], (0, 1), value=IGNORED).masked_fill(~real, IGNORED)
+    return given
+
+
+def _check_labels(labels: torch.Tensor, logits: torch.Tensor) -> None:
+    classes = logits.shape[-1]
+    numbers = labels.is_floating_point()
+    wanted = logits.shape if numbers and logits.dim() == 2 and classes > 1 else logits.shape[:-1]
+    if labels.shape != wanted and not (classes == 1 and labels.shape == logits.shape):
+        raise DataError(f"Labels of shape {list(labels.shape)} do not fit logits of shape {list(logits.shape)}.")
+    if not numbers and classes > 1:
+        wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= classes))]
         if wrong.numel():
             raise DataError(
                 f"Label {int(wrong[0])} is out of range: the model has {classes} labels, numbered 0 to {classes - 1}."
             )
-    return given
 
 
 def losses(model: PreTrainedModel, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

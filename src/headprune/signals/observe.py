@@ -26,6 +26,7 @@ from headprune.signals.objectives import (
     model_inputs,
     real_tokens,
     targets_of,
+    with_decoder_inputs,
 )
 from headprune.signals.requests import Attribution, Entropy, GradientRequest, Request, ZeroProbabilities
 from headprune.sites import AttentionSite
@@ -54,7 +55,7 @@ def observe(
     The model runs in eval mode with frozen parameters and comes back as it was.
     """
     wanted = list(dict.fromkeys(requests))
-    inputs = to_device(batch, next(model.parameters()).device)
+    inputs = with_decoder_inputs(model, to_device(batch, next(model.parameters()).device))
     try:
         return _observe(model, sites, inputs, wanted, labels)
     except NotPerSampleError:
@@ -105,6 +106,8 @@ def _observe(
         for number, (objective, aggregation) in enumerate(backwards, start=1):
             scalars = _objective(model, objective, logits, targets, batch)
             scalar = scalars.sum() if aggregation == "sample" else _batch_scalar(objective, scalars)
+            if not torch.isfinite(scalar):  # its gradient may well be 0, which would pass for a score
+                scalar = scalar * torch.nan
             meter.start((objective, aggregation))
             if scalar.requires_grad:  # a model without any head left has nothing to differentiate
                 scalar.backward(retain_graph=number < len(backwards))
