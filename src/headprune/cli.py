@@ -53,15 +53,21 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def headprune(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
-) -> None:
-    if version:
+def print_version(asked: bool) -> None:
+    if asked:
         from headprune import __version__
 
         typer.echo(f"headprune {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def headprune(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=print_version)
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headprune.errors import RegistrationError, ScheduleError
+from headprune.errors import HeadpruneError, RegistrationError, ScheduleError
 
 if TYPE_CHECKING:
     from headprune.experiment import Experiment
@@ -105,8 +105,11 @@ def import_plugins(names: list[str] | None) -> None:
                 spec.loader.exec_module(module)
             else:
                 importlib.import_module(name)
-        except ImportError as error:
-            raise RegistrationError(f"The plugin {name} cannot be imported: {error}.") from None
+        except HeadpruneError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise RegistrationError(f"The plugin {name} cannot be imported: {reason}.") from error
 
 
 def print_json(value: Any) -> None:

@@ -76,9 +76,14 @@ def prepare_data(folder: Path) -> Path:
     originals = sorted({original for original, _, _ in rows})
     random.Random(SEED).shuffle(originals)
     held_out = set(originals[: round(HELD_OUT * len(originals))])
+    learnt = {(language, text) for original, language, text in rows if original not in held_out}
     folder.mkdir(parents=True, exist_ok=True)
     for name, part in (("dev", held_out), ("train", set(originals) - held_out)):
-        lines = [f"{text}\t{language}" for original, language, text in rows if original in part]
+        lines = [
+            f"{text}\t{language}"
+            for original, language, text in rows
+            if original in part and not (name == "dev" and (language, text) in learnt)  # two originals, one translation
+        ]
         write_text(folder / f"{name}.tsv", "text\tlabel\n" + "\n".join(lines) + "\n")
     return folder
 

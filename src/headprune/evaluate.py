@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune.errors import NonFiniteError
 from headprune.instrument import captured_outputs, replayed
 from headprune.outputs import evaluating, to_device
 from headprune.quality import Quality
@@ -56,11 +57,16 @@ class Evaluator:
                             captured_outputs([(path, model.get_submodule(path)) for path in watched], fresh)
                         )
                     logits = logits_of(model(**model_inputs(model, inputs)))
+                if not torch.isfinite(logits).all():
+                    raise NonFiniteError(
+                        f"The model's logits are NaN or Inf in evaluation batch {number}; check that batch and the "
+                        "precision of the model."
+                    )
                 quality.add(model, inputs, logits)
                 kept = {**({path: known[number][path] for path in below} if known else {}), **fresh}
                 room -= sum(_bytes(value) for value in kept.values())
                 self._kept.append(kept)
-        if room < 0 or not layers:
+        if room <= 0 or not layers:
             self._kept = None
         return quality
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from headprune.checkpoint import save
@@ -16,11 +17,17 @@ from headprune.criteria import make
 from headprune.data import Columns, Examples, load_examples
 from headprune.errors import DataError
 from headprune.files import write_text
+from headprune.metrics import choose_metric
+from headprune.outputs import evaluating
 from headprune.prune import PruneResult, prune
+from headprune.quality import Quality
 from headprune.report.card import model_card
 from headprune.report.page import write_report
 from headprune.run import Run
 from headprune.savings import savings
+from headprune.schedule import Schedule, Stop
+from headprune.score import check_labels_word
+from headprune.signals.objectives import logits_of, model_inputs
 from headprune.sites import resolve
 from headprune.tasks import Task, load_task
 from headprune.trajectory import Step, plain
@@ -113,6 +120,19 @@ def load(experiment: Experiment) -> tuple[Task, Examples, Examples | None]:
     return task, calibration, rest.sample(experiment.evaluation_samples, experiment.seed)
 
 
+def check(experiment: Experiment, task: Task, evaluated: Examples) -> None:
+    """Refuse what a run would refuse, before anything is written or an old run is overwritten."""
+    Schedule(experiment.schedule, experiment.every, experiment.min_per_site)
+    stop = Stop(experiment.keep, experiment.max_drop, experiment.knee)
+    stop.heads_left(sum(site.heads for site in resolve(task.model)))
+    check_labels_word(experiment.labels)
+    sample = Quality()
+    with torch.no_grad(), evaluating(task.model):
+        (batch,) = evaluated.select([0]).batches(1)
+        sample.add(task.model, batch, logits_of(task.model(**model_inputs(task.model, batch))))
+    choose_metric(experiment.metric, task.model, sample)
+
+
 def run_experiment(
     experiment: Experiment,
     out: Path,
@@ -123,6 +143,7 @@ def run_experiment(
 ) -> dict[str, Any]:
     """Prune into the run directory `out`, going on where an earlier process stopped; returns its record."""
     task, calibration, evaluation = load(experiment)
+    check(experiment, task, evaluation or calibration)
     with Run(out, experiment.settings(), overwrite=overwrite) as run:
         if run.finished:
             for step in run.steps:

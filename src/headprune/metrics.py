@@ -40,11 +40,15 @@ def choose_metric(asked: str | MetricFunction | None, model: PreTrainedModel, qu
         )
     if asked is None:
         continuous = quality.labels.is_floating_point()
-        asked = "pearson" if continuous else "perplexity" if quality.counted > quality.samples else "accuracy"
+        asked = "pearson" if continuous else "perplexity" if quality.per_token else "accuracy"
     if asked not in METRICS:
         near = difflib.get_close_matches(asked, METRICS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(METRICS)}."
         raise DataError(f"There is no metric {asked!r}; {hint}")
+    if quality.labels.is_floating_point() and asked != "pearson":
+        raise DataError(f"{asked} needs classes, and these labels are continuous; use pearson.")
+    if asked == "perplexity" and not quality.per_token:
+        raise DataError("perplexity needs a language model and text; use accuracy, f1 or matthews.")
     return METRICS[asked]
 
 

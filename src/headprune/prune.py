@@ -195,7 +195,8 @@ class _Loop:
             assert first is not None
             return first.masked_fill(~kept_mask(resolve(self.model)), torch.nan)
         if self.scores is None:
-            self.scores = score(self.model, self.calibration, criterion=self.criterion, labels=self.labels).scores
+            batches = self.calibration if self.criterion.requests() else ()  # weights alone need no pass
+            self.scores = score(self.model, batches, criterion=self.criterion, labels=self.labels).scores
         return self.scores
 
     def _measure(self, changed: Sequence[int] | None) -> Quality:

@@ -20,6 +20,7 @@ class Quality:
 
     def __init__(self) -> None:
         self.samples = self.counted = 0
+        self.per_token = False
         self.loss_sum = self.counted_loss_sum = 0.0
         self._predictions: list[torch.Tensor] = []
         self._labels: list[torch.Tensor] = []
@@ -31,6 +32,7 @@ class Quality:
         self.samples += size
         predicted = logits[:, 0] if logits.dim() == 2 and logits.shape[-1] == 1 else logits.argmax(-1)
         if logits.dim() == 3:
+            self.per_token = True
             if targets is None:
                 return
             counted = targets != IGNORED

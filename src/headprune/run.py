@@ -36,7 +36,6 @@ class Run:
         self.settings = json.loads(json.dumps(dict(settings)))
         self._lock = FileLock(str(self.path / ".lock"))
         self._prepare(overwrite)
-        self.steps = self._read_steps()
 
     # --- opening ---
 
@@ -56,6 +55,7 @@ class Run:
             raise RunError(f"Cannot write to {self.path}: {error.strerror}; choose another place.") from None
         try:
             self._open(overwrite)
+            self.steps = self._read_steps()
         except BaseException:
             self.close()
             raise
@@ -63,11 +63,11 @@ class Run:
     def _open(self, overwrite: bool) -> None:
         described = self.path / "run.json"
         if described.is_file() and overwrite:
-            # The record of the old run goes last, so that a kill in between leaves something that is still a run.
+            # The record of the old run is replaced last and in one step, so that a kill in between leaves a run.
             for name in ("steps.jsonl", "timing.jsonl", "curve.csv", "report.html", "model/README.md"):
                 (self.path / name).unlink(missing_ok=True)
-            described.unlink()
-        if described.is_file():
+            self._describe({})
+        elif described.is_file():
             self._refuse_other_settings(described)
         else:
             self._describe({})
@@ -76,7 +76,7 @@ class Run:
         try:
             self.record = json.loads(described.read_text())
             known = self.record["settings"]
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             raise RunError(f"{described} is damaged; start again with --overwrite.") from None
         keys = dict.fromkeys([*known, *self.settings])
         different = [key for key in keys if known.get(key) != self.settings.get(key)]
@@ -116,15 +116,20 @@ class Run:
             try:
                 if not line.endswith(b"\n"):
                     break
-                steps.append(Step.from_json(json.loads(line)))
-            except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+                step = Step.from_json(json.loads(line))
+            except (KeyError, TypeError, ValueError):
                 break
+            if step.step != len(steps):
+                raise RunError(f"{journal} is damaged after step {len(steps) - 1}; start again with --overwrite.")
+            steps.append(step)
             good += len(line)
         if content[good:].count(b"\n") > 1:
             raise RunError(f"{journal} is damaged after step {len(steps) - 1}; start again with --overwrite.")
         if good < len(content):
-            with journal.open("rb+") as stream:
-                stream.truncate(good)
+            _cut(journal, good)
+        timing = self.path / "timing.jsonl"
+        if timing.is_file() and not timing.read_bytes().endswith(b"\n"):
+            _cut(timing, timing.read_bytes().rfind(b"\n") + 1)
         return steps
 
     # --- writing ---
@@ -141,7 +146,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        return "result" in self.record
+        result = self.record.get("result")
+        return result is not None and result["steps"] == len(self.steps) - 1
 
     def _append(self, name: str, line: str) -> None:
         file = self.path / name
@@ -152,8 +158,8 @@ class Run:
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
-            with file.open("rb+") as stream:
-                stream.truncate(size)
+            if file.exists():
+                _cut(file, size)
             raise self._cannot_write(error) from None
 
     def _write(self, name: str, text: str) -> None:
@@ -178,6 +184,11 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _cut(file: Path, size: int) -> None:
+    with file.open("rb+") as stream:
+        stream.truncate(size)
 
 
 def _is_blank(folder: Path) -> bool:

@@ -117,4 +117,6 @@ def knee(metric: Metric, values: Sequence[float], heads: Sequence[int]) -> int:
         return len(values) - 1
     heights = [(heads[0] - left) / removed - drop / span for left, drop in zip(heads, drops, strict=True)]
     best = max(heights)
+    if best <= 1e-12:  # nowhere ahead: every removal costs more than its share
+        return 0
     return max(step for step, height in enumerate(heights) if height >= best - 1e-12)

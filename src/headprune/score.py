@@ -101,8 +101,7 @@ def score(
     """
     if (criterion is None) == (criteria is None):
         raise CriterionError("Name one criterion=..., or several as criteria=[...].")
-    if labels not in ("given", "self"):
-        raise DataError(f'labels must be "given" or "self", not {labels!r}.')
+    check_labels_word(labels)
     if criteria is not None and options:
         raise CriterionError('Options of several criteria go into their names, such as criteria=["hies(alpha=0.7)"].')
     wanted = [criterion] if criteria is None else list(criteria)
@@ -129,6 +128,11 @@ def _checked(batches: Any) -> Iterator[Mapping[str, Any]]:
         if not batch_size(batch):
             raise DataError(f"Batch {number} has no samples; leave it out.")
         yield batch
+
+
+def check_labels_word(labels: str) -> None:
+    if labels not in ("given", "self"):
+        raise DataError(f'labels must be "given" or "self", not {labels!r}.')
 
 
 class _Pass:
@@ -200,7 +204,7 @@ class _Pass:
             if criterion.requests():
                 scores[name] = _finish(criterion, self.sums[name], self.samples, self.kept)
             else:
-                scores[name] = criterion.from_weights(self.model, self.sites).masked_fill(~self.kept, torch.nan)
+                scores[name] = _finite(criterion, criterion.from_weights(self.model, self.sites), self.kept)
         return ScoreResult(
             scores=next(iter(scores.values())) if single else scores,
             samples=self.samples,
@@ -219,7 +223,18 @@ class _Pass:
 
 
 def _finish(criterion: Criterion, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
-    return criterion.score(sums, samples, kept).masked_fill(~kept, torch.nan)
+    return _finite(criterion, criterion.score(sums, samples, kept), kept)
+
+
+def _finite(criterion: Criterion, scores: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    bad = (~torch.isfinite(scores) & kept).nonzero()
+    if len(bad):
+        site, head = bad[0].tolist()
+        raise NonFiniteError(
+            f"The score of {criterion} is {scores[site, head].item()} at site {site}, head {head}; check the criterion "
+            "and the weights of the model."
+        )
+    return scores.masked_fill(~kept, torch.nan)
 
 
 def _joined(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:

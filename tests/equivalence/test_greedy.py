@@ -166,8 +166,9 @@ def plain(model: Any, batch: dict[str, torch.Tensor], name: str) -> tuple[torch.
     with torch.no_grad():
         logits = model(**{key: value for key, value in batch.items() if key != "labels"}).logits
     if is_language_model(ZOO[name]):
-        tokens = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, IGNORED)
-        logits, labels = logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        real = batch["attention_mask"].bool()  # padding neither predicts nor is predicted
+        labels = batch["input_ids"][:, 1:].masked_fill(~(real[:, 1:] & real[:, :-1]), IGNORED).flatten()
+        logits = logits[:, :-1].flatten(0, 1)
     else:
         logits, labels = logits.reshape(-1, logits.shape[-1]), batch["labels"].flatten()
     return logits[labels != IGNORED], labels[labels != IGNORED]

@@ -46,7 +46,7 @@ def test_the_first_step_at_which_a_share_is_gone() -> None:
     steps = curve(*[0.9] * 13)
     assert [at_share(steps, share).step for share in (0.25, 0.5, 0.75)] == [3, 6, 9]
     assert at_share(curve(*[0.9] * 11), 0.25).step == 3  # two and a half heads: three
-    assert at_share(curve(0.9, 0.8, start=12), 0.75).step == 1  # a curve that ends before
+    assert at_share(curve(0.9, 0.8, start=12), 0.75) is None  # a curve that ends before
 
 
 def test_heads_that_can_go_within_a_drop() -> None:

@@ -58,7 +58,8 @@ def test_no_original_is_on_both_sides(strings: list[tuple[str, str, str]], data:
         assert all(row in originals for row in rows)
         assert set(table["label"]) == set(demo.LANGUAGES)
         sides[name] = rows
-    assert len(sides["train"]) + len(sides["dev"]) == len(strings)
+    total = len(sides["train"]) + len(sides["dev"])
+    assert 0.99 * len(strings) < total <= len(strings)
     assert 0.1 < len(sides["dev"]) / len(strings) < 0.2
     # A string with one original tells which side that is on; these must not meet.
     known = {

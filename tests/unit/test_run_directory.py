@@ -537,6 +537,15 @@ def test_settings_that_differ_are_named(tmp_path: Path) -> None:
     assert len(steps_of(tmp_path / "run")) == 4
 
 
+@pytest.mark.parametrize("mistake", [["--schedule", "lazy"], ["--keep", "99"], ["--metric", "speed"]], ids=str)
+def test_a_mistake_does_not_cost_the_run_that_was_to_be_overwritten(mistake: list[str], tmp_path: Path) -> None:
+    m = material()
+    program(*prune_command(m.bert, m.data_csv, tmp_path / "run", "--keep", "11"))
+    before = files_of(tmp_path / "run")
+    assert program(*prune_command(m.bert, m.data_csv, tmp_path / "run", "--overwrite", *mistake)).code == 2
+    assert files_of(tmp_path / "run") == before
+
+
 def test_data_that_changed_is_refused(tmp_path: Path) -> None:
     m = material()
     data = tmp_path / "data.csv"

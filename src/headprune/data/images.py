@@ -49,7 +49,10 @@ def _from_archive(path: Path, split: str | None) -> tuple[list[numpy.ndarray], l
     if name is None:
         raise DataError(f"{path} has no array {' or '.join(wanted)}; it has {', '.join(archive.files)}.")
     partner = "y" + name[1:]
-    return list(archive[name]), archive[partner].tolist() if partner in archive else None
+    try:
+        return list(archive[name]), archive[partner].tolist() if partner in archive else None
+    except ValueError:
+        raise DataError(f"{path} is not a numpy archive without pickles; write it with numpy.savez.") from None
 
 
 def _from_folder(folder: Path) -> tuple[list[numpy.ndarray], list[str]]:

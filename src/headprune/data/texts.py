@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ def from_table(
     pair = [str(value) for value in table[columns.pair]] if columns.pair else None
     encoded = tokenizer(text, pair, truncation=True, max_length=_limit(model, max_length))
     rows = _rows(encoded)
+    if is_causal_lm(model):  # one token has nothing to predict
+        rows = [row for row in rows if len(row["input_ids"]) > 1]
     if type(model).__name__.endswith("ForMaskedLM"):
         rows = _masked(rows, tokenizer, seed)
     elif model.config.is_encoder_decoder and "ConditionalGeneration" in type(model).__name__:
@@ -77,9 +80,12 @@ def label_ids(model: PreTrainedModel, labels: Sequence[Any], column: str) -> lis
     """Labels as the model counts them: numbers as they are, names through the config's label2id."""
     if model.config.num_labels == 1 or model.config.problem_type == "regression":
         try:
-            return [torch.tensor(float(label)) for label in labels]
+            numbers = [float(label) for label in labels]
         except (TypeError, ValueError):
-            raise DataError(f"Column {column!r} must hold numbers for a regression model.") from None
+            numbers = [math.nan]
+        if not all(map(math.isfinite, numbers)):
+            raise DataError(f"Column {column!r} must hold numbers for a regression model.")
+        return [torch.tensor(number) for number in numbers]
     known = {str(name): index for name, index in (model.config.label2id or {}).items()}
     result = []
     for row, label in enumerate(labels):
@@ -87,7 +93,9 @@ def label_ids(model: PreTrainedModel, labels: Sequence[Any], column: str) -> lis
         if index is None:
             try:
                 index = int(label)
-            except (TypeError, ValueError):
+                if isinstance(label, float) and label != index:
+                    raise ValueError
+            except (TypeError, ValueError, OverflowError):
                 names = ", ".join(list(known)[:5])
                 raise DataError(
                     f"Label {label!r} in row {row} of column {column!r} is none of the model's labels ({names}, ...)."
@@ -111,7 +119,8 @@ def _limit(model: PreTrainedModel, max_length: int) -> int:
 
 def _rows(encoded: Mapping[str, Any]) -> list[dict[str, torch.Tensor]]:
     names = [name for name in ("input_ids", "token_type_ids", "attention_mask") if name in encoded]
-    return [{name: torch.tensor(encoded[name][row]) for name in names} for row in range(len(encoded["input_ids"]))]
+    count = len(encoded["input_ids"])
+    return [{name: torch.tensor(encoded[name][row], dtype=torch.long) for name in names} for row in range(count)]
 
 
 def _padding(tokenizer: Any) -> dict[str, int]:
