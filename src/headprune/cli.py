@@ -345,12 +345,17 @@ def reproduce(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Directory for the demo's model, data and runs.")] = Path("demo"),
+    as_json: Json = False,
 ) -> None:
     """Fine-tune a small real model to tell 20 languages apart, prune it by Greedy-Gnorm, and compare with random."""
+    from rich.console import Console
+
     from headprune.demo import run_demo
 
     with resumable(out):
-        run_demo(out)
+        rows = run_demo(out, Console(stderr=as_json))
+    if as_json:
+        print_json({"runs": str(out / "runs"), "criteria": [row.to_json() for row in rows]})
 
 
 def main() -> None:
