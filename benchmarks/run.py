@@ -60,12 +60,17 @@ def greedy(dense: Any, calibration: Examples, evaluation: Examples, quick: bool)
     [plain] = interleaved(3 if quick else 7, lambda: forward(dense, cal + ev))
     # The notebooks' step costs less as heads go, as ours does: it is timed at several points of the same trajectory.
     samples = one_by_one(ev)
+    # They take the sentences as they come, and do not sort them by length.
+    chunks = [range(start, min(start + BATCH, len(calibration))) for start in range(0, len(calibration), BATCH)]
+    as_they_come = [batch for chunk in chunks for batch in calibration.select(chunk).batches(BATCH)]
     timed = []
     for share in (0.0, 0.5) if quick else (0.0, 0.25, 0.5, 0.75):
         model = pruned_to(dense, steps, share)
         layers = range(model.config.num_hidden_layers)
         scoring, evaluating_ = interleaved(
-            1, lambda m=model, ls=layers: notebook_scores(m, cal, ls), lambda m=model: notebook_accuracy(m, samples)
+            1,
+            lambda m=model, ls=layers: notebook_scores(m, as_they_come, ls),
+            lambda m=model: notebook_accuracy(m, samples),
         )
         timed.append(scoring + evaluating_)
     notebooks = sum(timed) / len(timed) * count
