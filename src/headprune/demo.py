@@ -42,7 +42,7 @@ def run_demo(out: Path, console: Console | None = None) -> list[Comparison]:
         model=str(model),
         data=str(data / "dev.tsv"),
         calibration=str(data / "train.tsv"),
-        evaluation_samples=384,
+        evaluation_samples=256,
         max_drop=0.05,
         explore=True,
         max_length=64,
@@ -54,7 +54,7 @@ def run_demo(out: Path, console: Console | None = None) -> list[Comparison]:
     print_run(out / "runs" / "gnorm", record, console)
     console.print("\nThe same with heads removed at random:", highlight=False)
     with live_curve("random") as on_step:
-        rows = compare(experiment, ["gnorm", "random"], out / "runs", trials=2, on_run=on_step.start, on_step=on_step)
+        rows = compare(experiment, ["gnorm", "random"], out / "runs", on_run=on_step.start, on_step=on_step)
     print_comparison(out / "runs", rows, console)
     console.print(
         f"\nTry next:\n"
