@@ -145,6 +145,7 @@ def sweep_alpha(experiment: Experiment, alphas: Sequence[float] = ALPHAS) -> tup
             copy.deepcopy(task.model),
             batches,
             criterion=Hies(alpha=alpha),
+            compensate=experiment.compensate,  # type: ignore[arg-type]
             schedule="one-shot",
             every=max(1, units // 12),
             metric=experiment.metric,

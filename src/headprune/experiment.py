@@ -13,13 +13,14 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from headprune.checkpoint import save
+from headprune.compensate import check_compensation
 from headprune.criteria import make
 from headprune.data import Columns, Examples, load_examples
 from headprune.errors import DataError
 from headprune.files import write_text
 from headprune.metrics import choose_metric
 from headprune.outputs import evaluating
-from headprune.prune import PruneResult, prune
+from headprune.prune import DEFAULT_COMPENSATION, DEFAULT_CRITERION, PruneResult, prune
 from headprune.quality import Quality
 from headprune.report.card import model_card
 from headprune.report.page import write_report
@@ -39,7 +40,8 @@ class Experiment:
 
     model: str
     data: str
-    criterion: str = "gnorm"
+    criterion: str = DEFAULT_CRITERION
+    compensate: str = DEFAULT_COMPENSATION
     keep: float | int | None = None
     max_drop: float | None = None
     knee: bool = False
@@ -126,6 +128,7 @@ def check(experiment: Experiment, task: Task, evaluated: Examples) -> None:
     stop = Stop(experiment.keep, experiment.max_drop, experiment.knee)
     stop.heads_left(sum(site.heads for site in resolve(task.model)))
     check_labels_word(experiment.labels)
+    check_compensation(experiment.compensate)
     sample = Quality()
     with torch.no_grad(), evaluating(task.model):
         (batch,) = evaluated.select([0]).batches(1)
@@ -156,6 +159,7 @@ def run_experiment(
             task.model,
             calibration.batches(experiment.batch_size),
             criterion=experiment.criterion,
+            compensate=experiment.compensate,  # type: ignore[arg-type]  # prune refuses other words itself
             keep=experiment.keep,
             max_drop=experiment.max_drop,
             knee=experiment.knee,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune.compensate import Compensation, Repair, check_compensation
 from headprune.costs import flops, total_parameters
 from headprune.criteria import Criterion, make
 from headprune.errors import DataError, UnsupportedModelError
@@ -24,10 +25,13 @@ from headprune.schedule import Schedule, Stop
 from headprune.score import score
 from headprune.signals.objectives import Labels, model_inputs
 from headprune.sites import AttentionSite, resolve
-from headprune.surgery import remove
+from headprune.surgery import remove, remove_and_repair
 from headprune.trajectory import Step, removed_until
 
 OnStep = Callable[[Step], None]
+# What measured best on text, images and language models: docs/repair.md.
+DEFAULT_CRITERION = "repair"
+DEFAULT_COMPENSATION: Compensation = "lstsq"
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ def prune(
     model: PreTrainedModel,
     batches: Iterable[Mapping[str, Any]],
     *,
-    criterion: str | Criterion = "gnorm",
+    criterion: str | Criterion = DEFAULT_CRITERION,
+    compensate: Compensation = DEFAULT_COMPENSATION,
     keep: float | int | None = None,
     max_drop: float | None = None,
     knee: bool = False,
@@ -72,15 +77,19 @@ def prune(
     calibration batches do, from the very pass that scores them. Rules: `keep` a share (float) or number (int) of heads;
     `max_drop` at most that much of the metric; `knee` at the inflection point of the full curve; none goes on until no
     head is left. `explore=True` follows the trajectory to its end all the same. `options` are the criterion's own.
+    After every removal the heads that stay at its site take over what they can of what left, from the calibration
+    batches (`compensate="lstsq"`), or the output bias takes its mean ("mean"), or nothing does ("none").
     """
     calibration = list(batches)
     if not calibration:
         raise DataError("There are no calibration batches; give at least one.")
+    check_compensation(compensate)
     loop = _Loop(
         model=model,
         calibration=calibration,
         evaluation=None if evaluation is None else list(evaluation),
         criterion=make(criterion, **options),
+        compensate=compensate,
         schedule=Schedule(schedule, every, min_per_site),
         stop=Stop(keep, max_drop, knee),
         explore=explore or knee,
@@ -95,8 +104,23 @@ def prune(
     last = loop.result()
     if last < len(loop.steps) - 1:
         assert dense is not None
-        _become(model, remove(copy.deepcopy(dense), removed_until(loop.steps, last)))
+        _become(model, replay(copy.deepcopy(dense), loop.steps[: last + 1], calibration, compensate))
     return PruneResult(model, dense, loop.steps, last, loop.metric, kept_mask(resolve(model)))
+
+
+def replay(
+    model: PreTrainedModel,
+    steps: Sequence[Step],
+    calibration: Sequence[Mapping[str, Any]],
+    compensate: Compensation,
+) -> PreTrainedModel:
+    """Take a dense model, in place, to where these steps led. A repair depends on the model it was made for, so with
+    compensation the steps are gone through one by one."""
+    if compensate == "none":
+        return remove(model, removed_until(steps, len(steps) - 1))
+    for step in steps:
+        remove(model, step.removed, compensate=compensate, batches=calibration)
+    return model
 
 
 def _become(model: PreTrainedModel, other: PreTrainedModel) -> None:
@@ -111,6 +135,7 @@ class _Loop:
     calibration: Sequence[Mapping[str, Any]]
     evaluation: Sequence[Mapping[str, Any]] | None
     criterion: Criterion
+    compensate: Compensation
     schedule: Schedule
     stop: Stop
     explore: bool
@@ -140,7 +165,7 @@ class _Loop:
         known = self.run.steps if self.run is not None else []
         if known:
             self.steps = list(known)
-            remove(self.model, removed_until(known, len(known) - 1))
+            replay(self.model, known, self.calibration, self.compensate)
             self.scores = None
             if self.evaluator is not None:
                 self.evaluator.forget()  # it has seen the dense model, and many heads are gone since
@@ -174,9 +199,15 @@ class _Loop:
         most = left - target if self.stop.keep is not None and left > target else None
         chosen = self.schedule.choose(scores, sites, most)
         value = float(torch.stack([scores[head.site, head.index] for head in chosen]).mean())
-        remove(self.model, chosen, verify=self._verification(chosen, sites))
+        repairs = remove_and_repair(
+            self.model,
+            chosen,
+            verify=self._verification(chosen, sites),
+            compensate=self.compensate,
+            batches=self.calibration,
+        )
         quality = self._measure(sorted({head.site for head in chosen}))
-        self._record(tuple(chosen), value, scores, quality, time.perf_counter() - started, scored)
+        self._record(tuple(chosen), value, scores, quality, time.perf_counter() - started, scored, repairs)
         return True
 
     def _verification(self, chosen: Sequence[Head], sites: Sequence[AttentionSite]) -> dict[str, Any] | None:
@@ -217,6 +248,7 @@ class _Loop:
         quality: Quality,
         seconds: float,
         scoring: float,
+        repairs: Sequence[Repair] = (),
     ) -> None:
         sites = resolve(self.model)
         step = Step(
@@ -230,6 +262,7 @@ class _Loop:
             applied_heads=sum(site.heads * site.applications for site in sites),
             parameters=total_parameters(self.model),
             flops=flops(self.model, sites).heads,
+            compensation=tuple(repair.to_json() for repair in repairs),
             scores=scores,
         )
         if self.run is not None:

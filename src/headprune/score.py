@@ -17,7 +17,9 @@ from headprune.instrument import watched
 from headprune.outputs import evaluating, to_device
 from headprune.quality import Quality
 from headprune.signals import Entropy, Request, ZeroProbabilities, observe
+from headprune.signals.moments import gather
 from headprune.signals.objectives import IGNORED, Labels, batch_size, model_inputs
+from headprune.signals.residuals import Residuals, residual_maps
 from headprune.sites import AttentionSite, resolve
 
 Progress = Callable[[int], None]  # called with the number of samples of each batch that is done
@@ -56,6 +58,9 @@ class ScoreResult:
     def __add__(self, other: ScoreResult) -> ScoreResult:
         if list(map(str, self.criteria.values())) != list(map(str, other.criteria.values())):
             raise CriterionError("Only scores of the same criteria can be merged.")
+        fitted = [name for name, one in self.criteria.items() if one.needs_residuals]
+        if fitted:
+            raise CriterionError(f"Scores by {fitted[0]} rest on a fit to all the data, so shards cannot be merged.")
         if not torch.equal(self.kept, other.kept):
             raise CriterionError("Only scores of the same model, with the same heads left, can be merged.")
         sums = {name: {key: own[key] + other.sums[name][key] for key in own} for name, own in self.sums.items()}
@@ -111,7 +116,11 @@ def score(
     named = {str(one): one for one in made}
     sites = resolve(model)
     started = time.perf_counter()
-    pass_over = _Pass(model, sites, named, labels)
+    residuals = None
+    if any(one.needs_residuals for one in made):
+        batches = list(_checked(batches))  # they are gone over twice
+        residuals = residual_maps(model, sites, gather(model, sites, batches, precision=torch.float32))
+    pass_over = _Pass(model, sites, named, labels, residuals)
     for number, batch in enumerate(_checked(batches)):
         pass_over.add(number, batch)
         if progress is not None:
@@ -139,9 +148,15 @@ class _Pass:
     """Accumulates the sums of all criteria, batch by batch, in float64."""
 
     def __init__(
-        self, model: PreTrainedModel, sites: Sequence[AttentionSite], criteria: dict[str, Criterion], labels: Labels
+        self,
+        model: PreTrainedModel,
+        sites: Sequence[AttentionSite],
+        criteria: dict[str, Criterion],
+        labels: Labels,
+        residuals: Residuals | None,
     ) -> None:
         self.model, self.sites, self.criteria, self.labels = model, sites, criteria, labels
+        self.residuals = residuals
         self.kept = kept_mask(sites)
         requests = dict.fromkeys(request for criterion in criteria.values() for request in criterion.requests())
         if any(isinstance(request, Entropy) for request in requests):
@@ -153,7 +168,7 @@ class _Pass:
         self.samples = self.tokens = 0
 
     def add(self, number: int, batch: Mapping[str, Any]) -> None:
-        seen = observe(self.model, self.sites, batch, self.requests, labels=self.labels)
+        seen = observe(self.model, self.sites, batch, self.requests, labels=self.labels, residuals=self.residuals)
         self._refuse_non_finite(seen.logits, batch, number)
         for request, answer in seen.answers.items():
             self._check(request, answer, number)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headprune.errors import EquivalenceError, HeadSelectionError, UnsupportedModelError
+from headprune.compensate import Compensation, Repair, apply_repairs, check_compensation, plan_repairs
+from headprune.errors import DataError, EquivalenceError, HeadSelectionError, UnsupportedModelError
 from headprune.heads import Head, as_heads
 from headprune.instrument import gated
 from headprune.outputs import largest_difference, run
@@ -26,19 +27,43 @@ WIDTHS = ("all_head_size", "split_size", "inner_dim")
 
 
 def remove(
-    model: PreTrainedModel, heads: Iterable[tuple[int, int]], *, verify: Mapping[str, Any] | None = None
+    model: PreTrainedModel,
+    heads: Iterable[tuple[int, int]],
+    *,
+    verify: Mapping[str, Any] | None = None,
+    compensate: Compensation = "none",
+    batches: Iterable[Mapping[str, Any]] | None = None,
 ) -> PreTrainedModel:
     """Take heads out of the weights, in place, and return the model.
 
     `heads` are (site, head) pairs in original ids. With `verify=batch` the outputs on that batch are compared with
     those of the gated model; if they differ, the removal is undone and `EquivalenceError` tells by how much.
+    With `compensate="lstsq"` the heads that stay take over what they can of what these heads did on the calibration
+    `batches`; with "mean" the bias of the output projection takes over its mean.
     Parameters are replaced by smaller ones, so make an optimizer after this and not before.
     """
+    remove_and_repair(model, heads, verify=verify, compensate=compensate, batches=batches)
+    return model
+
+
+def remove_and_repair(
+    model: PreTrainedModel,
+    heads: Iterable[tuple[int, int]],
+    *,
+    verify: Mapping[str, Any] | None = None,
+    compensate: Compensation = "none",
+    batches: Iterable[Mapping[str, Any]] | None = None,
+) -> list[Repair]:
+    """`remove`, for callers that want to know what the compensation did."""
+    check_compensation(compensate)
     sites = resolve(model)
     chosen = as_heads(heads)
     check_removable(sites, chosen)
+    if compensate != "none" and batches is None:
+        raise DataError(f"compensate={compensate!r} needs calibration data; give it as batches=[...].")
     if not chosen:
-        return model
+        return []
+    repairs = plan_repairs(model, sites, chosen, compensate, batches or ())
     expected = _gated_outputs(model, sites, chosen, verify) if verify is not None else None
     undo = _Undo(model, sites)
     try:
@@ -47,10 +72,11 @@ def remove(
             difference, tolerance = largest_difference(expected, run(model, verify))
             if not difference <= tolerance:
                 raise EquivalenceError(difference, tolerance)
+        apply_repairs(model, sites, repairs)
     except BaseException:
         undo()
         raise
-    return model
+    return repairs
 
 
 def check_removable(sites: Sequence[AttentionSite], heads: Sequence[Head]) -> None:

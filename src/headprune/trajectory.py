@@ -29,6 +29,8 @@ class Step:
     parameters: int
     flops: int  # of the attention heads that are left, for one sequence
     scores: torch.Tensor | None
+    # Per site that lost heads: which compensation was used, and its error on the calibration data without and with it.
+    compensation: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -42,6 +44,7 @@ class Step:
             "applied_heads": self.applied_heads,
             "parameters": self.parameters,
             "flops": self.flops,
+            "compensation": [dict(repair) for repair in self.compensation],
             "scores": None if self.scores is None else [[plain(v) for v in row] for row in self.scores.tolist()],
         }
 
@@ -63,6 +66,7 @@ class Step:
             parameters=line["parameters"],
             flops=line["flops"],
             scores=scores,
+            compensation=tuple(line.get("compensation", ())),  # older journals know of none
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.errors import CriterionError, RegistrationError
-from headprune.signals import Request
+from headprune.signals import Request, ResidualErrors, ResidualGradients
 from headprune.sites import AttentionSite
 
 INVERSE = "inverse:"
@@ -49,6 +49,11 @@ class Criterion:
     @property
     def needs_labels(self) -> bool:
         return any(getattr(request, "objective", None) == "loss" for request in self.requests())
+
+    @property
+    def needs_residuals(self) -> bool:
+        """Whether least squares must be fitted on all the data before the pass that scores."""
+        return any(isinstance(request, (ResidualErrors, ResidualGradients)) for request in self.requests())
 
     def __str__(self) -> str:
         fields = dataclasses.fields(self)  # type: ignore[arg-type]

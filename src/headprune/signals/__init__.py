@@ -7,6 +7,8 @@ from headprune.signals.requests import (
     Entropy,
     GateGradients,
     Request,
+    ResidualErrors,
+    ResidualGradients,
     WeightProducts,
     ZeroProbabilities,
 )
@@ -18,6 +20,8 @@ __all__ = [
     "GateGradients",
     "Observation",
     "Request",
+    "ResidualErrors",
+    "ResidualGradients",
     "WeightProducts",
     "ZeroProbabilities",
     "observe",

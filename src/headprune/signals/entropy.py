@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headprune.signals.objectives import is_seq2seq, token_mask
+from headprune.signals.objectives import is_seq2seq, query_tokens, token_mask
 from headprune.signals.requests import Entropy, EntropyDeficit, Request, ZeroProbabilities
 from headprune.sites import AttentionSite
 
@@ -29,7 +29,7 @@ def real_entries(
     """Real query rows [batch, 1, queries], and per row the keys it may look at [.., queries, keys]."""
     queries, keys = weights.shape[-2:]
     decoder = is_seq2seq(batch) and site.stack == "decoder"
-    query_mask = None if site.stack == "vision" else token_mask(batch, decoder=decoder)
+    query_mask = query_tokens(site, batch)
     key_mask = query_mask
     if site.attention == "cross":
         key_mask = token_mask(batch, decoder=False) if decoder else batch.get("encoder_attention_mask")

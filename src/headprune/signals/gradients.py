@@ -9,7 +9,15 @@ import torch
 from torch import nn
 
 from headprune.signals.contract import gram_is_cheaper, gram_matrix, squared_block_norms
-from headprune.signals.requests import BlockNorms, GateGradients, GradientRequest, Request, WeightProducts
+from headprune.signals.requests import (
+    BlockNorms,
+    GateGradients,
+    GradientRequest,
+    Request,
+    ResidualGradients,
+    WeightProducts,
+)
+from headprune.signals.residuals import Residuals
 from headprune.sites import AttentionSite, Projection
 from headprune.sites.spec import ROLES
 
@@ -38,16 +46,22 @@ class GradientMeter:
     """Reduces gradients to one number per sample and head as soon as they appear, so that none of them pile up."""
 
     def __init__(
-        self, model: nn.Module, sites: Sequence[AttentionSite], requests: Sequence[GradientRequest], size: int
+        self,
+        model: nn.Module,
+        sites: Sequence[AttentionSite],
+        requests: Sequence[GradientRequest],
+        size: int,
+        residuals: Residuals | None = None,
     ) -> None:
         self.model = model
         self.sites = sites
         self.requests = requests
         self.size = size
+        self.residuals = residuals
         self.heads = max((site.original_heads for site in sites), default=0)
         self.needs_projections = any(isinstance(request, (BlockNorms, WeightProducts)) for request in requests)
         self.whole_batches = all(request.aggregation == "batch" for request in requests)
-        self.needs_outputs = any(isinstance(request, GateGradients) for request in requests)
+        self.needs_outputs = any(isinstance(request, (GateGradients, ResidualGradients)) for request in requests)
         self._states = {site.index: _Site() for site in sites}
         self._backward: tuple[str, str] | None = None
         self._answers: dict[Request, torch.Tensor] = {}
@@ -60,12 +74,23 @@ class GradientMeter:
         values = heads.detach()
 
         def read(gradient: torch.Tensor) -> None:
-            request = self._current(GateGradients)
-            if request is not None:
-                products = (values.float() * gradient.float()).flatten(1, -2).sum(1)
-                self._add(request, site, products.unflatten(-1, (site.heads, -1)).sum(-1))
+            for kind in (GateGradients, ResidualGradients):
+                request = self._current(kind)
+                if request is not None:
+                    own = values.float() if kind is GateGradients else self._residual(site, values)
+                    products = (own * gradient.float()).flatten(1, -2).sum(1).unflatten(-1, (site.heads, -1)).sum(-1)
+                    if kind is ResidualGradients:  # what goes together is scored together
+                        units = products.unflatten(-1, (-1, site.group)).sum(-1)
+                        products = units.repeat_interleave(site.group, dim=-1)
+                    self._add(request, site, products)
 
         heads.register_hook(read)
+
+    def _residual(self, site: AttentionSite, values: torch.Tensor) -> torch.Tensor:
+        if self.residuals is None:
+            raise ValueError("Residual gradients need residual maps, which are fitted on the data first.")
+        fitted = self.residuals.get(site.index)
+        return torch.zeros_like(values, dtype=torch.float32) if fitted is None else fitted.of(values)
 
     def projection(self, site: AttentionSite, path: str, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
         keep_outputs = any(isinstance(request, WeightProducts) for request in self.requests)

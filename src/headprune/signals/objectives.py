@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -10,7 +11,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from headprune.errors import DataError
+from headprune.sites import AttentionSite
 
+NOT_CONTENT = ("labels", "attention_mask", "token_type_ids", "decoder_attention_mask", "pixel_mask")
 IGNORED = -100  # the label of tokens that do not count, as everywhere in transformers
 Labels = Literal["given", "self"]
 
@@ -74,6 +77,13 @@ def token_mask(batch: Mapping[str, Any], *, decoder: bool) -> torch.Tensor | Non
     return labels != IGNORED if decoder and labels is not None and labels.dim() == 2 else None
 
 
+def query_tokens(site: AttentionSite, batch: Mapping[str, Any]) -> torch.Tensor | None:
+    """Which tokens of those that a site writes to are real; None where the batch does not say."""
+    if site.stack == "vision":
+        return None
+    return token_mask(batch, decoder=is_seq2seq(batch) and site.stack == "decoder")
+
+
 def is_causal_lm(model: PreTrainedModel) -> bool:
     name = type(model).__name__
     return name.endswith(("CausalLM", "LMHeadModel")) and not model.config.is_encoder_decoder
@@ -133,6 +143,41 @@ def logit_norms(logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
     if logits.dim() == 3:
         logits = logits * real_tokens(batch, logits).unsqueeze(-1)
     return logits.flatten(1).norm(dim=1)
+
+
+def signed_logits(logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+    """The logits of each sample added up with random signs, [batch].
+
+    The expected square of its gradient is that of all logits together, from one backward pass. Half of a sample's
+    classes count positive and half negative, since adding a constant to all of them changes nothing. The signs follow
+    from the sample's own content, so they do not depend on the batch it is in.
+    """
+    rows = [_signs(logits[row], _seed(batch, row)) for row in range(len(logits))]
+    signs = torch.stack(rows).to(logits.device)
+    if logits.dim() == 3:
+        signs = signs * real_tokens(batch, logits).unsqueeze(-1)
+    return (logits.float() * signs).flatten(1).sum(1)
+
+
+def _signs(logits: torch.Tensor, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if logits.dim() == 1:
+        if len(logits) == 1:
+            return torch.ones(1)
+        order = torch.randperm(len(logits), generator=generator)
+        half = len(logits) // 2
+        return torch.zeros(len(logits)).index_fill_(0, order[:half], 1.0).index_fill_(0, order[half : 2 * half], -1.0)
+    signs = torch.randint(0, 2, logits.shape, generator=generator).float() * 2 - 1
+    return signs - signs.mean(-1, keepdim=True)
+
+
+def _seed(batch: Mapping[str, Any], row: int) -> int:
+    name, value = next((n, v) for n, v in batch.items() if isinstance(v, torch.Tensor) and n not in NOT_CONTENT)
+    mask = batch.get("attention_mask")
+    content = value[row]
+    if mask is not None and name == "input_ids" and mask.shape == value.shape:
+        content = content[mask[row].bool()]
+    return zlib.crc32(content.detach().cpu().double().numpy().tobytes())
 
 
 def label_probabilities(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

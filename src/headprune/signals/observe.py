@@ -25,10 +25,19 @@ from headprune.signals.objectives import (
     losses,
     model_inputs,
     real_tokens,
+    signed_logits,
     targets_of,
     with_decoder_inputs,
 )
-from headprune.signals.requests import Attribution, Entropy, GradientRequest, Request, ZeroProbabilities
+from headprune.signals.requests import (
+    Attribution,
+    Entropy,
+    GradientRequest,
+    Request,
+    ResidualErrors,
+    ZeroProbabilities,
+)
+from headprune.signals.residuals import ErrorMeter, Residuals
 from headprune.sites import AttentionSite
 
 
@@ -49,15 +58,18 @@ def observe(
     requests: Iterable[Request],
     *,
     labels: Labels = "given",
+    residuals: Residuals | None = None,
 ) -> Observation:
     """Answer all requests on one batch with the cheapest pass that serves them.
+
+    Requests for residuals need them as `residual_maps` fits them on all the data.
 
     The model runs in eval mode with frozen parameters and comes back as it was.
     """
     wanted = list(dict.fromkeys(requests))
     inputs = with_decoder_inputs(model, to_device(batch, next(model.parameters()).device))
     try:
-        return _observe(model, sites, inputs, wanted, labels)
+        return _observe(model, sites, inputs, wanted, labels, residuals)
     except NotPerSampleError:
         # A projection was applied to something that all samples share (DeBERTa's positions with share_att_key): only
         # one sample at a time tells whose gradient it is. A gradient of the whole batch need not know.
@@ -65,10 +77,10 @@ def observe(
             request for request in wanted if isinstance(request, GradientRequest) and request.aggregation == "batch"
         ]
         rest = [request for request in wanted if request not in whole]
-        parts = [_observe(model, sites, sample, rest, labels) for sample in _samples(inputs)]
+        parts = [_observe(model, sites, sample, rest, labels, residuals) for sample in _samples(inputs)]
         joined = _joined(parts, rest)
         if whole:
-            joined.answers.update(_observe(model, sites, inputs, whole, labels).answers)
+            joined.answers.update(_observe(model, sites, inputs, whole, labels, residuals).answers)
         return joined
 
 
@@ -78,12 +90,16 @@ def _observe(
     batch: Mapping[str, Any],
     requests: Sequence[Request],
     labels: Labels,
+    residuals: Residuals | None,
 ) -> Observation:
     size = batch_size(batch)
     gradients = [request for request in requests if isinstance(request, GradientRequest)]
     entropies = [request for request in requests if isinstance(request, (Entropy, ZeroProbabilities))]
-    meter = GradientMeter(model, sites, gradients, size)
+    meter = GradientMeter(model, sites, gradients, size, residuals)
     entropy = EntropyMeter(sites, entropies, batch, size)
+    errors = None
+    if ResidualErrors() in requests:
+        errors = ErrorMeter(model, sites, residuals or {}, batch, size)
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         stack.enter_context(frozen(model))
@@ -97,6 +113,8 @@ def _observe(
                     output=meter.output if meter.needs_outputs else None,
                 )
             )
+        if errors is not None:
+            stack.enter_context(errors.watching())
         if entropies:
             stack.enter_context(probabilities(model, sites, entropy))
         logits = logits_of(model(**model_inputs(model, batch)))
@@ -116,6 +134,8 @@ def _observe(
     for request in requests:
         if isinstance(request, Attribution):
             answers[request] = attributions(model, sites, batch, request, labels)
+    if errors is not None:
+        answers[ResidualErrors()] = errors.answer()
     detached = logits.detach()
     tokens = int(real_tokens(batch, detached).sum()) if detached.dim() == 3 else _count_tokens(batch, size)
     return Observation(answers, detached, targets, tokens)
@@ -130,6 +150,8 @@ def _objective(
 ) -> torch.Tensor:
     if objective == "logit-norm":
         return logit_norms(logits, batch)
+    if objective == "logit-signs":
+        return signed_logits(logits, batch)
     if targets is None:
         raise DataError(
             'This criterion needs labels and the batches have none; add a "labels" entry, or use labels="self" to take '

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Objective = Literal["logit-norm", "loss"]
+Objective = Literal["logit-norm", "loss", "logit-signs"]
 Aggregation = Literal["sample", "batch"]
 
 
@@ -29,6 +29,22 @@ class GradientRequest(Request):
 @dataclass(frozen=True)
 class GateGradients(GradientRequest):
     """<Z, dL/dZ>: the gradient at a gate of value 1 on the output of each head, one per sample."""
+
+
+@dataclass(frozen=True)
+class ResidualGradients(GradientRequest):
+    """<R, dL/dZ>: as GateGradients, with R the part of each unit's output that the others at its site cannot express.
+
+    R is linear in the outputs of all heads; the pass must know how (`signals.residuals`).
+    """
+
+    objective: Objective = "logit-signs"
+
+
+@dataclass(frozen=True)
+class ResidualErrors(Request):
+    """|W R|^2 over each sample's tokens, R as in ResidualGradients and W the unit's part of the output projection,
+    relative to |x|^2, x the residual stream after the site's layer."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,158 @@
+"""Small real models to try pruning on: a sentiment and a language classifier, an image classifier, a language model.
+
+What has to be trained is trained once, in a minute or two, and kept in benchmarks/results/models.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from rich.console import Console
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from headprune.data import load_examples
+from headprune.demo import prepare_data, prepare_model
+from headprune.tasks import load_task
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+MODELS = Path("benchmarks/results/models")
+BATCH = 32
+WINDOW = 128  # bytes that the language model sees at once
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A dense model, a pool of calibration samples to draw from, and evaluation batches that share none with it."""
+
+    name: str
+    model: PreTrainedModel
+    pool: Any  # Examples, or a list of samples
+    evaluation: Sequence[Batch]
+    calibration_samples: int = 128
+
+    def calibration(self, seed: int) -> list[Batch]:
+        if isinstance(self.pool, list):
+            chosen = random.Random(seed).sample(self.pool, self.calibration_samples)
+            return batched(chosen)
+        return self.pool.sample(self.calibration_samples, seed).batches(BATCH)
+
+
+def subjects(names: Sequence[str] | None = None) -> Iterator[Subject]:
+    """Those that can be had here; a line says why one cannot."""
+    for name, make in MAKERS.items():
+        if names is not None and name not in names:
+            continue
+        missing = [path for path in NEEDS.get(name, ()) if not path.exists()]
+        if missing:
+            Console(stderr=True).print(f"{name} is left out: {missing[0]} is not there.", highlight=False)
+        else:
+            yield make()
+
+
+def minilm_sst2() -> Subject:
+    folder = SHARED / "models" / "minilm-sst2"
+    task = load_task(str(folder), str(SHARED / "data" / "sst2" / "dev.tsv"))
+    pool = load_examples(task.model, SHARED / "data" / "sst2" / "train.tsv", processor=folder)
+    return Subject("minilm-sst2", task.model, pool, task.examples.batches(BATCH))
+
+
+def langid() -> Subject:
+    data = prepare_data(MODELS / "langid-data")
+    folder = prepare_model(MODELS / "langid", data, Console(stderr=True))
+    task = load_task(str(folder), str(data / "dev.tsv"), max_length=64)
+    pool = load_examples(task.model, data / "train.tsv", processor=folder, max_length=64)
+    return Subject("langid", task.model, pool, task.examples.sample(512, 0).batches(BATCH))
+
+
+def vit_fashion() -> Subject:
+    with numpy.load(SHARED / "data" / "fashion_mnist" / "fashion_mnist_10k_2k.npz") as data:
+        train, test = (
+            [
+                {"pixel_values": torch.from_numpy(x / 127.5 - 1).float()[None], "labels": torch.tensor(int(y))}
+                for x, y in zip(data[f"x_{part}"].reshape(-1, 28, 28), data[f"y_{part}"].ravel(), strict=True)
+            ]
+            for part in ("train", "test")
+        )
+    folder = MODELS / "vit-fashion"
+    if not (folder / "config.json").is_file():
+        torch.manual_seed(0)
+        config = ViTConfig(
+            image_size=28,
+            patch_size=7,
+            num_channels=1,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=6,
+            num_attention_heads=8,
+            num_labels=10,
+        )
+        train_model(ViTForImageClassification(config), train, epochs=8, learning_rate=1e-3).save_pretrained(folder)
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    return Subject("vit-fashion", model, train, batched(test[:1000]))
+
+
+def llama_bytes() -> Subject:
+    text = numpy.frombuffer((SHARED / "data" / "lm" / "tinyshakespeare.txt").read_bytes(), dtype=numpy.uint8)
+    windows = torch.from_numpy(text[: len(text) // WINDOW * WINDOW].astype(numpy.int64)).view(-1, WINDOW)
+    samples = [{"input_ids": window, "labels": window} for window in windows]
+    train, test = samples[: -len(samples) // 10], samples[-len(samples) // 10 :]
+    folder = MODELS / "llama-bytes"
+    if not (folder / "config.json").is_file():
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=256,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=6,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            max_position_embeddings=WINDOW,
+        )
+        train_model(LlamaForCausalLM(config), train, epochs=2, learning_rate=3e-3).save_pretrained(folder)
+    return Subject("llama-bytes", AutoModelForCausalLM.from_pretrained(folder), train, batched(test[:128]), 64)
+
+
+MAKERS = {"minilm-sst2": minilm_sst2, "langid": langid, "vit-fashion": vit_fashion, "llama-bytes": llama_bytes}
+NEEDS = {
+    "minilm-sst2": (SHARED / "models" / "minilm-sst2", SHARED / "data" / "sst2"),
+    "vit-fashion": (SHARED / "data" / "fashion_mnist",),
+    "llama-bytes": (SHARED / "data" / "lm" / "tinyshakespeare.txt",),
+}
+
+
+def batched(samples: Sequence[Batch]) -> list[Batch]:
+    parts = [samples[start : start + BATCH] for start in range(0, len(samples), BATCH)]
+    return [{name: torch.stack([sample[name] for sample in part]) for name in part[0]} for part in parts]
+
+
+def train_model(
+    model: PreTrainedModel, samples: Sequence[Batch], *, epochs: int, learning_rate: float
+) -> PreTrainedModel:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.05)
+    steps = epochs * -(-len(samples) // BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    order = random.Random(0)
+    model.train()
+    for _ in range(epochs):
+        for batch in batched(order.sample(samples, len(samples))):
+            model(**batch).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    return model.eval()
