@@ -14,6 +14,7 @@ from headprune.cli_options import (
     BatchSize,
     Calibration,
     CalibrationSamples,
+    Compensate,
     Data,
     Dtype,
     EvaluationSamples,
@@ -186,7 +187,8 @@ def prune(
     model: Model,
     data: Data,
     out: Annotated[Path, typer.Option(help="Directory of the run; an interrupted one goes on.")],
-    criterion: Annotated[str, typer.Option(help="Name as in `headprune criteria`.")] = "gnorm",
+    criterion: Annotated[str, typer.Option(help="Name as in `headprune criteria`.")] = "repair",
+    compensate: Compensate = "lstsq",
     keep: Keep = None,
     max_drop: MaxDrop = None,
     knee: Annotated[bool, typer.Option("--knee", help="Stop at the inflection point of the full curve.")] = False,
@@ -234,9 +236,16 @@ def prune(
 def compare(
     model: Model,
     data: Data,
-    criteria: Annotated[str, typer.Option(help="Names with commas between them, such as gnorm,his,inverse:gnorm.")],
+    criteria: Annotated[
+        str,
+        typer.Option(
+            help="Names with commas between them, such as gnorm,his,inverse:gnorm; with a compensation of its own: "
+            "gnorm+lstsq."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Directory for one run per criterion; interrupted ones go on.")],
     trials: Annotated[int, typer.Option(min=1, help="Runs of random, with different seeds.")] = 1,
+    compensate: Compensate = "none",
     alpha: Annotated[str | None, typer.Option(help="'sweep' picks the alpha of hies on the calibration data.")] = None,
     schedule: Schedule = "greedy",
     every: Every = 1,
@@ -269,7 +278,7 @@ def compare(
 
     import_plugins(plugin)
     experiment = experiment_of(locals())
-    names = expand(split_names(criteria))
+    names = expand(split_names(criteria), compensate)
     if alpha not in (None, "sweep"):
         raise CriterionError(
             f"--alpha takes the word sweep, not {alpha!r}; one value goes into the name: hies(alpha=0.7)."

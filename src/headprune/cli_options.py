@@ -44,6 +44,13 @@ Plugin = Annotated[
     typer.Option("--plugin", help="Python file or module to import first: it may register criteria and families."),
 ]
 Keep = Annotated[str | None, typer.Option(help="Stop at this share (0.5) or number (36) of heads left.")]
+Compensate = Annotated[
+    str,
+    typer.Option(
+        help="What makes up for removed heads: 'lstsq' (the heads that stay, by least squares), 'mean' (the output "
+        "bias) or 'none'."
+    ),
+]
 MaxDrop = Annotated[
     float | None,
     typer.Option(help="The metric may fall at most this far below dense (0.01); perplexity may rise by this share."),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headprune.compensate import check_compensation
 from headprune.criteria import make
 from headprune.criteria.hies import Hies
 from headprune.curves import DROPS, SHARES, at_share, removable, signed_area, weighted_area
@@ -51,17 +52,24 @@ def compare(
     on_run: Callable[[str], None] | None = None,
     on_step: Callable[[Step], None] | None = None,
 ) -> list[Comparison]:
-    """Run every criterion to the end of its curve, or go on with what is there, and compare; best first."""
+    """Run every criterion to the end of its curve, or go on with what is there, and compare; best first.
+
+    A criterion may bring its own compensation, as in "gnorm+lstsq"; the others take the experiment's.
+    """
     rows = []
-    for spec in expand(criteria):
-        specs = [f"random(seed={experiment.seed + trial})" for trial in range(trials)] if spec == "random" else [spec]
+    for spec in expand(criteria, experiment.compensate):
+        criterion, compensate = combination(spec, experiment.compensate)
+        suffix = spec.removeprefix(criterion)
+        specs = [spec]
+        if criterion == "random":
+            specs = [f"random(seed={experiment.seed + trial}){suffix}" for trial in range(trials)]
         folders = []
         for one in specs:
             folder = out / run_name(one)
             folders.append(folder.name)
             if on_run is not None:
                 on_run(one)
-            own = replace(experiment, criterion=one, explore=True)
+            own = replace(experiment, criterion=one.removesuffix(suffix), compensate=compensate, explore=True)
             run_experiment(own, folder, overwrite=overwrite, measure=False, on_step=on_step)
         rows.append(_row(spec, out, folders))
     return sorted(rows, key=lambda row: -row.area)
@@ -69,13 +77,17 @@ def compare(
 
 def with_alpha(names: Sequence[str], alpha: float) -> list[str]:
     """The names with this alpha in hies; its other options stay."""
-    made = [make(name) for name in names]
-    return [str(replace(one, alpha=alpha)) if isinstance(one, Hies) else str(one) for one in made]
+    changed = []
+    for name in names:
+        criterion, suffix = _split(name)
+        one = make(criterion)
+        changed.append(str(replace(one, alpha=alpha) if isinstance(one, Hies) else one) + suffix)
+    return changed
 
 
 def check_sweep(names: Sequence[str]) -> None:
     """A sweep needs hies once, before anything runs."""
-    count = sum(isinstance(make(name), Hies) for name in names)
+    count = sum(isinstance(make(_split(name)[0]), Hies) for name in names)
     if count != 1:
         raise CriterionError(f"--alpha sweep needs hies once among the criteria, but it is there {count} times.")
 
@@ -91,15 +103,33 @@ def write_comparison(out: Path, rows: Sequence[Comparison]) -> None:
     write_report([out / name for row in rows for name in row.runs], out / "report.html")
 
 
-def expand(criteria: Sequence[str]) -> list[str]:
-    """The criteria as full names, each once; refused before anything runs."""
-    names = [str(make(spec)) for spec in criteria]
+def expand(criteria: Sequence[str], compensate: str = "none") -> list[str]:
+    """The criteria as full names, each once; refused before anything runs. A compensation that is `compensate`, which
+    all of them have unless they say otherwise, is not part of a name."""
+    names = []
+    for spec in criteria:
+        criterion, own = combination(spec, compensate)
+        names.append(criterion if own == compensate else f"{criterion}+{own}")
     if not names:
         raise CriterionError("Name at least one criterion to compare.")
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:
         raise CriterionError(f"Criterion {doubles[0]!r} is listed more than once.")
     return names
+
+
+def combination(spec: str, compensate: str) -> tuple[str, str]:
+    """The full name of a criterion and its compensation: its own, as in "gnorm+lstsq", or `compensate`."""
+    criterion, suffix = _split(spec)
+    own = suffix[1:] if suffix else compensate
+    check_compensation(own)
+    return str(make(criterion)), own
+
+
+def _split(spec: str) -> tuple[str, str]:
+    """A name and what follows its last plus sign, with the sign; a plus sign inside brackets belongs to the name."""
+    place = spec.rfind("+")
+    return (spec[:place], spec[place:]) if place > spec.rfind(")") else (spec, "")
 
 
 def run_name(spec: str) -> str:

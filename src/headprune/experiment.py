@@ -195,8 +195,8 @@ def _publish(out: Path, record: dict[str, Any]) -> None:
 
 
 def _in_precision_of(source: str, model: PreTrainedModel) -> PreTrainedModel:
-    """The model in the precision that the dense one is stored in, whatever it was computed in: its weights are a
-    part of the dense ones, so nothing is lost."""
+    """The model in the precision that the dense one is stored in, whatever it was computed in. Its weights are a part
+    of the dense ones, so nothing is lost but the rounding of output projections that were compensated."""
     stored = AutoConfig.from_pretrained(source, trust_remote_code=False).dtype
     return model if stored in (None, model.dtype) else copy.deepcopy(model).to(stored)
 

@@ -174,6 +174,10 @@ def print_run(out: Path, record: Mapping[str, Any], console: Console | None = No
         f"{_value('agreement', result['agreement'])}",
         highlight=False,
     )
+    compensate = record["settings"].get("compensate", "none")
+    console.print(
+        f"Criterion {record['settings']['criterion']}, compensation {compensate}.", highlight=False, markup=False
+    )
     saved = record.get("savings")
     if saved:
         console.print(_savings_table(saved))

@@ -34,7 +34,8 @@ def model_card(record: Mapping[str, Any]) -> str:
         f"# {_plain(Path(name).name or name)}, {removed} of {result['heads_before']} attention heads removed",
         "",
         f"Pruned by headprune {record['versions']['headprune']}: criterion "
-        f"`{settings['criterion']}`, schedule `{settings['schedule']}`, seed {settings['seed']}, "
+        f"`{settings['criterion']}`, compensation `{settings.get('compensate', 'none')}`, schedule "
+        f"`{settings['schedule']}`, seed {settings['seed']}, "
         f"{record['samples']['calibration']} calibration samples, {record['samples']['evaluation']} evaluation samples"
         + (" (the same ones)." if settings["same_data"] else "."),
         "",

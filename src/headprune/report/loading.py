@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from headprune.metrics import METRICS, Metric
 from headprune.run import read_run
 from headprune.trajectory import Step
 
+COMPENSATIONS = {"lstsq": "with least-squares compensation", "mean": "with the mean moved into the bias"}
 BOXES_FROM = 3  # random trials are drawn together as boxes, fewer of them as lines
 
 
@@ -51,6 +53,21 @@ class ReportRun:
     @property
     def is_random(self) -> bool:
         return str(self.settings.get("criterion", "")).startswith("random")
+
+    @property
+    def method(self) -> str:
+        """The criterion, and what made up for the heads that went."""
+        criterion = str(self.settings.get("criterion", ""))
+        words = COMPENSATIONS.get(self.settings.get("compensate", "none"), "")
+        return criterion + (f" {words}" if words else "")
+
+    @property
+    def made_up(self) -> float | None:
+        """The part of the change of site outputs on the calibration data, squared, that compensation made up for: the
+        median over the steps up to the result; None where nothing was compensated."""
+        repairs = [repair for step in self.steps[: self.shown_first + 1] for repair in step.compensation]
+        shares = [1 - repair["error"] / repair["error_without"] for repair in repairs if repair["error_without"] > 0]
+        return statistics.median(shares) if shares else None
 
     @property
     def stop(self) -> int | None:
