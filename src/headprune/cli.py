@@ -356,7 +356,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Directory for the demo's model, data and runs.")] = Path("demo"),
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a small real model to tell 20 languages apart, prune it by Greedy-Gnorm, and compare with random."""
+    """Fine-tune a small real model to tell 20 languages apart, prune it, and compare with random."""
     from rich.console import Console
 
     from headprune.demo import run_demo

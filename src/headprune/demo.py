@@ -34,7 +34,7 @@ LEARNING_RATE, BATCH, WARM_UP = 5e-4, 32, 20
 
 
 def run_demo(out: Path, console: Console | None = None) -> list[Comparison]:
-    """Fine-tune once, prune by Greedy-Gnorm, compare with random; everything is kept in `out`."""
+    """Fine-tune once, prune, compare with random; everything is kept in `out`."""
     console = console or Console()
     data = prepare_data(out / "data")
     model = prepare_model(out / "model", data, console)
@@ -48,19 +48,23 @@ def run_demo(out: Path, console: Console | None = None) -> list[Comparison]:
         max_length=64,
         seed=SEED,
     )
-    console.print("\nPruning by Greedy-Gnorm: score, remove the least important head, score again.", highlight=False)
-    with live_curve("gnorm") as on_step:
-        record = run_experiment(experiment, out / "runs" / "gnorm", on_step=on_step)
-    print_run(out / "runs" / "gnorm", record, console)
-    console.print("\nThe same with heads removed at random:", highlight=False)
+    own = experiment.criterion
+    console.print(
+        "\nPruning: score, remove the least important head, let the others take over what they can, score again.",
+        highlight=False,
+    )
+    with live_curve(own) as on_step:
+        record = run_experiment(experiment, out / "runs" / own, on_step=on_step)
+    print_run(out / "runs" / own, record, console)
+    console.print("\nThe same with heads removed at random, and nothing that takes over:", highlight=False)
     with live_curve("random") as on_step:
-        rows = compare(experiment, ["gnorm", "random"], out / "runs", on_run=on_step.start, on_step=on_step)
+        rows = compare(experiment, [own, "random+none"], out / "runs", on_run=on_step.start, on_step=on_step)
     print_comparison(out / "runs", rows, console)
     console.print(
         f"\nTry next:\n"
-        f"  headprune inspect {out / 'runs' / 'gnorm' / 'model'}\n"
+        f"  headprune inspect {out / 'runs' / own / 'model'}\n"
         f"  headprune score {model} --data {data / 'dev.tsv'} --criterion his\n"
-        f"  headprune compare {model} --data {data / 'dev.tsv'} --criteria gnorm,his,hies "
+        f"  headprune compare {model} --data {data / 'dev.tsv'} --criteria repair+lstsq,gnorm,his "
         f"--out {out / 'compare'}",
         highlight=False,
         soft_wrap=True,

@@ -31,7 +31,7 @@ class Moments:
 
     @classmethod
     def about(cls, shift: torch.Tensor, precision: torch.dtype = torch.float64) -> Moments:
-        shift = shift.double()
+        shift = shift.to(precision).double()  # what is taken off is then what is added again
         return cls(shift, torch.zeros_like(shift), shift.new_zeros(len(shift), len(shift)), precision)
 
     def add(self, outputs: torch.Tensor) -> None:
@@ -78,6 +78,7 @@ def gather(
 
         def see(site: AttentionSite, outputs: torch.Tensor, batch: dict = batch, left: dict = left) -> None:
             tokens = real_outputs(site, batch, outputs)
+            tokens = tokens.cpu() if tokens.device.type == "mps" else tokens  # which has no float64
             if len(tokens):
                 if site.index not in found:
                     found[site.index] = Moments.about(tokens.double().mean(0).cpu(), precision)

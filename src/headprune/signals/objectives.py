@@ -167,7 +167,7 @@ def _signs(logits: torch.Tensor, seed: int) -> torch.Tensor:
         order = torch.randperm(len(logits), generator=generator)
         half = len(logits) // 2
         return torch.zeros(len(logits)).index_fill_(0, order[:half], 1.0).index_fill_(0, order[half : 2 * half], -1.0)
-    signs = torch.randint(0, 2, logits.shape, generator=generator).float() * 2 - 1
+    signs = torch.randint(0, 2, logits.shape, generator=generator, dtype=torch.int8).float() * 2 - 1
     return signs - signs.mean(-1, keepdim=True)
 
 

@@ -1,0 +1,283 @@
+"""The least-squares problem of one site, against a direct solver and against the tokens themselves."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headprune
+from headprune.compensate import RIDGES, least_squares, solve
+from headprune.errors import DataError
+from headprune.signals.moments import Moments, gather
+from helpers import outputs
+from runs import counted_calls
+from scoring import labelled
+from zoo import ZOO
+
+
+def moments_of(tokens: torch.Tensor, parts: int = 3, precision: torch.dtype = torch.float64) -> Moments:
+    chunks = [chunk for chunk in tokens.chunk(parts) if len(chunk)]
+    moments = Moments.about(chunks[0].double().mean(0), precision)
+    for chunk in chunks:
+        moments.add(chunk)
+    return moments
+
+
+def problem(
+    seed: int, *, tokens: int = 60, width: int = 9, gone: int = 3, rank: int | None = None, out: int = 5
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Head outputs [tokens x width] with a mean, a weight [out x width], and which columns go."""
+    generator = torch.Generator().manual_seed(seed)
+    rank = width if rank is None else rank
+    mixed = torch.randn(tokens, rank, generator=generator, dtype=torch.float64)
+    mixed = mixed @ torch.randn(rank, width, generator=generator, dtype=torch.float64)
+    mixed += torch.randn(width, generator=generator, dtype=torch.float64)
+    weight = torch.randn(out, width, generator=generator, dtype=torch.float64)
+    removed = torch.zeros(width, dtype=torch.bool)
+    removed[torch.randperm(width, generator=generator)[:gone]] = True
+    return mixed, weight, removed
+
+
+def direct(tokens: torch.Tensor, lost: torch.Tensor, removed: torch.Tensor, *, centred: bool) -> torch.Tensor:
+    """Ridge regression by an augmented system on the tokens, the ridge by leave-out theory with a hat matrix."""
+    if centred:
+        tokens = tokens - tokens.mean(0)
+    inputs, targets = tokens[:, ~removed], tokens[:, removed] @ lost.t()
+    count, width = inputs.shape
+    scale = inputs.square().mean()
+    best, answer = math.inf, None
+    for ridge in sorted(RIDGES, reverse=True):
+        penalty = math.sqrt(ridge * scale * count) * torch.eye(width, dtype=tokens.dtype)
+        augmented = torch.cat([inputs, penalty])
+        found = torch.linalg.lstsq(augmented, torch.cat([targets, targets.new_zeros(width, targets.shape[1])])).solution
+        hat = inputs @ torch.linalg.solve(augmented.t() @ augmented, inputs.t())
+        free = 1 - hat.trace() / count
+        error = ((targets - inputs @ found).square().sum() / count / free**2).item() if free > 0 else math.inf
+        if error < best:
+            best, answer = error, found.t()
+    assert answer is not None
+    return answer
+
+
+def error_on(tokens: torch.Tensor, weight: torch.Tensor, removed: torch.Tensor, new: Any, shift: Any) -> float:
+    """The mean squared change of the site's output, token by token."""
+    before = tokens @ weight.double().t()
+    after = tokens[:, ~removed] @ new.double().t() + (0 if shift is None else shift.double())
+    return float((before - after).square().sum(1).mean())
+
+
+@pytest.mark.parametrize("centred", [True, False], ids=["with-bias", "without-bias"])
+@pytest.mark.parametrize("seed", range(6))
+def test_least_squares_is_what_a_direct_solver_finds(seed: int, centred: bool) -> None:
+    tokens, weight, removed = problem(seed, tokens=20 + 10 * seed)
+    lost = weight[:, removed]
+    found = least_squares(lost, moments_of(tokens), removed, centred=centred)
+    torch.testing.assert_close(found, direct(tokens, lost, removed, centred=centred), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_is_a_linear_function_of_the_rest_is_made_up_for_entirely(bias: bool) -> None:
+    tokens, weight, removed = problem(0, tokens=200, width=12, gone=4)
+    generator = torch.Generator().manual_seed(1)
+    tokens[:, removed] = tokens[:, ~removed] @ torch.randn(8, 4, generator=generator, dtype=torch.float64)
+    tokens[:, removed] += 3.0 if bias else 0.0  # a constant needs a bias to go into
+    repair = solve(weight, torch.zeros(5, dtype=torch.float64) if bias else None, moments_of(tokens), removed, "lstsq")
+    assert repair.kind == "lstsq"
+    assert repair.error_without > 1
+    assert repair.error < 1e-12 * repair.error_without
+
+
+def test_a_constant_needs_only_the_mean() -> None:
+    tokens, weight, removed = problem(2)
+    tokens[:, removed] = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    repair = solve(weight, torch.zeros(5, dtype=torch.float64), moments_of(tokens), removed, "mean")
+    assert repair.kind == "mean"
+    assert repair.error == pytest.approx(0, abs=1e-12)
+    assert torch.equal(repair.weight, weight[:, ~removed])
+    torch.testing.assert_close(repair.bias, weight[:, removed] @ tokens[0, removed])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    tokens=st.integers(1, 40),
+    width=st.integers(2, 10),
+    rank=st.integers(1, 10),
+    scale=st.sampled_from([1e-6, 1.0, 1e4]),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+    bias=st.booleans(),
+    word=st.sampled_from(["lstsq", "mean"]),
+)
+def test_no_repair_makes_the_output_worse_on_its_tokens(
+    seed: int, tokens: int, width: int, rank: int, scale: float, dtype: torch.dtype, bias: bool, word: Any
+) -> None:
+    gone = 1 + seed % width
+    data, weight, removed = problem(seed, tokens=tokens, width=width, rank=min(rank, width), gone=gone)
+    data = data * scale
+    weight = weight.to(dtype)
+    old = torch.zeros(5, dtype=dtype) if bias else None
+    repair = solve(weight, old, moments_of(data), removed, word)
+    kept = weight[:, ~removed] if repair.weight is None else repair.weight
+    plain = error_on(data, weight, removed, weight[:, ~removed], None)
+    after = error_on(data, weight, removed, kept, repair.bias)
+    assert math.isfinite(after)
+    assert torch.isfinite(kept).all()
+    slack = 1e-9 * max(plain, 1e-300) + 1e-12 * float((data @ weight.double().t()).square().sum(1).mean())
+    assert after <= plain + slack
+    assert repair.error_without == pytest.approx(plain, rel=1e-6, abs=slack)
+    assert repair.error == pytest.approx(after, rel=1e-6, abs=slack)
+    assert (repair.bias is not None) <= bias
+
+
+def test_too_few_tokens_do_not_pass_for_a_perfect_fit() -> None:
+    """Five tokens fit eight columns exactly, and nothing that they say holds for other tokens."""
+    tokens, weight, removed = problem(3, tokens=2005, width=12, gone=4)
+    few, many = tokens[:5], tokens[5:]
+    repair = solve(weight, torch.zeros(5, dtype=torch.float64), moments_of(few), removed, "lstsq")
+    exact = torch.linalg.lstsq(few[:, ~removed], few[:, removed]).solution.t()
+    interpolated = weight[:, ~removed] + weight[:, removed] @ exact
+    ours = error_on(many, weight, removed, repair.weight, repair.bias)
+    assert ours < error_on(many, weight, removed, interpolated, None)
+
+
+def test_what_a_precision_cannot_hold_falls_back_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """The removed head is a million times the kept one, and half precision ends at 65504."""
+    generator = torch.Generator().manual_seed(0)
+    small = torch.randn(50, 1, generator=generator, dtype=torch.float64) * 1e-6
+    tokens = torch.cat([small, small * 1e6 + 1], dim=1)
+    removed = torch.tensor([False, True])
+    weight = torch.ones(2, 2, dtype=torch.float16)
+    with caplog.at_level(logging.WARNING):
+        repair = solve(weight, torch.zeros(2, dtype=torch.float16), moments_of(tokens), removed, "lstsq", site=7)
+    assert repair.kind == "mean"
+    assert repair.error < repair.error_without
+    assert torch.isfinite(repair.weight).all()
+    assert "site 7" in caplog.text
+    with caplog.at_level(logging.WARNING):
+        assert solve(weight, None, moments_of(tokens), removed, "lstsq").kind == "none"
+
+
+def test_a_site_that_loses_all_heads_keeps_its_mean() -> None:
+    tokens, weight, _ = problem(4)
+    everything = torch.ones(9, dtype=torch.bool)
+    repair = solve(weight, torch.zeros(5, dtype=torch.float64), moments_of(tokens), everything, "lstsq")
+    assert repair.kind == "mean"
+    torch.testing.assert_close(repair.bias, weight @ tokens.mean(0))
+    assert solve(weight, None, moments_of(tokens), everything, "lstsq").kind == "none"
+
+
+# --- moments ---
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
+def test_moments_are_those_of_all_tokens(precision: torch.dtype) -> None:
+    """Outputs around 1000 with a spread of 1 leave float32 no digits, unless they are centred first."""
+    tokens = (problem(5)[0] + 1000).float()
+    moments = moments_of(tokens, precision=precision)
+    truth = tokens.double()
+    torch.testing.assert_close(moments.mean, truth.mean(0))
+    centred = truth - truth.mean(0)
+    torch.testing.assert_close(moments.covariance(), centred.t() @ centred / len(truth), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(moments.second(), truth.t() @ truth / len(truth), rtol=1e-9, atol=1e-5)
+
+
+def test_padding_has_no_part_in_moments() -> None:
+    model = ZOO["bert"].build()
+    batch = labelled(ZOO["bert"], 0)
+    sites = headprune.resolve(model)
+    padded = gather(model, sites, [batch])
+    alone = gather(
+        model,
+        sites,
+        [
+            {"input_ids": ids[mask.bool()][None], "attention_mask": mask[mask.bool()][None]}
+            for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        ],
+    )
+    for site in sites:
+        assert padded[site.index].tokens == alone[site.index].tokens == int(batch["attention_mask"].sum())
+        torch.testing.assert_close(
+            padded[site.index].covariance(), alone[site.index].covariance(), rtol=1e-4, atol=1e-7
+        )
+
+
+def test_the_forward_pass_ends_where_nothing_more_is_asked_for() -> None:
+    model = ZOO["bert"].build()
+    sites = headprune.resolve(model)
+    with counted_calls(dict(model.named_modules())) as counts:
+        gather(model, [sites[1]], [labelled(ZOO["bert"], 0)])
+    assert counts["bert.encoder.layer.1.attention.self"] == 1
+    assert counts["bert.encoder.layer.1.intermediate"] == 0
+    assert counts["bert.encoder.layer.2"] == 0
+    assert counts["classifier"] == 0
+
+
+def test_a_tied_site_pools_all_its_applications() -> None:
+    entry = ZOO["albert"]
+    model, batch = entry.build(), labelled(entry, 0)
+    [site] = headprune.resolve(model)
+    seen: list[torch.Tensor] = []
+    handle = model.get_submodule(site.o).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    outputs(model, batch)
+    handle.remove()
+    assert len(seen) == site.applications > 1
+    tokens = torch.cat([part[batch["attention_mask"].bool()] for part in seen]).double()
+    moments = gather(model, [site], [batch])[0]
+    assert moments.tokens == len(tokens)
+    torch.testing.assert_close(moments.second(), tokens.t() @ tokens / len(tokens), rtol=1e-6, atol=1e-12)
+
+
+# --- bad input ---
+
+
+def test_compensation_without_data_or_by_an_unknown_word_is_refused() -> None:
+    model = ZOO["bert"].build()
+    with pytest.raises(DataError, match=r"compensate='lstsq' needs calibration data; give it as batches"):
+        headprune.remove(model, [(0, 0)], compensate="lstsq")
+    with pytest.raises(DataError, match=r"There is no compensation 'least'; choose one of lstsq, mean, none"):
+        headprune.remove(model, [(0, 0)], compensate="least", batches=[labelled(ZOO["bert"], 0)])  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"There is no compensation 'least'"):
+        headprune.prune(model, [labelled(ZOO["bert"], 0)], compensate="least")  # type: ignore[arg-type]
+    assert [site.heads for site in headprune.resolve(model)] == [4, 4, 4]
+
+
+def test_tokens_that_are_all_padding_leave_a_site_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    model = ZOO["bert"].build()
+    batch = labelled(ZOO["bert"], 0)
+    empty = {**batch, "attention_mask": torch.zeros_like(batch["attention_mask"])}
+    plain = headprune.remove(ZOO["bert"].build(), [(1, 2)])
+    with caplog.at_level(logging.WARNING):
+        headprune.remove(model, [(1, 2)], compensate="lstsq", batches=[empty])
+    assert "all padding" in caplog.text
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_outputs_that_are_not_finite_leave_a_site_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    model = ZOO["bert"].build()
+    with torch.no_grad():
+        model.get_submodule(headprune.resolve(model)[1].v.module).bias[0] = math.nan
+    with caplog.at_level(logging.WARNING):
+        headprune.remove(model, [(1, 2)], compensate="lstsq", batches=[labelled(ZOO["bert"], 0)])
+    assert "not finite" in caplog.text
+    output: Any = model.get_submodule(headprune.resolve(model)[1].o)
+    assert torch.isfinite(output.weight).all()
+
+
+def test_a_weight_that_others_use_as_well_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Both sites lose the same heads, so the weight that they share stays one; a repair of either would be wrong for
+    the other."""
+    model = ZOO["bert"].build()
+    sites = headprune.resolve(model)
+    one: Any = model.get_submodule(sites[0].o)
+    other: Any = model.get_submodule(sites[1].o)
+    other.weight = one.weight
+    with caplog.at_level(logging.WARNING):
+        headprune.remove(model, [(0, 1), (1, 1)], compensate="lstsq", batches=[labelled(ZOO["bert"], 0)])
+    assert "belongs to other modules" in caplog.text
+    assert one.weight is other.weight
