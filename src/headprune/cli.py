@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -283,11 +284,10 @@ def compare(
         raise CriterionError(
             f"--alpha takes the word sweep, not {alpha!r}; one value goes into the name: hies(alpha=0.7)."
         )
-    if alpha == "sweep":
-        check_sweep(names)
+    swept = replace(experiment, compensate=check_sweep(names, compensate)) if alpha == "sweep" else None
     with resumable(out):
-        if alpha == "sweep":
-            best, areas = sweep_alpha(experiment)
+        if swept is not None:
+            best, areas = sweep_alpha(swept)
             listed = ", ".join(f"{a:g}: {area:.4f}" for a, area in areas.items())
             typer.echo(f"alpha of hies = {best:g}, by weighted area on the calibration data ({listed})", err=True)
             names = with_alpha(names, best)

@@ -58,10 +58,12 @@ MaxDrop = Annotated[
 Schedule = Annotated[str, typer.Option(help="'greedy' scores again after every step, 'one-shot' only once.")]
 Every = Annotated[int, typer.Option(min=1, help="Units to remove per step.")]
 MinPerSite = Annotated[int, typer.Option(min=0, help="Leave at least this many heads at every site.")]
-Calibration = Annotated[str | None, typer.Option(help="Data to score on, apart from --data, which then evaluates.")]
-CalibrationSamples = Annotated[int, typer.Option(min=1, help="Samples to score on.")]
+Calibration = Annotated[
+    str | None, typer.Option(help="Data to score and repair on, apart from --data, which then evaluates.")
+]
+CalibrationSamples = Annotated[int, typer.Option(min=1, help="Samples to score and repair on.")]
 EvaluationSamples = Annotated[int | None, typer.Option(min=1, help="Samples to evaluate on; all others by default.")]
-SameData = Annotated[bool, typer.Option("--same-data", help="Score and evaluate on the same samples.")]
+SameData = Annotated[bool, typer.Option("--same-data", help="Score, repair and evaluate on the same samples.")]
 MetricName = Annotated[str | None, typer.Option(help="accuracy, f1, matthews, pearson or perplexity; found by task.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again where a run is already.")]
 

@@ -85,11 +85,12 @@ def with_alpha(names: Sequence[str], alpha: float) -> list[str]:
     return changed
 
 
-def check_sweep(names: Sequence[str]) -> None:
-    """A sweep needs hies once, before anything runs."""
-    count = sum(isinstance(make(_split(name)[0]), Hies) for name in names)
-    if count != 1:
-        raise CriterionError(f"--alpha sweep needs hies once among the criteria, but it is there {count} times.")
+def check_sweep(names: Sequence[str], compensate: str) -> str:
+    """A sweep needs hies once, before anything runs; the compensation that hies has there."""
+    found = [combination(name, compensate)[1] for name in names if isinstance(make(_split(name)[0]), Hies)]
+    if len(found) != 1:
+        raise CriterionError(f"--alpha sweep needs hies once among the criteria, but it is there {len(found)} times.")
+    return found[0]
 
 
 def split_names(text: str) -> list[str]:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from headprune.errors import DataError
 from headprune.heads import Head
 from headprune.signals.moments import Moments, gather
-from headprune.sites import AttentionSite
+from headprune.sites import AttentionSite, resolve
 from headprune.sites.linear import is_transposed
 
 Compensation = Literal["lstsq", "mean", "none"]
@@ -38,8 +38,8 @@ class Repair:
 
     site: int
     kind: Compensation
-    error_without: float
-    error: float
+    error_without: float | None  # both None where nothing could be measured
+    error: float | None
     weight: torch.Tensor | None = None  # [out x kept columns]: the new output projection
     bias: torch.Tensor | None = None
 
@@ -47,9 +47,16 @@ class Repair:
         return {name: getattr(self, name) for name in ("site", "kind", "error_without", "error")}
 
 
-def check_compensation(word: str) -> None:
+def check_compensation(word: str, model: PreTrainedModel | None = None) -> None:
+    """Refuse a word that is none, and one that can do nothing for this model."""
     if word not in get_args(Compensation):
         raise DataError(f"There is no compensation {word!r}; choose one of {', '.join(get_args(Compensation))}.")
+    if word == "mean" and model is not None:
+        outputs = [model.get_submodule(site.o) for site in resolve(model)]
+        if all(getattr(output, "bias", None) is None for output in outputs):
+            raise DataError(
+                "compensate='mean' moves means into output biases, and this model has none; use 'lstsq' or 'none'."
+            )
 
 
 def plan_repairs(
@@ -58,14 +65,18 @@ def plan_repairs(
     heads: Iterable[Head],
     compensate: Compensation,
     batches: Iterable[Mapping[str, Any]],
+    moments: Mapping[int, Moments] | None = None,
 ) -> list[Repair]:
-    """What to do for these heads at each of their sites, from the model as it is before they go."""
+    """What to do for these heads at each of their sites, from the model as it is before they go.
+
+    `moments` are those of this model on these batches, where somebody has them already.
+    """
     going: dict[int, list[int]] = {}
     for head in heads:
         going.setdefault(head.site, []).append(head.index)
     if compensate == "none":
         return []
-    seen = gather(model, [sites[index] for index in going], batches)
+    seen = gather(model, [sites[index] for index in going], batches) if moments is None else moments
     return [_plan(model, sites[index], ids, compensate, seen.get(index)) for index, ids in sorted(going.items())]
 
 
@@ -83,7 +94,7 @@ def _plan(
             else "its head outputs are not finite"
         )
         log.warning("Site %d (%s) is left without compensation: %s.", site.index, site.path, reason)
-        return Repair(site.index, "none", 0.0, 0.0)
+        return Repair(site.index, "none", None, None)
     leaving = torch.zeros(site.heads, dtype=torch.bool)
     leaving[[site.position(head) for head in gone]] = True
     removed = leaving.repeat_interleave(site.head_dim)

@@ -128,7 +128,7 @@ def check(experiment: Experiment, task: Task, evaluated: Examples) -> None:
     stop = Stop(experiment.keep, experiment.max_drop, experiment.knee)
     stop.heads_left(sum(site.heads for site in resolve(task.model)))
     check_labels_word(experiment.labels)
-    check_compensation(experiment.compensate)
+    check_compensation(experiment.compensate, task.model)
     sample = Quality()
     with torch.no_grad(), evaluating(task.model):
         (batch,) = evaluated.select([0]).batches(1)

@@ -22,7 +22,8 @@ from headprune.metrics import Metric, MetricFunction, agreement, choose_metric
 from headprune.quality import Quality
 from headprune.run import Run
 from headprune.schedule import Schedule, Stop
-from headprune.score import score
+from headprune.score import ScoreResult, score
+from headprune.signals.moments import Moments
 from headprune.signals.objectives import Labels, model_inputs
 from headprune.sites import AttentionSite, resolve
 from headprune.surgery import remove, remove_and_repair
@@ -83,7 +84,7 @@ def prune(
     calibration = list(batches)
     if not calibration:
         raise DataError("There are no calibration batches; give at least one.")
-    check_compensation(compensate)
+    check_compensation(compensate, model)
     loop = _Loop(
         model=model,
         calibration=calibration,
@@ -147,6 +148,7 @@ class _Loop:
     def __post_init__(self) -> None:
         self.steps: list[Step] = []
         self.scores: torch.Tensor | None = None  # of the model as it is now, if they are known
+        self.moments: dict[int, Moments] | None = None  # likewise
         self.evaluator = Evaluator(self.evaluation) if self.evaluation is not None else None
         self.verified_empty = False
         sites = resolve(self.model)
@@ -166,7 +168,7 @@ class _Loop:
         if known:
             self.steps = list(known)
             replay(self.model, known, self.calibration, self.compensate)
-            self.scores = None
+            self.scores = self.moments = None
             if self.evaluator is not None:
                 self.evaluator.forget()  # it has seen the dense model, and many heads are gone since
             for step in known:
@@ -205,6 +207,7 @@ class _Loop:
             verify=self._verification(chosen, sites),
             compensate=self.compensate,
             batches=self.calibration,
+            moments=self.moments,
         )
         quality = self._measure(sorted({head.site for head in chosen}))
         self._record(tuple(chosen), value, scores, quality, time.perf_counter() - started, scored, repairs)
@@ -227,16 +230,20 @@ class _Loop:
             return first.masked_fill(~kept_mask(resolve(self.model)), torch.nan)
         if self.scores is None:
             batches = self.calibration if self.criterion.requests() else ()  # weights alone need no pass
-            self.scores = score(self.model, batches, criterion=self.criterion, labels=self.labels).scores
+            return self._know(score(self.model, batches, criterion=self.criterion, labels=self.labels))
         return self.scores
+
+    def _know(self, result: ScoreResult) -> torch.Tensor:
+        self.scores, self.moments = result.scores, result.moments
+        return result.scores
 
     def _measure(self, changed: Sequence[int] | None) -> Quality:
         """Evaluate the model; where the calibration data serves for it, its scores come from the same pass."""
-        self.scores = None
+        self.scores = self.moments = None
         if self.evaluator is not None:
             return self.evaluator(self.model, resolve(self.model), changed)
         result = score(self.model, self.calibration, criterion=self.criterion, labels=self.labels)
-        self.scores = result.scores
+        self._know(result)
         assert result.quality is not None
         return result.quality
 

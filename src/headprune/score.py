@@ -17,7 +17,7 @@ from headprune.instrument import watched
 from headprune.outputs import evaluating, to_device
 from headprune.quality import Quality
 from headprune.signals import Entropy, Request, ZeroProbabilities, observe
-from headprune.signals.moments import gather
+from headprune.signals.moments import Moments, gather
 from headprune.signals.objectives import IGNORED, Labels, batch_size, model_inputs
 from headprune.signals.residuals import Residuals, residual_maps
 from headprune.sites import AttentionSite, resolve
@@ -46,6 +46,9 @@ class ScoreResult:
     sums: dict[str, dict[str, torch.Tensor]] = field(repr=False)
     kept: torch.Tensor = field(repr=False)
     single: bool = field(repr=False, default=True)
+    moments: dict[int, Moments] | None = field(
+        repr=False, default=None
+    )  # of head outputs, where a criterion needed them
 
     @property
     def accuracy(self) -> float | None:
@@ -116,16 +119,19 @@ def score(
     named = {str(one): one for one in made}
     sites = resolve(model)
     started = time.perf_counter()
-    residuals = None
+    residuals = moments = None
     if any(one.needs_residuals for one in made):
         batches = list(_checked(batches))  # they are gone over twice
-        residuals = residual_maps(model, sites, gather(model, sites, batches, precision=torch.float32))
+        moments = gather(model, sites, batches)
+        residuals = residual_maps(model, sites, moments)
     pass_over = _Pass(model, sites, named, labels, residuals)
     for number, batch in enumerate(_checked(batches)):
         pass_over.add(number, batch)
         if progress is not None:
             progress(batch_size(batch))
-    return pass_over.result(time.perf_counter() - started, single=criteria is None)
+    result = pass_over.result(time.perf_counter() - started, single=criteria is None)
+    result.moments = moments
+    return result
 
 
 def _checked(batches: Any) -> Iterator[Mapping[str, Any]]:

@@ -14,6 +14,7 @@ from headprune.errors import DataError, EquivalenceError, HeadSelectionError, Un
 from headprune.heads import Head, as_heads
 from headprune.instrument import gated
 from headprune.outputs import largest_difference, run
+from headprune.signals.moments import Moments
 from headprune.sites import AttentionSite, resolve
 from headprune.sites.linear import in_features, is_transposed, out_features
 from headprune.sites.quirks import QUIRKS, is_empty, restructure
@@ -53,8 +54,9 @@ def remove_and_repair(
     verify: Mapping[str, Any] | None = None,
     compensate: Compensation = "none",
     batches: Iterable[Mapping[str, Any]] | None = None,
+    moments: Mapping[int, Moments] | None = None,
 ) -> list[Repair]:
-    """`remove`, for callers that want to know what the compensation did."""
+    """`remove`, for callers that want to know what the compensation did, or know the `moments` that it rests on."""
     check_compensation(compensate)
     sites = resolve(model)
     chosen = as_heads(heads)
@@ -63,7 +65,7 @@ def remove_and_repair(
         raise DataError(f"compensate={compensate!r} needs calibration data; give it as batches=[...].")
     if not chosen:
         return []
-    repairs = plan_repairs(model, sites, chosen, compensate, batches or ())
+    repairs = plan_repairs(model, sites, chosen, compensate, batches or (), moments)
     expected = _gated_outputs(model, sites, chosen, verify) if verify is not None else None
     undo = _Undo(model, sites)
     try:

@@ -168,6 +168,8 @@ def by_hand(name: str, batches: list[Batch], steps: int, word: Any) -> tuple[Any
 @pytest.mark.parametrize("word", ["lstsq", "mean"])
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_greedy_run_compensates_after_every_removal(name: str, word: Any) -> None:
+    if (name, word) == ("llama-gqa", "mean"):
+        pytest.skip("no bias that a mean could go into: refused")
     batches = batches_of(ZOO[name])
     model, order = by_hand(name, batches, 4, word)
     result = headprune.prune(

@@ -134,6 +134,8 @@ def make(spec: str | Criterion, **options: Any) -> Criterion:
     if match is None or name not in REGISTRY:
         near = difflib.get_close_matches(name, REGISTRY, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(REGISTRY))}."
+        if "+" in name:
+            hint = "one criterion is wanted here, and its compensation is named apart: --compensate."
         raise CriterionError(f"There is no criterion {name!r}; {hint}")
     kind = REGISTRY[name]
     hints = get_type_hints(kind)

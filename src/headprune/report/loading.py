@@ -66,7 +66,7 @@ class ReportRun:
         """The part of the change of site outputs on the calibration data, squared, that compensation made up for: the
         median over the steps up to the result; None where nothing was compensated."""
         repairs = [repair for step in self.steps[: self.shown_first + 1] for repair in step.compensation]
-        shares = [1 - repair["error"] / repair["error_without"] for repair in repairs if repair["error_without"] > 0]
+        shares = [1 - repair["error"] / repair["error_without"] for repair in repairs if repair["error_without"]]
         return statistics.median(shares) if shares else None
 
     @property

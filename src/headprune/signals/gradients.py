@@ -79,7 +79,7 @@ class GradientMeter:
                 if request is not None:
                     own = values.float() if kind is GateGradients else self._residual(site, values)
                     products = (own * gradient.float()).flatten(1, -2).sum(1).unflatten(-1, (site.heads, -1)).sum(-1)
-                    if kind is ResidualGradients:  # what goes together is scored together
+                    if request.objective == "logit-signs":  # what goes together is scored together
                         units = products.unflatten(-1, (-1, site.group)).sum(-1)
                         products = units.repeat_interleave(site.group, dim=-1)
                     self._add(request, site, products)

@@ -26,17 +26,15 @@ class Moments:
     shift: torch.Tensor  # [width]
     total: torch.Tensor  # [width]
     products: torch.Tensor  # [width x width]
-    precision: torch.dtype = torch.float64  # of the products of one batch
     tokens: int = 0
 
     @classmethod
-    def about(cls, shift: torch.Tensor, precision: torch.dtype = torch.float64) -> Moments:
-        shift = shift.to(precision).double()  # what is taken off is then what is added again
-        return cls(shift, torch.zeros_like(shift), shift.new_zeros(len(shift), len(shift)), precision)
+    def about(cls, shift: torch.Tensor) -> Moments:
+        return cls(shift, torch.zeros_like(shift), shift.new_zeros(len(shift), len(shift)))
 
     def add(self, outputs: torch.Tensor) -> None:
         """Take in outputs [tokens x width]."""
-        centred = outputs.to(self.precision) - self.shift.to(outputs.device, self.precision)
+        centred = outputs.double() - self.shift.to(outputs.device)
         self.total += centred.sum(0).to(self.total)
         self.products += (centred.t() @ centred).to(self.products)
         self.tokens += len(outputs)
@@ -59,11 +57,7 @@ class _NothingLeftToSeeError(Exception):
 
 
 def gather(
-    model: PreTrainedModel,
-    sites: Sequence[AttentionSite],
-    batches: Iterable[Mapping[str, Any]],
-    *,
-    precision: torch.dtype = torch.float64,
+    model: PreTrainedModel, sites: Sequence[AttentionSite], batches: Iterable[Mapping[str, Any]]
 ) -> dict[int, Moments]:
     """The moments of these sites, by index, from a forward pass that ends after the last of them.
 
@@ -81,7 +75,7 @@ def gather(
             tokens = tokens.cpu() if tokens.device.type == "mps" else tokens  # which has no float64
             if len(tokens):
                 if site.index not in found:
-                    found[site.index] = Moments.about(tokens.double().mean(0).cpu(), precision)
+                    found[site.index] = Moments.about(tokens.double().mean(0).cpu())
                 found[site.index].add(tokens)
             left[site.index] -= 1
             if not any(count > 0 for count in left.values()):

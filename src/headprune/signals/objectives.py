@@ -152,10 +152,11 @@ def signed_logits(logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tenso
     classes count positive and half negative, since adding a constant to all of them changes nothing. The signs follow
     from the sample's own content, so they do not depend on the batch it is in.
     """
-    rows = [_signs(logits[row], _seed(batch, row)) for row in range(len(logits))]
-    signs = torch.stack(rows).to(logits.device)
-    if logits.dim() == 3:
-        signs = signs * real_tokens(batch, logits).unsqueeze(-1)
+    real = real_tokens(batch, logits) if logits.dim() == 3 else None
+    signs = torch.zeros(logits.shape, device=logits.device)
+    for row in range(len(logits)):
+        own = slice(None) if real is None else real[row]  # padding, wherever it stands, has no sign
+        signs[row, own] = _signs(logits[row, own], _seed(batch, row)).to(signs)
     return (logits.float() * signs).flatten(1).sum(1)
 
 
