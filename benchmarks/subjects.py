@@ -31,7 +31,7 @@ from headprune.tasks import load_task
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODELS = Path("benchmarks/results/models")
-BATCH = 32
+BATCH = 16  # sorted by length, so that little of it is padding
 WINDOW = 128  # bytes that the language model sees at once
 Batch = dict[str, torch.Tensor]
 
@@ -79,7 +79,7 @@ def langid() -> Subject:
     folder = prepare_model(MODELS / "langid", data, Console(stderr=True))
     task = load_task(str(folder), str(data / "dev.tsv"), max_length=64)
     pool = load_examples(task.model, data / "train.tsv", processor=folder, max_length=64)
-    return Subject("langid", task.model, pool, task.examples.sample(512, 0).batches(BATCH))
+    return Subject("langid", task.model, pool, task.examples.sample(256, 0).batches(BATCH), 64)
 
 
 def vit_fashion() -> Subject:

@@ -31,10 +31,12 @@ def make_run(
     values: Sequence[float] | None = None,
     scores: float | None = None,
     savings: bool = True,
+    repaired: Sequence[float] = (),
     **settings: Any,
 ) -> Path:
     """A run directory as `prune` leaves it. `stop` is the share of steps at which it stopped, None for a run that has
-    not come to its end; `values` are those of the metric `measured`, `scores` is one value for all scores."""
+    not come to its end; `values` are those of the metric `measured`, `scores` is one value for all scores; `repaired`
+    is the part of each step's error, from the first on, that compensation made up for."""
     rng = random.Random(seed)
     bend = rng.uniform(0.2, 1.5)
     units = [Head(site, head) for site, count in enumerate(heads) for head in range(count)]
@@ -64,6 +66,10 @@ def make_run(
                 parameters=1_000_000 + 10_000 * left,
                 flops=1_000 * left,
                 scores=now if number else None,
+                compensation=tuple(
+                    {"site": head.site, "kind": "lstsq", "error_without": 4.0, "error": 4.0 * (1 - share)}
+                    for head, share in zip(removed, repaired[number - 1 : number], strict=False)
+                ),
             )
         )
     with Run(folder, Experiment(**{"model": "org/tiny-bert", "data": "data.csv", **settings}).settings()) as run:

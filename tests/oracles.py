@@ -2,7 +2,8 @@
 
 One sample at a time and without its padding, in float64 on a copy of the model with eager attention. Gradients of
 weights are gradients of weights, a gate is a number that multiplies, attention probabilities are what the softmax
-gives. From headprune comes the geometry of the sites alone: which rows of which weight belong to which head.
+gives. From headprune comes the geometry of the sites alone: which rows of which weight belong to which head, and in
+which layer; and the random signs of `repair`, which could as well be others.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 from torch.nn import functional
 
 import headprune
+from headprune.signals.objectives import _seed, _signs
 from headprune.sites import AttentionSite
+from headprune.sites.paths import layer_path
 
 IGNORED = -100
 SOFTMAX = functional.softmax
@@ -79,6 +82,7 @@ class Oracle:
         self.samples = [sample for samples in self.batches for sample in samples]
         self._maps: list[list[torch.Tensor]] = []
         self._gate_gradients: list[torch.Tensor] = []
+        self._fits: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     # --- what a sample says ---
 
@@ -243,6 +247,120 @@ class Oracle:
             blocks = self.blocks(site, position)
             result[site.index, head] = torch.cat([blocks[role].flatten() for role in "qkvo"]).norm()
         return result
+
+    # --- what the other heads of a site cannot express ---
+
+    @contextmanager
+    def head_outputs(self) -> Iterator[list[tuple[AttentionSite, torch.Tensor]]]:
+        """What the output projections see of one sample, [1, tokens, width], application after application."""
+        seen: list[tuple[AttentionSite, torch.Tensor]] = []
+        handles = []
+        for site in self.sites:
+            if site.kept:
+
+                def see(module: Any, args: tuple[torch.Tensor, ...], site: AttentionSite = site) -> None:
+                    seen.append((site, args[0].reshape(1, -1, args[0].shape[-1]) if args[0].dim() == 2 else args[0]))
+
+                handles.append(self.model.get_submodule(site.o).register_forward_pre_hook(see))
+        try:
+            yield seen
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def units(self, site: AttentionSite) -> list[list[int]]:
+        """The columns of the output weight that go together: those of one head, or of a group that shares a KV head."""
+        width = site.head_dim * site.group
+        return [list(range(start, start + width)) for start in range(0, len(site.kept) * site.head_dim, width)]
+
+    def fits(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """By site: what is subtracted from the outputs first, and which part of each column the other units express.
+
+        Every unit on its own: its columns are regressed on all columns of the others, over the tokens of all samples.
+        The ridge is rows of a least-squares problem. The engine adds it to the diagonal of the whole covariance C and
+        takes P[:, u] P[u, u]^-1 with P its inverse; by the inverse of a block matrix that is 1 at the unit itself and
+        -(C_rr + ridge)^-1 C_ru at the rest r, the same solution, whatever is added to the block of u.
+        """
+        if self._fits:
+            return self._fits
+        outputs: dict[int, list[torch.Tensor]] = {}
+        for sample in self.samples:
+            with torch.no_grad(), self.head_outputs() as seen:
+                self.logits(sample)
+            for site, values in seen:
+                outputs.setdefault(site.index, []).append(values.flatten(0, -2))
+        for site in self.sites:
+            if not site.kept:
+                continue
+            values = torch.cat(outputs[site.index])
+            has_bias = self.model.get_submodule(site.o).bias is not None
+            offset = values.mean(0) if has_bias else torch.zeros_like(values[0])
+            values = values - offset
+            ridge = 1e-3 * values.square().mean()
+            expressed = torch.zeros(values.shape[1], values.shape[1], dtype=torch.float64)
+            for own in self.units(site):
+                others = [column for column in range(values.shape[1]) if column not in own]
+                rows = (len(values) * ridge).sqrt() * torch.eye(len(others), dtype=torch.float64)
+                inputs = torch.cat([values[:, others], rows])
+                targets = torch.cat([values[:, own], torch.zeros(len(others), len(own), dtype=torch.float64)])
+                if others:
+                    found = torch.linalg.lstsq(inputs, targets, driver="gelsd").solution
+                    expressed[torch.tensor(others)[:, None], torch.tensor(own)] = found
+            self._fits[site.index] = offset, expressed
+        return self._fits
+
+    def residual(self, site: AttentionSite, outputs: torch.Tensor) -> torch.Tensor:
+        offset, expressed = self.fits()[site.index]
+        return (outputs - offset) - (outputs - offset) @ expressed
+
+    def signed_logits(self, sample: Sample) -> torch.Tensor:
+        logits = self.logits(sample)
+        if logits.dim() == 1 and len(logits) == 1:
+            return logits.sum()
+        return (logits * _signs(logits, _seed(sample, 0)).double()).sum()
+
+    def repair(self, *, residual: bool = True) -> torch.Tensor:
+        """The mean square of <R, df/dZ>, R all of Z without `residual`; the applications of a tied site add up."""
+        total = self.blank().nan_to_num(0.0)
+        for sample in self.samples:
+            with self.head_outputs() as seen:
+                scalar = self.signed_logits(sample)
+            outputs = [values for _, values in seen]
+            gradients = torch.autograd.grad(scalar, outputs, materialize_grads=True) if outputs else ()
+            products = torch.zeros_like(total)
+            for (site, values), gradient in zip(seen, gradients, strict=True):
+                own = self.residual(site, values.detach()) if residual else values.detach()
+                for number, columns in enumerate(self.units(site)):
+                    heads = site.kept[number * site.group : (number + 1) * site.group]
+                    products[site.index, list(heads)] += (own * gradient)[..., columns].sum()
+            total += products.square()
+        return self.only_kept(total / len(self.samples))
+
+    def lstsq(self) -> torch.Tensor:
+        """The mean of |W R|^2 / |x|^2, x what the layer of the site gives; of a tied layer, its last application."""
+        total = self.blank().nan_to_num(0.0)
+        for sample in self.samples:
+            streams: dict[str, torch.Tensor] = {}
+            handles = []
+            for path in {layer_path(site.path) for site in self.sites}:
+
+                def keep(module: Any, args: Any, output: Any, path: str = path, streams: Any = streams) -> None:
+                    streams[path] = output if isinstance(output, torch.Tensor) else output[0]
+
+                handles.append(self.model.get_submodule(path).register_forward_hook(keep))
+            with torch.no_grad(), self.head_outputs() as seen:
+                self.logits(sample)
+            for handle in handles:
+                handle.remove()
+            for site, values in seen:
+                stream = streams[layer_path(site.path)]
+                assert stream.shape[:-1] == values.shape[:-1], "the stream has other tokens than the site"
+                own = self.residual(site, values)
+                for number, columns in enumerate(self.units(site)):
+                    heads = site.kept[number * site.group : (number + 1) * site.group]
+                    left_over = own[..., columns] @ self.weight(site.o)[:, columns].T
+                    total[site.index, list(heads)] += left_over.square().sum() / stream.square().sum()
+        return self.only_kept(total / len(self.samples))
 
     # --- attention probabilities ---
 

@@ -31,7 +31,7 @@ from zoo import BERT, LABELS, VOCAB, ZOO, spread
 SPECIAL = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")  # [PAD] is 1, as in the zoo's configs
 WORDS = tuple(f"w{number}" for number in range(len(SPECIAL), VOCAB))
 COLOURS = ("red", "green", "blue")
-STEP_KEYS = {"step", "removed", "metric", "agreement", "loss", "parameters", "scores"}
+STEP_KEYS = {"step", "removed", "metric", "agreement", "loss", "parameters", "scores", "compensation"}
 ROWS = 36
 
 

@@ -37,7 +37,11 @@ EVERY = [
     "magnitude",
     "random",
     "attribution(steps=2)",
+    "repair",
+    "repair(residual=False)",
+    "lstsq",
 ]
+FITTED = ("repair", "lstsq")  # of EVERY, those that fit something to all the data before they score
 
 Batch = dict[str, torch.Tensor]
 

@@ -50,6 +50,11 @@ GROUPS: dict[str, dict[str, Callable[[Oracle], torch.Tensor]]] = {
     },
     "weights": {"taylor": lambda oracle: oracle.taylor(), "magnitude": lambda oracle: oracle.magnitude()},
     "attribution": {"attribution(steps=2)": lambda oracle: oracle.attribution(2)},
+    "repair": {
+        "repair": lambda oracle: oracle.repair(),
+        "repair(residual=False)": lambda oracle: oracle.repair(residual=False),
+        "lstsq": lambda oracle: oracle.lstsq(),
+    },
 }
 
 
@@ -132,6 +137,9 @@ def test_shapes_do_not_matter(kind: str, seed: int) -> None:
         "entropy(epsilon=0.01)": oracle.entropy("C", 0.01),
         "taylor": oracle.taylor(),
         "attribution(steps=2)": oracle.attribution(2),
+        "repair": oracle.repair(),
+        "repair(residual=False)": oracle.repair(residual=False),
+        "lstsq": oracle.lstsq(),
     }
     assert differing(scores(model, batches, list(expected)), expected) == {}
 
@@ -191,6 +199,7 @@ def test_losses_of_other_tasks(task: str) -> None:
     model, batches = _task(task)
     oracle = Oracle(model, batches, next_token=task == "language-model-with-labels")
     expected = {"gnorm(objective=loss)": oracle.gnorm("loss"), "his": oracle.his(), "taylor": oracle.taylor()}
+    expected |= {"repair": oracle.repair(), "lstsq": oracle.lstsq()}  # which need no loss, but logits of any shape
     assert differing(scores(model, batches, list(expected)), expected) == {}
 
 
@@ -202,6 +211,30 @@ def test_the_oracle_of_his_agrees_with_finite_differences(name: str) -> None:
     """On families without RMS norms, which compute in float32 whatever the model's precision."""
     oracle = oracle_of(name, "some-heads", few=True)
     assert float(relative_differences(oracle.his_by_differences(), oracle.his()).max()) <= 1e-7
+
+
+@pytest.mark.parametrize("name", ["bert", "llama-gqa", "albert"])
+def test_the_oracle_of_repair_fits_what_leaves_least(name: str) -> None:
+    """No other combination of the other units comes nearer to a unit's outputs, ridge included: all gradients are 0."""
+    oracle = oracle_of(name, "dense")
+    outputs: dict[int, list[torch.Tensor]] = {site.index: [] for site in oracle.sites}
+    for sample in oracle.samples:
+        with torch.no_grad(), oracle.head_outputs() as seen:
+            oracle.logits(sample)
+        for site, values in seen:
+            outputs[site.index].append(values.flatten(0, -2))
+    for site in oracle.sites:
+        values = torch.cat(outputs[site.index])
+        offset, expressed = oracle.fits()[site.index]
+        has_bias = oracle.model.get_submodule(site.o).bias is not None
+        assert torch.allclose(offset, values.mean(0) if has_bias else torch.zeros_like(offset), atol=1e-12)
+        ridge = 1e-3 * (values - offset).square().mean()
+        for own in oracle.units(site):
+            others = [column for column in range(values.shape[1]) if column not in own]
+            assert (expressed[own][:, own] == 0).all()
+            left = oracle.residual(site, values)[:, own]
+            slope = (values - offset)[:, others].T @ left / len(values) - ridge * expressed[others][:, own]
+            assert float(slope.abs().max()) <= 1e-12 * float(values.square().mean())
 
 
 @pytest.mark.parametrize("entry", [e for e in families() if applicable(e.values[0], LOSS_BASED)])

@@ -10,7 +10,7 @@ import torch
 import headprune
 from helpers import VARIANTS, families, gates_without
 from oracles import IGNORED
-from scoring import Batch, applicable, differing, labelled, labels_of, model_of, scores
+from scoring import FITTED, Batch, applicable, differing, labelled, labels_of, model_of, scores
 from zoo import ZOO, Entry
 
 # All but the aggregation `batch`, which is meant to depend on batches. The large epsilon makes padding keys count.
@@ -25,6 +25,9 @@ CRITERIA = (
     "deficit",
     "hies",
     "attribution(steps=1)",
+    "repair",
+    "repair(residual=False)",
+    "lstsq",
 )
 
 
@@ -81,9 +84,9 @@ def test_padding_length_does_not_matter(entry: Entry) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("entry", families())
 def test_closed_gates_score_like_removed_heads(entry: Entry, variant: str) -> None:
-    """For the heads that are left. HIES is scaled over all heads that the model has, closed ones among them, so that
-    it can tell the two apart."""
-    criteria = [name for name in applicable(entry, [*CRITERIA, "magnitude"]) if name != "hies"]
+    """For the heads that are left. HIES is scaled over all heads that the model has, closed ones among them, and the
+    ridge of least squares is relative to the mean over all of them, so that these can tell the two apart."""
+    criteria = [name for name in applicable(entry, [*CRITERIA, "magnitude"]) if name not in ("hies", *FITTED)]
     batches = [six_samples(entry)]
     sliced = model_of(entry.name, variant)
     dense = model_of(entry.name, "dense")

@@ -24,6 +24,8 @@ from scoring import is_language_model, labelled, labels_of
 from zoo import ZOO
 
 FAMILIES = ("bert", "albert", "gpt2", "llama-gqa", "t5", "bart", "vit")
+PUBLISHED = {"criterion": "gnorm", "compensate": "none"}  # the loop of the paper: gates at 0 are all that happens
+DEFAULTS = {"criterion": "repair", "compensate": "lstsq"}
 Batches = list[dict[str, torch.Tensor]]
 Removals = list[list[tuple[int, int]]]
 
@@ -83,7 +85,7 @@ def his(oracle: Oracle) -> torch.Tensor:
 
 
 def pruned_by(name: str, batches: Batches, **options: Any) -> Any:
-    return headprune.prune(ZOO[name].build(), batches, **options)
+    return headprune.prune(ZOO[name].build(), batches, **{**PUBLISHED, **options})
 
 
 @pytest.mark.parametrize("name", families())
@@ -112,6 +114,9 @@ CASES = {
     "inverse-groups": ("llama-gqa", "inverse:his", lambda oracle: -oracle.his()),
     "hies": ("bert", "hies(alpha=0.7)", hies),
     "entropy": ("vit", "entropy", lambda oracle: oracle.entropy()),
+    "repair": ("bert", "repair(residual=False)", lambda oracle: oracle.repair(residual=False)),
+    "repair-groups": ("llama-gqa", "repair(residual=False)", lambda oracle: oracle.repair(residual=False)),
+    "repair-tied": ("albert", "repair(residual=False)", lambda oracle: oracle.repair(residual=False)),
 }
 
 
@@ -148,12 +153,13 @@ def test_scoring_again_matters() -> None:
     assert orders[0] != orders[1]
 
 
+@pytest.mark.parametrize("options", [PUBLISHED, DEFAULTS], ids=["published", "defaults"])
 @pytest.mark.parametrize(("name", "apart"), [("bert", True), ("bert", False), ("llama-gqa", True), ("t5", False)])
-def test_two_runs_are_identical(name: str, apart: bool) -> None:
+def test_two_runs_are_identical(name: str, apart: bool, options: dict[str, Any]) -> None:
     batches = batches_of(name, 0, 5)
     lines = []
     for _ in range(2):
-        result = pruned_by(name, batches, evaluation=batches_of(name, 7) if apart else None)
+        result = pruned_by(name, batches, evaluation=batches_of(name, 7) if apart else None, **options)
         lines.append([step.to_json() for step in result.trajectory])
     assert lines[0] == lines[1]
 
@@ -186,19 +192,22 @@ def measured_by_hand(model: Any, dense: Any, batches: Batches, name: str) -> dic
     }
 
 
+@pytest.mark.parametrize("options", [PUBLISHED, DEFAULTS], ids=["published", "defaults"])
 @pytest.mark.parametrize(
     ("name", "apart"),
     [pytest.param(name, True, id=label(ZOO[name])) for name in FAMILIES]
     + [pytest.param(name, False, id=f"{name}-same-data") for name in ("bert", "albert", "gpt2")],
 )
-def test_every_step_is_measured_as_a_plain_forward_of_that_model_would_be(name: str, apart: bool) -> None:
+def test_every_step_is_measured_as_a_plain_forward_of_that_model_would_be(
+    name: str, apart: bool, options: dict[str, Any]
+) -> None:
     batches, held_out = batches_of(name, 0), batches_of(name, 7, 8)
-    result = pruned_by(name, batches, evaluation=held_out if apart else None)
+    result = pruned_by(name, batches, evaluation=held_out if apart else None, **options)
     dense = ZOO[name].build()
     model = copy.deepcopy(dense)
     values = set()
     for step in result.trajectory:
-        headprune.remove(model, step.removed)
+        headprune.remove(model, step.removed, compensate=options["compensate"], batches=batches)
         expected = measured_by_hand(model, dense, held_out if apart else batches, name)
         assert step.metric == pytest.approx(expected["metric"], rel=1e-4), step.step
         assert step.agreement == pytest.approx(expected["agreement"], abs=1e-12), step.step
@@ -304,7 +313,7 @@ def forwards(name: str, **options: Any) -> tuple[int, int]:
         sizes.append(len(inputs["input_ids"]))
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    result = headprune.prune(model, batches_of(name, 0, 5), **options)
+    result = headprune.prune(model, batches_of(name, 0, 5), **{**PUBLISHED, **options})
     handle.remove()
     assert set(sizes) <= {2, 3}
     assert sizes.count(2) in (2, 4)
@@ -320,6 +329,18 @@ def test_scoring_and_evaluation_on_the_same_data_share_one_forward_per_step(crit
 def test_held_out_data_is_a_pass_of_its_own() -> None:
     calls, steps = forwards("bert", evaluation=batches_of("bert", 7, 8, 9))
     assert calls == 2 * steps + 3 * (steps + 1)
+
+
+def test_compensation_takes_what_the_criterion_was_fitted_on() -> None:
+    """The pass that gathers moments, and the pass that scores and measures: nothing is gathered again to compensate.
+    Without a head there is nothing to gather."""
+    calls, steps = forwards("bert", **DEFAULTS)
+    assert calls == 2 * (steps + 1) + 2 * steps
+
+
+def test_compensation_of_other_criteria_is_one_pass_per_step() -> None:
+    calls, steps = forwards("bert", compensate="lstsq")
+    assert calls == 2 * (steps + 1) + 2 * steps
 
 
 def test_one_shot_scores_once() -> None:

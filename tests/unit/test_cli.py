@@ -371,6 +371,11 @@ REFUSED_RUNS: dict[str, tuple[list[str], list[str]]] = {
         ["no metric 'acuracy'; did you mean 'accuracy'?"],
     ),
     "metric-of-another-task": (["{regressor}", "{numbers_csv}", "--metric", "accuracy"], ["accuracy"]),
+    "unknown-compensation": (
+        ["{bert}", "{data_csv}", "--compensate", "lsq"],
+        ["no compensation 'lsq'; choose one of lstsq, mean, none"],
+    ),
+    "compensation-in-the-name": (["{bert}", "{data_csv}", "--criterion", "gnorm+lstsq"], ["--compensate"]),
     "unknown-schedule": (["{bert}", "{data_csv}", "--schedule", "lazy"], ["no schedule 'lazy'; choose one of greedy"]),
     "two-rules": (
         ["{bert}", "{data_csv}", "--keep", "3", "--max-drop", "0.1"],
@@ -426,6 +431,8 @@ COMPARE = {
     "alpha": (["--criteria", "gnorm", "--alpha", "0.5"], ["--alpha takes the word sweep, not '0.5'"]),
     "metric": (["--criteria", "gnorm", "--metric", "speed"], ["no metric 'speed'"]),
     "schedule": (["--criteria", "gnorm", "--schedule", "lazy"], ["no schedule 'lazy'"]),
+    "suffix": (["--criteria", "gnorm+lsq"], ["no compensation 'lsq'; choose one of lstsq, mean, none"]),
+    "compensation": (["--criteria", "gnorm", "--compensate", "lsq"], ["no compensation 'lsq'"]),
 }
 
 

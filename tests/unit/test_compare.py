@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import headprune
-from headprune.compare import ALPHAS, compare, expand, run_name, split_names, sweep_alpha
+from headprune.compare import ALPHAS, check_sweep, compare, expand, run_name, split_names, sweep_alpha, with_alpha
 from headprune.criteria import REGISTRY
 from headprune.curves import at_share, removable, signed_area, weighted_area
 from headprune.errors import CriterionError
@@ -80,8 +80,57 @@ def test_names_are_expanded_and_refused() -> None:
         expand([])
 
 
+def test_a_name_may_bring_its_compensation() -> None:
+    """It is part of the name where it differs from what all others have."""
+    assert expand(["gnorm", "gnorm+lstsq", "hies(alpha=0.5)+mean"]) == ["gnorm", "gnorm+lstsq", "hies+mean"]
+    assert expand(["gnorm+none", "gnorm+lstsq", "his+none"], "lstsq") == ["gnorm+none", "gnorm", "his+none"]
+    large = "entropy(epsilon=1e+3)"  # whose plus sign is its own
+    assert expand([large, f"{large}+lstsq"]) == ["entropy(epsilon=1000.0)", "entropy(epsilon=1000.0)+lstsq"]
+    assert split_names("his+lstsq,hies(alpha=0.7,variant=B)+mean") == ["his+lstsq", "hies(alpha=0.7,variant=B)+mean"]
+
+
+@pytest.mark.parametrize("compensate", ["none", "mean", "lstsq"])
+def test_expanding_again_changes_nothing(compensate: str) -> None:
+    once = expand(["gnorm", "his+none", "his+mean", "his+lstsq", "hies(alpha=0.7)+lstsq", "random+none"], compensate)
+    assert expand(once, compensate) == once
+
+
+def test_a_compensation_does_not_hide_a_double() -> None:
+    with pytest.raises(CriterionError, match="'gnorm' is listed more than once"):
+        expand(["gnorm+none", "gnorm"])
+    with pytest.raises(CriterionError, match="'hies\\+lstsq' is listed more than once"):
+        expand(["hies+lstsq", "hies(alpha=0.5)+lstsq"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("gnorm+lsq", "There is no compensation 'lsq'; choose one of lstsq, mean, none."),
+        ("gnorm+", "There is no compensation ''; choose one of lstsq, mean, none."),
+        ("gnorm+his", "There is no compensation 'his'; choose one of lstsq, mean, none."),
+        ("hies(alpha=0.7)+LSTSQ", "There is no compensation 'LSTSQ'; choose one of lstsq, mean, none."),
+        ("gnrm+lstsq", "There is no criterion 'gnrm'; did you mean 'gnorm'?"),
+    ],
+)
+def test_words_that_are_no_compensation_are_refused_in_one_sentence(spec: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(headprune.HeadpruneError) as caught:
+        compare(experiment(), ["gnorm", spec], tmp_path / "runs")
+    assert str(caught.value) == said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_alpha_goes_into_the_name_and_the_compensation_stays() -> None:
+    names = ["hies+lstsq", "gnorm+mean", "his", "hies(variant=B)"]
+    assert with_alpha(names, 0.3) == ["hies(alpha=0.3)+lstsq", "gnorm+mean", "his", "hies(alpha=0.3,variant=B)"]
+    with pytest.raises(CriterionError, match="it is there 2 times"):
+        check_sweep(["hies", "hies+lstsq"], "none")
+    assert check_sweep(["gnorm", "hies+lstsq"], "none") == "lstsq"
+    assert check_sweep(["gnorm+lstsq", "hies"], "mean") == "mean"
+
+
 def test_folder_names_are_plain_and_differ() -> None:
-    specs = [*REGISTRY, *(f"inverse:{name}" for name in REGISTRY)]
+    specs = [*REGISTRY, *(f"inverse:{name}" for name in REGISTRY), *(f"{name}+lstsq" for name in REGISTRY)]
+    specs += ["gnorm+mean", "gnorm+none", "hies(alpha=0.7)+lstsq", "random(seed=1)+lstsq"]
     specs += ["hies(alpha=0.7)", "hies(alpha=0.07)", "random(seed=1)", "random(seed=11)", "entropy(variant=A)"]
     names = [run_name(spec) for spec in specs]
     assert len(set(names)) == len(names)
@@ -184,18 +233,73 @@ def test_a_comparison_with_other_settings_is_refused(compared: tuple[Path, list[
     assert row.name == "magnitude"
 
 
+# --- compensation ---
+
+
+@pytest.fixture(scope="module")
+def compensated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any], list[str]]:
+    out = tmp_path_factory.mktemp("compensated") / "runs"
+    told: list[str] = []
+    names = ["magnitude", "magnitude+lstsq", "magnitude+mean", "random+lstsq"]
+    one = experiment(compensate="none", every=4)
+    return out, compare(one, names, out, trials=2, on_run=told.append), told
+
+
+def test_a_criterion_with_its_own_compensation_has_a_run_of_its_own(compensated: Any) -> None:
+    out, rows, told = compensated
+    runs = {row.name: row.runs for row in rows}
+    assert runs == {
+        "magnitude": ["magnitude"],
+        "magnitude+lstsq": ["magnitude+lstsq"],
+        "magnitude+mean": ["magnitude+mean"],
+        "random+lstsq": ["random-seed0+lstsq", "random-seed1+lstsq"],
+    }
+    trials = [f"random(seed={seed})+lstsq" for seed in range(2)]
+    assert told == ["magnitude", "magnitude+lstsq", "magnitude+mean", *trials]
+    used = {"magnitude": set(), "magnitude+mean": {"mean"}, "random-seed1+lstsq": {"lstsq", "mean"}}
+    for name, kinds in used.items():
+        record, steps = read_run(out / name)
+        assert record["settings"]["compensate"] == (name.partition("+")[2] or "none")
+        assert record["settings"]["criterion"] == ("random(seed=1)" if "random" in name else "magnitude")
+        assert {repair["kind"] for step in steps for repair in step.compensation} == kinds
+
+
+def test_compensation_changes_the_model_and_nothing_before_it(compensated: Any) -> None:
+    """The first removal is that of the same scores; what it does to the model is not."""
+    out, _, _ = compensated
+    plain, repaired = (read_run(out / name)[1] for name in ("magnitude", "magnitude+lstsq"))
+    assert plain[0].to_json() == repaired[0].to_json()
+    assert plain[1].removed == repaired[1].removed
+    assert plain[1].loss != repaired[1].loss
+    assert plain[-1].parameters == repaired[-1].parameters
+
+
+def test_a_comparison_with_another_compensation_for_all(compensated: Any, tmp_path: Path) -> None:
+    """Its names say what differs from it, and its runs are the same ones under other names."""
+    rows = compare(experiment(compensate="lstsq", every=4), ["magnitude", "magnitude+none"], tmp_path / "runs")
+    assert {row.name for row in rows} == {"magnitude", "magnitude+none"}
+    before = {row.name: row.area for row in compensated[1]}
+    found = {row.name: row.area for row in rows}
+    assert found == {"magnitude": before["magnitude+lstsq"], "magnitude+none": before["magnitude"]}
+
+
 # --- alpha ---
 
 
-def test_the_sweep_takes_the_alpha_with_the_largest_weighted_area() -> None:
-    one = experiment(criterion="hies")
+@pytest.mark.parametrize("compensate", ["none", "lstsq"])
+def test_the_sweep_takes_the_alpha_with_the_largest_weighted_area(compensate: Any) -> None:
+    one = experiment(criterion="hies", compensate=compensate)
     alphas = (0.0, 0.5, 0.9)
     best, areas = sweep_alpha(one, alphas)
     task, calibration, _ = load(one)
     expected = {}
     for alpha in alphas:
         result = headprune.prune(
-            copy.deepcopy(task.model), calibration.batches(8), criterion=f"hies(alpha={alpha})", schedule="one-shot"
+            copy.deepcopy(task.model),
+            calibration.batches(8),
+            criterion=f"hies(alpha={alpha})",
+            compensate=compensate,
+            schedule="one-shot",
         )
         expected[alpha] = weighted_area(result.metric, result.trajectory)
     assert areas == pytest.approx(expected)

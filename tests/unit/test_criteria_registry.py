@@ -16,6 +16,7 @@ from scoring import labelled, model_of, oracle_of, some_batches
 from zoo import ZOO
 
 NAMES = {"gnorm", "his", "tis", "attribution", "entropy", "deficit", "hies", "magnitude", "taylor", "random"}
+NAMES |= {"repair", "lstsq"}
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +74,9 @@ def test_inverse_keeps_options_labels_and_removed_heads() -> None:
         ("taylor", True),
         ("hies", True),
         ("attribution", True),
+        ("repair", False),
+        ("repair(residual=False)", False),
+        ("lstsq", False),
     ],
 )
 def test_each_criterion_says_whether_it_needs_labels(spec: str, needs: bool) -> None:
@@ -128,6 +132,9 @@ def test_alpha_of_hies_weighs_its_two_parts() -> None:
         ("his(normalize=2)", "'2' is not a"),
         ("attribution(steps=0)", "at least 1"),
         ("attribution(steps=2.5)", "'2.5' is not a"),
+        ("repair(residual=2)", "'2' is not a"),
+        ("repair(ridge=1)", "no option 'ridge'; it takes residual"),
+        ("lstsq(residual=True)", "takes no options"),
     ],
 )
 def test_a_wrong_name_or_option_is_one_clear_sentence(spec: str, said: str) -> None:

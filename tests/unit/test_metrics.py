@@ -220,6 +220,18 @@ def test_ones_own_metric_is_a_function() -> None:
     assert result.trajectory[0].metric == float((torch.cat(said) == 2).double().mean())
 
 
+@pytest.mark.parametrize("constant", [0.0, 0.5, 0.1, -0.37, 1234.567, 1e-9])
+@pytest.mark.parametrize("rounding", [0.0, 1e-7])
+def test_a_constant_prediction_correlates_with_nothing(constant: float, rounding: float) -> None:
+    """A model without heads may say the same of everything, but for the rounding of float32."""
+    labels = numpy.linspace(-1, 1, 28)
+    said = constant * (1 + rounding * numpy.cos(numpy.arange(28)))
+    assert value("pearson", labels.tolist(), said.tolist()) == 0.0
+    assert agreement(torch.tensor(labels), torch.tensor(said)) == 0.0
+    small = [constant + 1e-3 * label for label in labels.tolist()]  # a small effect is none that is rounded away
+    assert value("pearson", labels.tolist(), small) == pytest.approx(1.0, abs=0.01)
+
+
 @pytest.mark.parametrize("name", ["accuracy", "f1", "matthews"])
 def test_metrics_by_name_in_a_run(name: str) -> None:
     from sklearn import metrics

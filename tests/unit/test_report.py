@@ -115,7 +115,7 @@ def test_one_run_is_drawn_with_its_stop(page: Page, tmp_path: Path) -> None:
     text = page.evaluate("document.body.innerText")
     for expected in ("6 of 12 heads removed", "What was saved", "batch of 32", "embeddings", "torch version", "4% of"):
         assert expected in text.replace("\n", " ")
-    assert "headprune prune org/tiny-bert --data data.csv --criterion gnorm" in text
+    assert "headprune prune org/tiny-bert --data data.csv --criterion repair --compensate lstsq" in text
 
 
 def test_slider_moves_mask_status_and_point(page: Page, tmp_path: Path) -> None:

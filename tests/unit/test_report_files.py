@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import shlex
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from rich.console import Console
 
 from headprune import cli
 from headprune.data import Columns
@@ -20,6 +22,7 @@ from headprune.report.card import model_card
 from headprune.report.loading import load_runs
 from headprune.report.page import charts, write_report
 from headprune.run import Run
+from headprune.tables import print_run
 from made_up_runs import EVIL, make_run
 
 # --- what is shown ---
@@ -42,6 +45,72 @@ def test_heads_that_are_not_there_are_not_drawn(tmp_path: Path) -> None:
     assert [head.site for head in ragged.heads] == [0] * 2 + [1] * 5 + [2] * 3
     unfinished = load_runs([make_run(tmp_path / "unfinished", (2, 5, 3), stop=None, steps=1)])[0]
     assert unfinished.heads == ragged.heads
+
+
+# --- compensation ---
+
+
+def said_first(folder: Path) -> str:
+    page = write_report([folder], folder / "report.html").read_text()
+    return " ".join(page.split("<h1>")[1].split("</header>")[0].split())
+
+
+def test_the_page_says_what_made_up_for_the_heads(tmp_path: Path) -> None:
+    """The median of the removals up to the stop, the sixth of twelve; those after it do not count."""
+    shares = [0.5, 0.9, 0.7, 0.8, 0.6, 0.75, *[0.0] * 6]
+    text = said_first(make_run(tmp_path / "run", criterion="his", compensate="lstsq", repaired=shares))
+    assert "removed</strong> by his with least-squares compensation: accuracy" in text
+    assert "Compensation made up for 72.50% of the squared change of site outputs on the calibration data" in text
+    text = said_first(make_run(tmp_path / "mean", criterion="his", compensate="mean"))
+    assert "removed</strong> by his with the mean moved into the bias: accuracy" in text
+    assert "made up for" not in text
+
+
+def test_the_page_of_a_run_without_compensation_says_nothing_of_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", criterion="gnorm", compensate="none")
+    text = said_first(folder)
+    assert "removed</strong> by gnorm: accuracy" in text
+    assert "ompensation" not in text
+    forget_compensation(folder)
+    assert said_first(folder) == text
+
+
+def forget_compensation(folder: Path) -> None:
+    """The run as it was written before there was any."""
+    record = json.loads((folder / "run.json").read_text())
+    del record["settings"]["compensate"]
+    (folder / "run.json").write_text(json.dumps(record))
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["compensation"]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_site_that_could_not_be_measured_does_not_count(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", repaired=[0.5, 0.5, 0.5])
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    lines[4]["compensation"] = [{"site": 0, "kind": "none", "error_without": None, "error": None}]
+    lines[5]["compensation"] = [{"site": 0, "kind": "lstsq", "error_without": 0.0, "error": 0.0}]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert load_runs([folder])[0].made_up == 0.5
+
+
+def test_the_command_of_a_run_from_before_compensation_asks_for_none(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", criterion="gnorm", compensate="none")
+    forget_compensation(folder)
+    words = shlex.split(load_runs([folder])[0].command)
+    parsed = typer.main.get_command(cli.app).commands["prune"].make_context("prune", words[2:]).params  # type: ignore[attr-defined]
+    assert (parsed["criterion"], parsed["compensate"]) == ("gnorm", "none")
+
+
+@pytest.mark.parametrize("compensate", ["lstsq", "none", None])
+def test_the_console_says_how_heads_were_compensated(tmp_path: Path, compensate: str | None) -> None:
+    folder = make_run(tmp_path / "run", criterion="hies(alpha=0.7)", compensate=compensate or "none")
+    if compensate is None:
+        forget_compensation(folder)
+    text = io.StringIO()
+    print_run(folder, json.loads((folder / "run.json").read_text()), Console(file=text, width=160))
+    assert f"Criterion hies(alpha=0.7), compensation {compensate or 'none'}." in text.getvalue()
 
 
 # --- figures ---
@@ -118,6 +187,7 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytes
     [
         {},
         {"keep": 0.5, "same_data": True, "metric": "f1", "labels": "self", "min_per_site": 1},
+        {"criterion": "gnorm", "compensate": "none"},
         {"max_drop": 0.01, "explore": True, "calibration": "train set.csv", "processor": "tok", "split": "test"},
         {"knee": True, "criterion": "hies(alpha=0.7)", "evaluation_samples": 10, "dtype": "bfloat16", "keep": None},
     ],
@@ -156,13 +226,20 @@ def test_model_card_says_what_how_and_costs(tmp_path: Path) -> None:
     assert header["base_model"] == "org/tiny-bert"
     assert {"headprune", "pruned"} <= set(header["tags"])
     assert "# tiny-bert, 6 of 12 attention heads removed" in body
-    assert "criterion `hies(alpha=0.7)`, schedule `greedy`" in body
+    assert "criterion `hies(alpha=0.7)`, compensation `lstsq`, schedule `greedy`" in body
     assert "16 calibration samples, 64 evaluation samples" in body
     assert "| parameters | 1,120,000 | 1,060,000 |" in body
     assert "| milliseconds, batch of 32, 1 CPU threads | 4.0 | 3.0 |" in body
     mask = json.loads((tmp_path / "run" / "run.json").read_text())["result"]["mask"]
     for site, row in enumerate(mask):
         assert f"{site}: {[head for head, kept in enumerate(row) if not kept]}" in body
+
+
+def test_model_card_of_a_run_from_before_compensation(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", criterion="gnorm")
+    forget_compensation(folder)
+    body = model_card(json.loads((folder / "run.json").read_text()))
+    assert "criterion `gnorm`, compensation `none`, schedule `greedy`" in body
 
 
 def test_model_card_of_a_ragged_model_claims_no_padding(tmp_path: Path) -> None:

@@ -88,6 +88,11 @@ def test_one_line_per_step_with_all_that_was_measured(whole: Path) -> None:
         assert line["scores"][site][head] == line["score"] == min(present)
         assert line["parameters"] < lines[line["step"] - 1]["parameters"]
         assert line["flops"] < lines[line["step"] - 1]["flops"]
+        (repair,) = line["compensation"]
+        assert repair["site"] == site
+        assert repair["kind"] in ("lstsq", "mean")
+        assert 0 <= repair["error"] <= repair["error_without"]
+    assert lines[0]["compensation"] == []
     assert "seconds" not in lines[1]  # they would differ from run to run
 
 
@@ -140,6 +145,8 @@ KINDS = {
     "two-per-step": {"every": 2},
     "random": {"criterion": "random(seed=3)"},
     "knee": {"knee": True},
+    "published": {"criterion": "gnorm", "compensate": "none"},
+    "mean": {"compensate": "mean"},
     "max-drop": {"max_drop": 0.2, "explore": True},
 }
 
@@ -157,6 +164,27 @@ def test_a_resumed_run_is_the_same_byte_for_byte(kind: str, lines: int, tmp_path
     assert result.stopped_at == expected.stopped_at
     assert torch.equal(result.mask, expected.mask)
     assert [step.to_json() for step in result.trajectory] == [step.to_json() for step in expected.trajectory]
+
+
+def test_a_journal_without_compensation_is_read_and_gone_on_with(tmp_path: Path) -> None:
+    """As runs were written before there was any."""
+    published = {"criterion": "gnorm", "compensate": "none"}
+    go(tmp_path / "run", **published)
+    lines = steps_of(tmp_path / "run")
+    for line in lines:
+        assert line.pop("compensation") == []
+    (tmp_path / "run" / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:6]))
+    assert [step.compensation for step in read_run(tmp_path / "run")[1]] == [()] * 6
+    result = go(tmp_path / "run", **published)
+    assert [{**line, "compensation": []} for line in lines] == [step.to_json() for step in result.trajectory]
+
+
+def test_settings_from_before_compensation_are_those_without_it(tmp_path: Path) -> None:
+    published = {"criterion": "gnorm", "compensate": "none"}
+    go(tmp_path / "run", settings=SETTINGS, **published)
+    go(tmp_path / "run", settings={**SETTINGS, "compensate": "none"}, **published)
+    with pytest.raises(RunError, match=r"compensate was .*none.* and is now 'lstsq'"):
+        go(tmp_path / "run", settings={**SETTINGS, "compensate": "lstsq"})
 
 
 def test_resuming_again_and_again(whole: Path, tmp_path: Path) -> None:

@@ -213,10 +213,24 @@ def telling_model(name: str = "bert") -> Any:
     return model
 
 
-def assert_is_the_model_of_its_step(result: Any, dense: Any, batch: Any) -> None:
-    """Weights, mask and outputs are those of the dense model without the heads of the steps up to the result."""
-    gone = [head for step in result.trajectory[: result.stopped_at + 1] for head in step.removed]
-    expected = headprune.remove(copy.deepcopy(dense), gone)
+# The loop of the paper, and what `prune` does unless it is told otherwise.
+WAYS = {
+    "published": {"criterion": "gnorm", "compensate": "none"},
+    "defaults": {"criterion": "repair", "compensate": "lstsq"},
+}
+both_ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+def assert_is_the_model_of_its_step(
+    result: Any, dense: Any, batch: Any, way: dict[str, str], calibration: list[Any]
+) -> None:
+    """Weights, mask and outputs are those of the dense model without the heads of the steps up to the result, each
+    step compensated as the run was told to."""
+    steps = result.trajectory[: result.stopped_at + 1]
+    gone = [head for step in steps for head in step.removed]
+    expected = copy.deepcopy(dense)
+    for step in steps:
+        headprune.remove(expected, step.removed, compensate=way["compensate"], batches=calibration)
     assert kept_heads(result.model) == kept_heads(expected)
     assert result.mask.sum() == result.result.heads == sum(len(kept) for kept in kept_heads(expected))
     assert identical(outputs(result.model, batch), outputs(expected, batch))
@@ -224,15 +238,16 @@ def assert_is_the_model_of_its_step(result: Any, dense: Any, batch: Any) -> None
         assert difference(outputs(result.model, batch), outputs(dense, batch)) > 1e-6
 
 
+@both_ways
 @pytest.mark.parametrize(("keep", "left"), [(0.5, 6), (0.6, 8), (5, 5), (0, 0), (1.0, 12)])
-def test_a_run_keeps_what_it_was_told(keep: float | int, left: int) -> None:
+def test_a_run_keeps_what_it_was_told(keep: float | int, left: int, way: dict[str, str]) -> None:
     calibration, held_out = data()
     model = telling_model()
     dense = copy.deepcopy(model)
-    result = headprune.prune(model, calibration, keep=keep, evaluation=held_out)
+    result = headprune.prune(model, calibration, keep=keep, evaluation=held_out, **way)
     assert result.model is model
     assert [step.heads for step in result.trajectory] == list(range(12, left - 1, -1))
-    assert_is_the_model_of_its_step(result, dense, held_out[0])
+    assert_is_the_model_of_its_step(result, dense, held_out[0], way, calibration)
 
 
 @pytest.mark.parametrize(("keep", "heads"), [(10, [18, 12, 10]), (0.5, [18, 12, 10, 8])], ids=["count", "share"])
@@ -244,57 +259,61 @@ def test_a_budget_with_groups_and_several_units_per_step(keep: float | int, head
     assert [step.heads for step in result.trajectory] == heads
 
 
+@both_ways
 @pytest.mark.parametrize("explore", [False, True])
-def test_max_drop_leaves_the_last_model_above_the_floor(explore: bool) -> None:
+def test_max_drop_leaves_the_last_model_above_the_floor(explore: bool, way: dict[str, str]) -> None:
     calibration, held_out = data()
     model = telling_model()
     dense = copy.deepcopy(model)
-    result = headprune.prune(model, calibration, max_drop=0.35, explore=explore, evaluation=held_out)
+    result = headprune.prune(model, calibration, max_drop=0.35, explore=explore, evaluation=held_out, **way)
     metrics = [step.metric for step in result.trajectory]
     assert metrics[0] == 1.0
     below = next(step for step, value in enumerate(metrics) if value < 0.65)
     assert 1 < below < 12
     assert result.stopped_at == below - 1
     assert len(metrics) == (13 if explore else below + 1)  # one step too far, to see that it is
-    assert_is_the_model_of_its_step(result, dense, held_out[0])
+    assert_is_the_model_of_its_step(result, dense, held_out[0], way, calibration)
 
 
-def test_the_knee_is_found_on_the_full_curve() -> None:
+@both_ways
+def test_the_knee_is_found_on_the_full_curve(way: dict[str, str]) -> None:
     calibration, held_out = data()
     model = telling_model()
     dense = copy.deepcopy(model)
-    result = headprune.prune(model, calibration, knee=True, evaluation=held_out)
+    result = headprune.prune(model, calibration, knee=True, evaluation=held_out, **way)
     steps = result.trajectory
     assert len(steps) == 13
     drops = [steps[0].metric - step.metric for step in steps]
     heights = [n / 12 - drop / max(drops) for n, drop in enumerate(drops)]
     assert heights[result.stopped_at] == pytest.approx(max(heights))
     assert 0 < result.stopped_at < 12
-    assert_is_the_model_of_its_step(result, dense, held_out[0])
+    assert_is_the_model_of_its_step(result, dense, held_out[0], way, calibration)
 
 
-def test_exploring_goes_on_but_the_model_is_the_one_at_the_stop() -> None:
+@both_ways
+def test_exploring_goes_on_but_the_model_is_the_one_at_the_stop(way: dict[str, str]) -> None:
     calibration, held_out = data()
     model = telling_model()
     dense = copy.deepcopy(model)
-    far = headprune.prune(model, calibration, keep=8, explore=True, evaluation=held_out)
-    near = headprune.prune(copy.deepcopy(dense), calibration, keep=8, evaluation=held_out)
+    far = headprune.prune(model, calibration, keep=8, explore=True, evaluation=held_out, **way)
+    near = headprune.prune(copy.deepcopy(dense), calibration, keep=8, evaluation=held_out, **way)
     assert len(far.trajectory) == 13
     assert far.stopped_at == near.stopped_at == 4
     assert removal_order(far.trajectory)[:4] == removal_order(near.trajectory)
-    assert_is_the_model_of_its_step(far, dense, held_out[0])
+    assert_is_the_model_of_its_step(far, dense, held_out[0], way, calibration)
     assert identical(outputs(far.model, held_out[0]), outputs(near.model, held_out[0]))
 
 
+@both_ways
 @pytest.mark.parametrize("minimum", [1, 3])
-def test_every_site_keeps_its_minimum(minimum: int) -> None:
+def test_every_site_keeps_its_minimum(minimum: int, way: dict[str, str]) -> None:
     calibration, held_out = data()
     model = telling_model()
     dense = copy.deepcopy(model)
-    result = headprune.prune(model, calibration, min_per_site=minimum, evaluation=held_out)
+    result = headprune.prune(model, calibration, min_per_site=minimum, evaluation=held_out, **way)
     assert [len(kept) for kept in kept_heads(result.model)] == [minimum] * 3
     assert len(result.trajectory) == 12 - 3 * minimum + 1
-    assert_is_the_model_of_its_step(result, dense, held_out[0])
+    assert_is_the_model_of_its_step(result, dense, held_out[0], way, calibration)
 
 
 def test_a_minimum_wins_over_a_budget() -> None:

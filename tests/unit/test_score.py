@@ -10,7 +10,7 @@ import torch
 import headprune
 from headprune.errors import CriterionError
 from oracles import relative_differences
-from scoring import EVERY, floor_of, labelled, model_of, oracle_of, some_batches
+from scoring import EVERY, FITTED, floor_of, labelled, model_of, oracle_of, some_batches
 from zoo import LABELS, ZOO, text_batch
 
 
@@ -52,9 +52,13 @@ class Passes:
         (["gnorm", "inverse:gnorm", "his", "taylor", "hies", "entropy", "magnitude"], 2),
         (["gnorm", "gnorm(aggregation=batch)", "gnorm(objective=loss)"], 3),
         (["entropy", "deficit", "magnitude", "random"], 0),
+        (["repair", "inverse:repair", "repair(residual=False)", "lstsq"], 1),
+        (["repair", "gnorm", "his"], 3),
+        (["lstsq", "entropy"], 0),
     ],
 )
 def test_criteria_share_one_forward_and_one_backward_per_objective(criteria: list[str], backwards: int) -> None:
+    """What is fitted first has a forward before that, which ends at the last site and so never gives logits."""
     model = ZOO["bert"].build()
     passes = Passes(model)
     headprune.score(model, bert_batches(), criteria=criteria)
@@ -152,6 +156,7 @@ def test_a_model_without_any_head_left_has_only_nan() -> None:
 def test_scores_of_shards_add_up(name: str) -> None:
     model = model_of(name, "some-heads")
     criteria = ["gnorm", "gnorm(aggregation=batch)", "entropy", "magnitude"] if name == "clip" else EVERY
+    criteria = [criterion for criterion in criteria if criterion not in FITTED]
     batches = [labelled(ZOO[name], seed) for seed in (0, 5, 6)]
     whole = headprune.score(model, batches, criteria=criteria)
     first, rest = (headprune.score(model, part, criteria=criteria) for part in (batches[:1], batches[1:]))
@@ -182,6 +187,24 @@ def test_a_single_score_merges_into_a_single_score() -> None:
     )
 
 
+@pytest.mark.parametrize("criterion", [*FITTED, "inverse:repair"])
+def test_scores_that_rest_on_a_fit_do_not_merge(criterion: str) -> None:
+    """Each shard has its own least squares; the sums of their scores are not the score of anything."""
+    shards = [headprune.score(model_of("bert", "dense"), [b], criteria=["his", criterion]) for b in bert_batches()]
+    with pytest.raises(CriterionError) as caught:
+        shards[0] + shards[1]
+    assert str(caught.value) == f"Scores by {criterion} rest on a fit to all the data, so shards cannot be merged."
+
+
+def test_a_fit_goes_over_the_batches_twice_whatever_gives_them() -> None:
+    model, batches = model_of("bert", "dense"), bert_batches()
+    for criterion in FITTED:
+        told: list[int] = []
+        once = headprune.score(model, (batch for batch in batches), criterion=criterion, progress=told.append)
+        assert torch.equal(once.scores, headprune.score(model, batches, criterion=criterion).scores)
+        assert told == [3, 3]
+
+
 def test_only_like_merges_with_like() -> None:
     batches = bert_batches()
     his = headprune.score(model_of("bert", "dense"), batches, criterion="his")
@@ -208,7 +231,9 @@ def test_bfloat16_comes_near_float32(name: str) -> None:
         {key: value.bfloat16() if value.is_floating_point() else value for key, value in batch.items()}
         for batch in batches
     ]
-    criteria = ["gnorm", "his", "entropy", "hies", "attribution(steps=2)"]
+    criteria = ["gnorm", "his", "entropy", "hies", "attribution(steps=2)", "lstsq"]
+    if name != "vit":  # its signs follow from the content of a sample, and rounded pixels are another content
+        criteria.append("repair(residual=False)")
     full = headprune.score(model_of(name, "dense"), batches, criteria=criteria)
     found = headprune.score(entry.build().bfloat16(), half, criteria=criteria)
     for criterion in criteria:

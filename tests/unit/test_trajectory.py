@@ -46,6 +46,28 @@ def test_a_step_survives_the_journal_bit_for_bit() -> None:
     assert torch.equal(after.scores.nan_to_num(7.0), before.scores.nan_to_num(7.0))
 
 
+REPAIRS = (
+    {"site": 0, "kind": "lstsq", "error_without": 2 / 3, "error": 1 / 7},
+    {"site": 2, "kind": "none", "error_without": None, "error": None},
+)
+
+
+def test_compensation_survives_the_journal() -> None:
+    before = step(3, 5, 0.5, compensation=REPAIRS)
+    line = json.dumps(before.to_json(), allow_nan=False)
+    assert json.loads(line)["compensation"] == list(REPAIRS)
+    after = Step.from_json(json.loads(line))
+    assert after.compensation == REPAIRS
+    assert json.dumps(after.to_json()) == line
+
+
+def test_a_journal_that_knows_of_no_compensation_still_loads() -> None:
+    line = step(3, 5, 0.5).to_json()
+    del line["compensation"]
+    assert Step.from_json(line).compensation == ()
+    assert Step.from_json(line).to_json() == {**line, "compensation": []}
+
+
 def test_what_is_no_number_is_null() -> None:
     """JSON has no NaN, and other programs read the journal."""
     line = json.dumps(step(1, 5, math.nan, loss=None, agreement=None).to_json(), allow_nan=False)
@@ -97,6 +119,25 @@ def test_the_area_is_that_of_trapezoids_over_the_share_removed() -> None:
     assert area(steps) == pytest.approx(trapezoids(points))
     assert area([step(0, 4, 0.6), step(1, 0, 0.6)]) == pytest.approx(0.6)
     assert area([step(0, 4, 1.0), step(1, 0, 0.0)]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("compensate", ["lstsq", "mean", "none"])
+def test_each_step_tells_how_its_sites_were_compensated(compensate: Any) -> None:
+    batches = [labelled(ZOO["bert"], 0), labelled(ZOO["bert"], 5)]
+    result = headprune.prune(ZOO["bert"].build(), batches, compensate=compensate, every=3)
+    dense, *rest = result.trajectory
+    assert dense.compensation == ()
+    left = [4, 4, 4]
+    for one in rest:
+        touched = sorted({head.site for head in one.removed})
+        assert [repair["site"] for repair in one.compensation] == (touched if compensate != "none" else [])
+        for head in one.removed:
+            left[head.site] -= 1
+        for repair in one.compensation:
+            assert repair.keys() == {"site", "kind", "error_without", "error"}
+            assert 0 <= repair["error"] <= repair["error_without"]
+            # A site that is empty has nobody left to take over but the bias.
+            assert repair["kind"] == ("mean" if not left[repair["site"]] else compensate)
 
 
 def test_a_single_step_has_no_area() -> None:
