@@ -32,6 +32,7 @@ from headprune.tasks import load_task
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODELS = Path("benchmarks/results/models")
 BATCH = 16  # sorted by length, so that little of it is padding
+TRAINING_BATCH = 32
 WINDOW = 128  # bytes that the language model sees at once
 Batch = dict[str, torch.Tensor]
 
@@ -138,8 +139,8 @@ NEEDS = {
 }
 
 
-def batched(samples: Sequence[Batch]) -> list[Batch]:
-    parts = [samples[start : start + BATCH] for start in range(0, len(samples), BATCH)]
+def batched(samples: Sequence[Batch], size: int = BATCH) -> list[Batch]:
+    parts = [samples[start : start + size] for start in range(0, len(samples), size)]
     return [{name: torch.stack([sample[name] for sample in part]) for name in part[0]} for part in parts]
 
 
@@ -147,12 +148,12 @@ def train_model(
     model: PreTrainedModel, samples: Sequence[Batch], *, epochs: int, learning_rate: float
 ) -> PreTrainedModel:
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.05)
-    steps = epochs * -(-len(samples) // BATCH)
+    steps = epochs * -(-len(samples) // TRAINING_BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
     order = random.Random(0)
     model.train()
     for _ in range(epochs):
-        for batch in batched(order.sample(samples, len(samples))):
+        for batch in batched(order.sample(samples, len(samples)), TRAINING_BATCH):
             model(**batch).loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

@@ -120,14 +120,10 @@ def solve(
     """
     kept, lost = weight[:, ~removed].double(), weight[:, removed].double()
     without = _error(lost, kept.new_zeros(kept.shape), None, moments, removed)
-    wanted: list[Compensation] = ["lstsq", "mean"] if compensate == "lstsq" else ["mean"]
-    for kind in wanted if compensate != "none" else ():
-        if kind == "lstsq" and not removed.all():
+    for kind in _candidates(compensate, heads_left=not removed.all(), has_bias=bias is not None):
+        change = kept.new_zeros(kept.shape)
+        if kind == "lstsq":
             change = least_squares(lost, moments, removed, centred=bias is not None)
-        elif bias is None:
-            continue  # there is nothing that a mean could go into
-        else:
-            kind, change = "mean", kept.new_zeros(kept.shape)
         shift = None if bias is None else lost @ moments.mean[removed] - change @ moments.mean[~removed]
         new_weight = (kept + change).to(weight.dtype)
         new_bias = None if bias is None or shift is None else (bias.double() + shift).to(bias.dtype)
@@ -139,6 +135,12 @@ def solve(
             "%s would make site %d worse (%.3g instead of %.3g), so it is not used.", kind, site, error, without
         )
     return Repair(site, "none", without, without)
+
+
+def _candidates(compensate: Compensation, *, heads_left: bool, has_bias: bool) -> list[Compensation]:
+    """What can be tried, best first: least squares needs heads that stay, and a mean a bias to go into."""
+    possible: dict[Compensation, bool] = {"lstsq": compensate == "lstsq" and heads_left, "mean": has_bias}
+    return [kind for kind, can in possible.items() if can and compensate != "none"]
 
 
 def least_squares(lost: torch.Tensor, moments: Moments, removed: torch.Tensor, *, centred: bool) -> torch.Tensor:
