@@ -92,7 +92,9 @@ def _accuracy(labels: numpy.ndarray, predictions: numpy.ndarray) -> float:
 def _pearson(labels: numpy.ndarray, predictions: numpy.ndarray) -> float:
     from sklearn.feature_selection import r_regression
 
-    # A constant prediction has no correlation with anything.
+    # A constant prediction, but for rounding, has no correlation with anything.
+    if not numpy.ptp(predictions) > 1e-6 * numpy.abs(predictions).max():
+        return 0.0
     return float(r_regression(predictions[:, None], labels, force_finite=True)[0])
 
 

@@ -79,6 +79,8 @@ class Run:
         except (ValueError, KeyError, TypeError):
             raise RunError(f"{described} is damaged; start again with --overwrite.") from None
         keys = dict.fromkeys([*known, *self.settings])
+        if "compensate" in self.settings:  # runs from before there was any had none
+            known = {"compensate": "none", **known}
         different = [key for key in keys if known.get(key) != self.settings.get(key)]
         if different:
             key = different[0]

@@ -355,8 +355,9 @@ def test_the_protocol_runs_on_stand_ins_and_its_runs_are_drawn(tmp_path: Path) -
         data = stand_in_data(tmp_path / f"{key}.tsv", find_protocol(key), labels)
         call = [key, "--out", str(tmp_path / "runs"), "--checkpoint", str(model), "--data", str(data), "--trials", "2"]
         assert __main__.main(call) == 0
-    criteria = {read_run(file.parent)[0]["settings"]["criterion"] for file in (tmp_path / "runs").rglob("run.json")}
-    assert criteria == {*CRITERIA, "random(seed=0)", "random(seed=1)"}
+    settings = [read_run(file.parent)[0]["settings"] for file in (tmp_path / "runs").rglob("run.json")]
+    assert {one["criterion"] for one in settings} == {*CRITERIA, "random(seed=0)", "random(seed=1)"}
+    assert {one["compensate"] for one in settings} == {"none"}  # as published
     record, steps = read_run(tmp_path / "runs" / "roberta" / "greedy" / "gnorm")
     assert record["samples"] == {"calibration": 30, "evaluation": 20}
     assert record["settings"]["schedule"] == "greedy"

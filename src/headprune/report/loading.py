@@ -105,6 +105,7 @@ class ReportRun:
         words = ["headprune", "prune", settings["model"], "--data", settings["data"]]
         columns = settings.get("columns") or {}
         flags = {
+            "compensate": "none",  # of runs from before there was any
             **{name: value for name, value in settings.items() if not name.endswith("fingerprint")},
             **{f"{name}_column": value for name, value in columns.items()},
         }

@@ -50,6 +50,8 @@ def _fit(model: PreTrainedModel, site: AttentionSite, moments: Moments) -> Resid
     output: Any = model.get_submodule(site.o)
     centred = output.bias is not None
     spread = moments.covariance() if centred else moments.second()
+    if not torch.isfinite(spread).all():  # the pass that scores says in which batch, so nothing may spread from here
+        return ResidualMap(torch.zeros_like(moments.mean), torch.eye(len(spread), dtype=spread.dtype))
     scale = spread.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
     precision = torch.linalg.inv(spread + RIDGE * scale * torch.eye(len(spread), dtype=spread.dtype))
     width = site.head_dim * site.group
