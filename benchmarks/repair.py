@@ -3,7 +3,7 @@
     python -m benchmarks.repair [--out FILE.json] [--quick]
 
 Every combination prunes every model greedily to its last head, once per seed of calibration data; models with more
-than 48 heads lose two per step, so that all of it takes less than half an hour on two cores. Writes the table as
+than 24 units lose several per step, so that all of it takes less than half an hour on two cores. Writes the table as
 JSON and as markdown beside it. What has to be trained is trained first and kept. `--quick` takes one model, one seed,
 three combinations and a part of the evaluation data. The models are those of benchmarks/subjects.py that can be had.
 """
@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
 
 import headprune
 from benchmarks.subjects import MAKERS, Subject, available
@@ -41,7 +40,7 @@ WORKERS = 2  # processes of one thread each: small models gain little from a sec
 SEEDS = (0, 1, 2)
 SHARES = (0.25, 0.5, 0.7, 0.8, 0.9)
 POINTS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # where a model is evaluated in full
-STEPS = 48  # of a curve at most: models with more heads lose several per step
+STEPS = 24  # of a curve at most: models with more units lose several per step
 BEST = "repair+lstsq"
 EVERYWHERE = ("gnorm", "his", "gnorm+lstsq", "his+lstsq", "lstsq+lstsq", BEST)
 FIRST_ONLY = ("hies(alpha=0.7)", "gnorm+mean")  # on the first model alone
@@ -64,6 +63,7 @@ def curve(job: tuple[str, str, int, bool]) -> dict[str, Any]:
     model = copy.deepcopy(chosen.model)
     evaluation = chosen.evaluation[:: 4 if quick else 1]
     heads = sum(site.heads for site in headprune.resolve(model))
+    units = sum(len(site.units()) for site in headprune.resolve(model))
     wanted = {math.ceil(share * heads - 1e-9) for share in POINTS}
     measured: list[tuple[int, float]] = []
     metric = METRICS["perplexity" if "llama" in name else "accuracy"]
@@ -83,7 +83,7 @@ def curve(job: tuple[str, str, int, bool]) -> dict[str, Any]:
         compensate=compensate,  # type: ignore[arg-type]
         evaluation=evaluation[:1],
         metric=metric.name,
-        every=-(-heads // STEPS),
+        every=-(-units // STEPS),
         on_step=measure,
     )
     at = {f"{share:.0%}": next(value for gone, value in measured if gone >= share * heads - 1e-9) for share in SHARES}
@@ -216,7 +216,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for spec in (QUICK if options.quick else EVERYWHERE + (FIRST_ONLY if name == names[0] else ()))
     ]
     with ProcessPoolExecutor(WORKERS, mp_context=multiprocessing.get_context("spawn")) as pool:
-        results = list(track(pool.map(curve, jobs), "Pruning", len(jobs), console=Console(stderr=True)))
+        results = []
+        for result in pool.map(curve, jobs):
+            results.append(result)
+            done = f"{len(results)} of {len(jobs)}: {result['subject']} {result['combination']} seed {result['seed']}"
+            print(f"{done}, area {result['area']:.4f}, {result['seconds']} s", file=sys.stderr, flush=True)
     table = summary(results)
     ratio = cost(names[0])
     rows = checks(table, ratio, options.quick)
