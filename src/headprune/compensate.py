@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from headprune.errors import DataError
 from headprune.heads import Head
-from headprune.signals.moments import Moments, gather
+from headprune.signals.moments import FOLDS, Moments, gather
 from headprune.sites import AttentionSite, resolve
 from headprune.sites.linear import is_transposed
 
@@ -146,29 +146,39 @@ def _candidates(compensate: Compensation, *, heads_left: bool, has_bias: bool) -
 def least_squares(lost: torch.Tensor, moments: Moments, removed: torch.Tensor, *, centred: bool) -> torch.Tensor:
     """D that minimises E |W_c z_c - D z_k|^2, about the means if `centred`, plus a ridge term [out x kept].
 
-    The ridge is the one with the least generalised cross-validation error: next to none where the removed outputs are
-    a linear function of the kept ones, a large one where there are few tokens.
+    The ridge is the one that does best on samples it was not fitted to: next to none where the removed outputs are a
+    linear function of the kept ones, a large one where there is little to learn from.
     """
     spread = moments.covariance() if centred else moments.second()
     inner = spread[~removed][:, ~removed]
     cross = spread[~removed][:, removed] @ lost.t()  # [kept x out]
-    energy = ((lost @ spread[removed][:, removed]) * lost).sum()
-    values, vectors = torch.linalg.eigh(inner)
-    values = values.clamp_min(0)
-    scale = values.mean()
+    scale = inner.diagonal().mean()
     if not scale > 0:
         return cross.new_zeros(cross.shape).t()
-    rotated = vectors.t() @ cross
-    fitted = rotated.square().sum(1)
+    ridge = best_ridge(lost, moments, removed, centred=centred)
+    return torch.linalg.solve(inner + ridge * scale * torch.eye(len(inner), dtype=inner.dtype), cross).t()
 
-    def validation_error(ridge: float) -> float:
-        shrunk = values + ridge * scale
-        residual = energy - (fitted * (values + 2 * ridge * scale) / shrunk.square()).sum()
-        free = 1 - float((values / shrunk).sum()) / moments.tokens
-        return float(residual.clamp_min(0)) / free**2 if free > 0 else float("inf")
 
-    best = min(reversed(RIDGES), key=validation_error)  # of equal ones the largest
-    return (vectors @ (rotated / (values + best * scale)[:, None])).t()
+def best_ridge(lost: torch.Tensor, moments: Moments, removed: torch.Tensor, *, centred: bool) -> float:
+    """The ridge, relative to the mean square of the kept outputs, with the least error on the fold that is left out.
+    Tokens of one sample are alike, so whole samples are left out. The largest where there is a single sample."""
+    if (moments.counts == 0).any():
+        return max(RIDGES)
+    errors = dict.fromkeys(sorted(RIDGES, reverse=True), 0.0)  # of equal ones the largest
+    for fold in range(FOLDS):
+        fitted, held_out = moments.only(1 - fold), moments.only(fold)
+        centre = fitted.mean if centred else torch.zeros_like(fitted.mean)
+        spread, unseen = fitted.about_point(centre), held_out.about_point(centre)
+        values, vectors = torch.linalg.eigh(spread[~removed][:, ~removed])
+        values = values.clamp_min(0)
+        rotated = vectors.t() @ (spread[~removed][:, removed] @ lost.t())
+        # |W_c z_c - D z_k|^2 on the unseen samples, in the basis where D is rotated / (values + ridge)
+        linear = (rotated * (vectors.t() @ (unseen[~removed][:, removed] @ lost.t()))).sum(1)
+        square = (vectors.t() @ unseen[~removed][:, ~removed] @ vectors) * (rotated @ rotated.t())
+        for ridge in errors:
+            weights = 1 / (values + ridge * values.mean()).clamp_min(torch.finfo(values.dtype).tiny)
+            errors[ridge] += float((weights @ square @ weights - 2 * linear @ weights) * held_out.tokens)
+    return min(errors, key=lambda ridge: errors[ridge])
 
 
 def _error(

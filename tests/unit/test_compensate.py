@@ -22,10 +22,11 @@ from zoo import ZOO
 
 
 def moments_of(tokens: torch.Tensor, parts: int = 3) -> Moments:
+    """Every token is a sample of its own, so that the folds take turns."""
     chunks = [chunk for chunk in tokens.chunk(parts) if len(chunk)]
     moments = Moments.about(chunks[0].double().mean(0))
-    for chunk in chunks:
-        moments.add(chunk)
+    for chunk, numbers in zip(chunks, torch.arange(len(tokens)).chunk(parts), strict=False):
+        moments.add(chunk, numbers % 2)
     return moments
 
 
@@ -44,25 +45,32 @@ def problem(
     return mixed, weight, removed
 
 
-def direct(tokens: torch.Tensor, lost: torch.Tensor, removed: torch.Tensor, *, centred: bool) -> torch.Tensor:
-    """Ridge regression by an augmented system on the tokens, the ridge by leave-out theory with a hat matrix."""
-    if centred:
-        tokens = tokens - tokens.mean(0)
+def regression(tokens: torch.Tensor, lost: torch.Tensor, removed: torch.Tensor, ridge: float) -> torch.Tensor:
+    """Ridge regression by an augmented system on the tokens."""
     inputs, targets = tokens[:, ~removed], tokens[:, removed] @ lost.t()
     count, width = inputs.shape
-    scale = inputs.square().mean()
-    best, answer = math.inf, None
-    for ridge in sorted(RIDGES, reverse=True):
-        penalty = math.sqrt(ridge * scale * count) * torch.eye(width, dtype=tokens.dtype)
-        augmented = torch.cat([inputs, penalty])
-        found = torch.linalg.lstsq(augmented, torch.cat([targets, targets.new_zeros(width, targets.shape[1])])).solution
-        hat = inputs @ torch.linalg.solve(augmented.t() @ augmented, inputs.t())
-        free = 1 - hat.trace() / count
-        error = ((targets - inputs @ found).square().sum() / count / free**2).item() if free > 0 else math.inf
-        if error < best:
-            best, answer = error, found.t()
-    assert answer is not None
-    return answer
+    penalty = math.sqrt(ridge * inputs.square().mean() * count) * torch.eye(width, dtype=tokens.dtype)
+    nothing = targets.new_zeros(width, targets.shape[1])
+    solved = torch.linalg.lstsq(torch.cat([inputs, penalty]), torch.cat([targets, nothing]), driver="gelsd")
+    return solved.solution.t()
+
+
+def direct(tokens: torch.Tensor, lost: torch.Tensor, removed: torch.Tensor, *, centred: bool) -> torch.Tensor:
+    """The ridge that does best on the tokens it was not fitted to, every other one, and then the fit to all of them."""
+
+    def about(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        return some - others.mean(0) if centred else some
+
+    def unseen_error(ridge: float) -> float:
+        total = 0.0
+        for seen, unseen in ((tokens[::2], tokens[1::2]), (tokens[1::2], tokens[::2])):
+            change = regression(about(seen, seen), lost, removed, ridge)
+            rest = about(unseen, seen)
+            total += float((rest[:, removed] @ lost.t() - rest[:, ~removed] @ change.t()).square().sum())
+        return total
+
+    best = min(sorted(RIDGES, reverse=True), key=unseen_error)
+    return regression(about(tokens, tokens), lost, removed, best)
 
 
 def error_on(tokens: torch.Tensor, weight: torch.Tensor, removed: torch.Tensor, new: Any, shift: Any) -> float:
