@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headprune
-from headprune.compensate import RIDGES, least_squares, solve
+from headprune.compensate import RIDGES, best_ridge, least_squares, solve
 from headprune.errors import DataError
 from headprune.signals.moments import Moments, gather
 from helpers import outputs
@@ -154,6 +154,33 @@ def test_too_few_tokens_do_not_pass_for_a_perfect_fit() -> None:
     assert ours < error_on(many, weight, removed, interpolated, None)
 
 
+def test_many_tokens_of_few_samples_do_not_pass_for_many_samples() -> None:
+    """Sixteen samples of fifty tokens that hardly differ, and heads that have nothing to do with each other. Tried on
+    other tokens of the same samples a fit looks perfect; tried on other samples it does not, and does less harm."""
+    _, weight, removed = problem(6, width=12, gone=4)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(1016, 12, generator=generator, dtype=torch.float64)
+    few, many = tokens[:16], tokens[16:]
+    noise = torch.randn(800, 12, generator=generator, dtype=torch.float64)
+    alike = few.repeat_interleave(50, dim=0) + 1e-3 * noise
+    ridges, errors = [], []
+    for numbers in (torch.arange(16).repeat_interleave(50), torch.arange(800)):
+        moments = Moments.about(alike.mean(0))
+        moments.add(alike, numbers % 2)
+        ridges.append(best_ridge(weight[:, removed], moments, removed, centred=True))
+        repair = solve(weight, torch.zeros(5, dtype=torch.float64), moments, removed, "lstsq")
+        errors.append(error_on(many, weight, removed, repair.weight, repair.bias))
+    assert ridges[0] > ridges[1]
+    assert errors[0] < errors[1]
+
+
+def test_a_single_sample_is_trusted_least() -> None:
+    tokens, weight, removed = problem(7)
+    moments = Moments.about(tokens.mean(0))
+    moments.add(tokens, torch.zeros(len(tokens), dtype=torch.long))
+    assert best_ridge(weight[:, removed], moments, removed, centred=True) == max(RIDGES)
+
+
 def test_what_a_precision_cannot_hold_falls_back_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """The removed head is a million times the kept one, and half precision ends at 65504."""
     generator = torch.Generator().manual_seed(0)
@@ -212,6 +239,15 @@ def test_padding_has_no_part_in_moments() -> None:
         torch.testing.assert_close(
             padded[site.index].covariance(), alone[site.index].covariance(), rtol=1e-4, atol=1e-7
         )
+
+
+def test_whole_samples_take_turns_between_the_folds() -> None:
+    """Three samples per batch: 0 and 2 of the first, 1 of the second, 0 and 2 of the third are in the first fold."""
+    model, batches = ZOO["bert"].build(), [labelled(ZOO["bert"], seed) for seed in range(3)]
+    lengths = [int(row.sum()) for batch in batches for row in batch["attention_mask"]]
+    moments = gather(model, headprune.resolve(model)[:1], batches)[0]
+    assert moments.counts.tolist() == [sum(lengths[::2]), sum(lengths[1::2])]
+    assert lengths[::2] != lengths[1::2]
 
 
 def test_the_forward_pass_ends_where_nothing_more_is_asked_for() -> None:
