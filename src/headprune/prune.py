@@ -30,7 +30,7 @@ from headprune.surgery import remove, remove_and_repair
 from headprune.trajectory import Step, removed_until
 
 OnStep = Callable[[Step], None]
-# What measured best on text, images and language models: docs/repair.md.
+# What measured best over models of text, images and language together: docs/repair.md.
 DEFAULT_CRITERION = "repair"
 DEFAULT_COMPENSATION: Compensation = "lstsq"
 

@@ -14,7 +14,7 @@ from headprune.signals import GateGradients, Request, ResidualErrors, ResidualGr
 @criterion(
     "repair",
     reference="this project: docs/repair.md",
-    use="the default, with least-squares compensation: sound on every model it was tried on; needs no labels",
+    use="the default, together with least-squares compensation; needs no labels",
 )
 @dataclass(frozen=True)
 class RepairCriterion(Criterion):
