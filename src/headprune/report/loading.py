@@ -105,10 +105,10 @@ class ReportRun:
         words = ["headprune", "prune", settings["model"], "--data", settings["data"]]
         columns = settings.get("columns") or {}
         flags = {
-            "compensate": "none",  # of runs from before there was any
             **{name: value for name, value in settings.items() if not name.endswith("fingerprint")},
             **{f"{name}_column": value for name, value in columns.items()},
         }
+        flags.setdefault("compensate", "none")  # of runs from before there was any
         for name in ("model", "data", "columns"):
             flags.pop(name, None)
         for name, value in flags.items():
