@@ -3,7 +3,7 @@
     python -m benchmarks.repair [--out FILE.json] [--quick]
 
 Every combination prunes every model greedily to its last head, once per seed of calibration data; models with more
-than 24 units lose several per step, so that all of it takes less than half an hour on two cores. Writes the table as
+than 24 units lose several per step, which halves the time. Writes the table as
 JSON and as markdown beside it. What has to be trained is trained first and kept. `--quick` takes one model, one seed,
 three combinations and a part of the evaluation data. The models are those of benchmarks/subjects.py that can be had.
 """
