@@ -3,9 +3,9 @@
     python -m benchmarks.repair [--out FILE.json] [--quick]
 
 Every combination prunes every model greedily to its last head, once per seed of calibration data; models with more
-than 24 units lose several per step, which halves the time. Writes the table as
-JSON and as markdown beside it. What has to be trained is trained first and kept. `--quick` takes one model, one seed,
-three combinations and a part of the evaluation data. The models are those of benchmarks/subjects.py that can be had.
+than 24 units lose several per step, to save time. Writes the table as JSON and as markdown beside it. What has to be
+trained is trained first and kept. `--quick` takes one model, one seed, three combinations and a part of the evaluation
+data. The models are those of benchmarks/subjects.py that can be had.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def curve(job: tuple[str, str, int, bool]) -> dict[str, Any]:
         model,
         chosen.calibration(seed),
         criterion=criterion,
-        compensate=compensate,  # type: ignore[arg-type]
+        compensate=compensate,
         evaluation=evaluation[:1],
         metric=metric.name,
         every=1 if spec == BY_HEAD else -(-units // STEPS),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headprune.compensate import check_compensation
+from headprune.compensate import Compensation, check_compensation
 from headprune.criteria import make
 from headprune.criteria.hies import Hies
 from headprune.curves import DROPS, SHARES, at_share, removable, signed_area, weighted_area
@@ -85,7 +85,7 @@ def with_alpha(names: Sequence[str], alpha: float) -> list[str]:
     return changed
 
 
-def check_sweep(names: Sequence[str], compensate: str) -> str:
+def check_sweep(names: Sequence[str], compensate: str) -> Compensation:
     """A sweep needs hies once, before anything runs; the compensation that hies has there."""
     found = [combination(name, compensate)[1] for name in names if isinstance(make(_split(name)[0]), Hies)]
     if len(found) != 1:
@@ -119,11 +119,10 @@ def expand(criteria: Sequence[str], compensate: str = "none") -> list[str]:
     return names
 
 
-def combination(spec: str, compensate: str) -> tuple[str, str]:
+def combination(spec: str, compensate: str) -> tuple[str, Compensation]:
     """The full name of a criterion and its compensation: its own, as in "gnorm+lstsq", or `compensate`."""
     criterion, suffix = _split(spec)
-    own = suffix[1:] if suffix else compensate
-    check_compensation(own)
+    own = check_compensation(suffix[1:] if suffix else compensate)
     return str(make(criterion)), own
 
 
@@ -176,7 +175,7 @@ def sweep_alpha(experiment: Experiment, alphas: Sequence[float] = ALPHAS) -> tup
             copy.deepcopy(task.model),
             batches,
             criterion=Hies(alpha=alpha),
-            compensate=experiment.compensate,  # type: ignore[arg-type]
+            compensate=experiment.compensate,
             schedule="one-shot",
             every=max(1, units // 12),
             metric=experiment.metric,

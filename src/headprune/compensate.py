@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
@@ -47,8 +47,8 @@ class Repair:
         return {name: getattr(self, name) for name in ("site", "kind", "error_without", "error")}
 
 
-def check_compensation(word: str, model: PreTrainedModel | None = None) -> None:
-    """Refuse a word that is none, and one that can do nothing for this model."""
+def check_compensation(word: str, model: PreTrainedModel | None = None) -> Compensation:
+    """The word, unless it is none of ours or can do nothing for this model."""
     if word not in get_args(Compensation):
         raise DataError(f"There is no compensation {word!r}; choose one of {', '.join(get_args(Compensation))}.")
     if word == "mean" and model is not None:
@@ -57,6 +57,7 @@ def check_compensation(word: str, model: PreTrainedModel | None = None) -> None:
             raise DataError(
                 "compensate='mean' moves means into output biases, and this model has none; use 'lstsq' or 'none'."
             )
+    return cast(Compensation, word)
 
 
 def plan_repairs(

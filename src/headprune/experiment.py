@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from headprune.checkpoint import save
-from headprune.compensate import check_compensation
+from headprune.compensate import Compensation, check_compensation
 from headprune.criteria import make
 from headprune.data import Columns, Examples, load_examples
 from headprune.errors import DataError
@@ -41,7 +41,7 @@ class Experiment:
     model: str
     data: str
     criterion: str = DEFAULT_CRITERION
-    compensate: str = DEFAULT_COMPENSATION
+    compensate: Compensation = DEFAULT_COMPENSATION
     keep: float | int | None = None
     max_drop: float | None = None
     knee: bool = False
@@ -159,7 +159,7 @@ def run_experiment(
             task.model,
             calibration.batches(experiment.batch_size),
             criterion=experiment.criterion,
-            compensate=experiment.compensate,  # type: ignore[arg-type]  # prune refuses other words itself
+            compensate=experiment.compensate,
             keep=experiment.keep,
             max_drop=experiment.max_drop,
             knee=experiment.knee,
