@@ -124,7 +124,11 @@ def solve(
     for kind in _candidates(compensate, heads_left=not removed.all(), has_bias=bias is not None):
         change = kept.new_zeros(kept.shape)
         if kind == "lstsq":
-            change = least_squares(lost, moments, removed, centred=bias is not None)
+            try:
+                change = least_squares(lost, moments, removed, centred=bias is not None)
+            except torch.linalg.LinAlgError as error:
+                log.warning("Least squares has no solution at site %d (%s), so it is not used.", site, error)
+                continue
         shift = None if bias is None else lost @ moments.mean[removed] - change @ moments.mean[~removed]
         new_weight = (kept + change).to(weight.dtype)
         new_bias = None if bias is None or shift is None else (bias.double() + shift).to(bias.dtype)

@@ -198,6 +198,30 @@ def test_what_a_precision_cannot_hold_falls_back_and_says_so(caplog: pytest.LogC
         assert solve(weight, None, moments_of(tokens), removed, "lstsq").kind == "none"
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-162, 1e-155, 1e150])
+def test_outputs_of_any_size_give_finite_weights(scale: float) -> None:
+    """Squares of the smallest are no longer exact in float64, or nothing at all."""
+    tokens, weight, removed = problem(8)
+    repair = solve(weight, torch.zeros(5, dtype=torch.float64), moments_of(tokens * scale), removed, "lstsq")
+    assert repair.error <= repair.error_without
+    assert repair.weight is None or torch.isfinite(repair.weight).all()
+    assert repair.bias is None or torch.isfinite(repair.bias).all()
+
+
+def test_a_problem_without_solution_falls_back_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise torch.linalg.LinAlgError("failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+    tokens, weight, removed = problem(9)
+    with caplog.at_level(logging.WARNING):
+        repair = solve(weight, torch.zeros(5, dtype=torch.float64), moments_of(tokens), removed, "lstsq", site=3)
+    assert repair.kind == "mean"
+    assert "no solution at site 3 (failed to converge)" in caplog.text
+
+
 def test_a_site_that_loses_all_heads_keeps_its_mean() -> None:
     tokens, weight, _ = problem(4)
     everything = torch.ones(9, dtype=torch.bool)
