@@ -126,8 +126,8 @@ def solve(
         if kind == "lstsq":
             try:
                 change = least_squares(lost, moments, removed, centred=bias is not None)
-            except torch.linalg.LinAlgError as error:
-                log.warning("Least squares has no solution at site %d (%s), so it is not used.", site, error)
+            except torch.linalg.LinAlgError as failure:
+                log.warning("Least squares has no solution at site %d (%s), so it is not used.", site, failure)
                 continue
         shift = None if bias is None else lost @ moments.mean[removed] - change @ moments.mean[~removed]
         new_weight = (kept + change).to(weight.dtype)
