@@ -31,10 +31,10 @@ from rich.console import Console
 import headprune
 from benchmarks.subjects import MAKERS, Subject, available
 from benchmarks.timing import interleaved
-from headprune.compare import combination
-from headprune.evaluate import Evaluator
-from headprune.metrics import METRICS
-from headprune.trajectory import Step
+from headprune.measure.evaluator import Evaluator
+from headprune.measure.metrics import METRICS
+from headprune.measure.trajectory import Step
+from headprune.runs.compare import combination
 
 WORKERS = 2  # processes of one thread each: small models gain little from a second thread
 SEEDS = (0, 1, 2)

@@ -24,11 +24,11 @@ from rich.table import Table
 import headprune
 from benchmarks.notebooks import notebook_accuracy, notebook_scores, one_by_one
 from benchmarks.timing import interleaved
-from headprune.costs import flops
 from headprune.data import Examples, load_examples
-from headprune.outputs import evaluating
-from headprune.tasks import load_task
-from headprune.trajectory import Step, removed_until
+from headprune.hooks.outputs import evaluating
+from headprune.measure.costs import flops
+from headprune.measure.trajectory import Step, removed_until
+from headprune.runs.subject import load_task
 
 THREADS, CALIBRATION, EVALUATION, BATCH = 2, 128, 256, 32
 SHARED = Path(__file__).resolve().parents[2] / "shared"

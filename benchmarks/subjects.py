@@ -25,9 +25,9 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from headprune.cli.demo import prepare_data, prepare_model
 from headprune.data import load_examples
-from headprune.demo import prepare_data, prepare_model
-from headprune.tasks import load_task
+from headprune.runs.subject import load_task
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODELS = Path("benchmarks/results/models")

@@ -25,7 +25,7 @@ logging.disable_progress_bar()
 @pytest.fixture
 def clean_table() -> Iterator[None]:
     """The family table as it was, whatever a test registers."""
-    from headprune.sites import families
+    from headprune.units import families
 
     before = list(families.FAMILIES)
     yield

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import headprune
-from headprune.sites import AttentionSite
+from headprune.units import AttentionSite
 from zoo import ZOO, Entry
 
 TOLERANCE = 1e-5  # masked == removed, float32

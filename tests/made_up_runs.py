@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from headprune.experiment import Experiment
-from headprune.heads import Head
-from headprune.run import Run
-from headprune.trajectory import Step
+from headprune.measure.trajectory import Step
+from headprune.runs.experiment import Experiment
+from headprune.runs.journal import Run
+from headprune.units.members import Head
 
 EVIL = "<script>alert(1)</script>\"'</title><img src=x onerror=alert(2)>${alert(3)}"
 

@@ -18,9 +18,9 @@ import torch
 from torch.nn import functional
 
 import headprune
-from headprune.signals.objectives import _seed, _signs
-from headprune.sites import AttentionSite
-from headprune.sites.paths import layer_path
+from headprune.task.objectives import _seed, _signs
+from headprune.units import AttentionSite
+from headprune.units.paths import layer_path
 
 IGNORED = -100
 SOFTMAX = functional.softmax

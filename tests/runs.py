@@ -24,8 +24,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from headprune import cli
-from headprune.trajectory import Step
+from headprune.cli import main as cli
+from headprune.measure.trajectory import Step
 from zoo import BERT, LABELS, VOCAB, ZOO, spread
 
 SPECIAL = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")  # [PAD] is 1, as in the zoo's configs

@@ -1,14 +1,14 @@
 """headprune: find the attention heads that do not matter, and remove them from the weights."""
 
-from headprune.checkpoint import load, save
 from headprune.criteria import Criterion, criterion
+from headprune.criteria.scoring import ScoreResult, score
 from headprune.errors import HeadpruneError
-from headprune.inspection import inspect
-from headprune.instrument import gated
-from headprune.prune import PruneResult, prune
-from headprune.score import ScoreResult, score
-from headprune.sites import Layout, register_family, resolve
-from headprune.surgery import remove
+from headprune.hooks.watch import gated
+from headprune.measure.inspection import inspect
+from headprune.search.pruner import PruneResult, prune
+from headprune.store.checkpoint import load, save
+from headprune.surgery.cut import remove
+from headprune.units import Layout, register_family, resolve
 
 __version__ = "0.1.0"
 __all__ = [

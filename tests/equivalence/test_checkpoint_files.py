@@ -10,8 +10,8 @@ import pytest
 import transformers
 
 import headprune
-import headprune.checkpoint
-import headprune.files
+import headprune.store.checkpoint
+import headprune.store.files
 import other_process
 from headprune.errors import CheckpointError
 from helpers import contents, identical, kept_heads, outputs, pruned
@@ -199,7 +199,7 @@ def test_a_failed_second_rename_loses_nothing(
             raise OSError(5, "Input/output error")
         return real(self, target)
 
-    monkeypatch.setattr(headprune.files, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(headprune.store.files, "_exchange", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(CheckpointError, match="Input/output error"):
         headprune.save(new, tmp_path / "model")

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import headprune
-from headprune.compensate import Repair
-from headprune.run import Run
-from headprune.sites import AttentionSite
-from headprune.sites.linear import is_transposed
-from headprune.surgery import remove_and_repair
+from headprune.repair.solve import Repair
+from headprune.runs.journal import Run
+from headprune.surgery.cut import remove_and_repair
+from headprune.units import AttentionSite
+from headprune.units.linear import is_transposed
 from helpers import difference, families, identical, kept_heads, outputs
 from scoring import labelled
 from zoo import ZOO, Entry

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-import headprune.cli
-import headprune.experiment  # what a command imports when it needs it: here once, before the forks
+import headprune.cli.main
+import headprune.runs.experiment  # what a command imports when it needs it: here once, before the forks
 
 
 def start(command: list[str]) -> int:
@@ -29,7 +29,7 @@ def start(command: list[str]) -> int:
         os.dup2(log, 1)
         code = 1
         try:
-            headprune.cli.main()
+            headprune.cli.main.main()
             code = 0
         except SystemExit as exit:
             code = int(exit.code or 0)

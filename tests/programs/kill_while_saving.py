@@ -20,7 +20,7 @@ import torch
 from transformers.utils import logging
 
 import headprune
-from headprune import files
+from headprune.store import files
 from helpers import identical, outputs
 from zoo import ZOO
 

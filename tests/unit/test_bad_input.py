@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 import headprune
-import headprune.surgery
+import headprune.surgery.cut
 from headprune.errors import (
     EquivalenceError,
     GateError,
@@ -20,7 +20,7 @@ from headprune.errors import (
     RegistrationError,
     UnsupportedModelError,
 )
-from headprune.sites import families
+from headprune.units import families
 from helpers import assert_unchanged, flat, identical, outputs, state_of
 from zoo import GQA, VOCAB, ZOO
 
@@ -212,7 +212,7 @@ def test_a_wrong_slice_is_found_by_verify_and_undone(name: str, monkeypatch: pyt
     def wrong(self: Any, path: str, side: str, selected: list[int]) -> None:
         right(self, path, side, [row - min(selected) for row in selected] if side == "in" else selected)
 
-    monkeypatch.setattr(headprune.surgery._Slices, "add", wrong)
+    monkeypatch.setattr(headprune.surgery.cut._Slices, "add", wrong)
     with pytest.raises(EquivalenceError, match=says("changed the outputs by up to", "allowed", "was undone")) as error:
         headprune.remove(model, gone, verify=batch)
     assert error.value.difference > 100 * error.value.tolerance
@@ -230,7 +230,7 @@ def test_an_error_in_the_middle_of_surgery_is_undone(monkeypatch: pytest.MonkeyP
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(headprune.surgery, "restructure", fail)
+    monkeypatch.setattr(headprune.surgery.cut, "restructure", fail)
     with pytest.raises(MemoryError):
         headprune.remove(model, [(0, 1), (1, 2)])
     assert_unchanged(model, before)

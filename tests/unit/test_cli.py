@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import headprune
-from headprune import cli
+from headprune.cli import main as cli
 from headprune.criteria import REGISTRY
 from helpers import contents
 from runs import COLOURS, Done, environment, material, prune_command, steps_of, write_rows
@@ -187,7 +187,7 @@ def test_stdout_of_the_installed_program_is_json_alone(tmp_path: Path) -> None:
     m = material()
     command = prune_command(m.bert, m.data_csv, tmp_path / "run", "--keep", "10", "--json")
     done = subprocess.run(
-        [sys.executable, "-m", "headprune.cli", *command],
+        [sys.executable, "-m", "headprune.cli.main", *command],
         capture_output=True,
         text=True,
         env=environment(),
@@ -494,6 +494,6 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("headprune.inspection.resolve", broken)
+    monkeypatch.setattr("headprune.measure.inspection.resolve", broken)
     with pytest.raises(ZeroDivisionError):
         program("inspect", material().bert)

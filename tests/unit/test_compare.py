@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 import headprune
-from headprune.compare import ALPHAS, check_sweep, compare, expand, run_name, split_names, sweep_alpha, with_alpha
 from headprune.criteria import REGISTRY
-from headprune.curves import at_share, removable, signed_area, weighted_area
 from headprune.errors import CriterionError
-from headprune.experiment import Experiment, load
-from headprune.metrics import METRICS
-from headprune.run import read_run
-from headprune.trajectory import Step
+from headprune.measure.curves import at_share, removable, signed_area, weighted_area
+from headprune.measure.metrics import METRICS
+from headprune.measure.trajectory import Step
+from headprune.runs.compare import ALPHAS, check_sweep, compare, expand, run_name, split_names, sweep_alpha, with_alpha
+from headprune.runs.experiment import Experiment, load
+from headprune.runs.journal import read_run
 from runs import headprune as program
 from runs import interrupt, material, steps_of, trapezoids
 
@@ -314,7 +314,7 @@ def test_all_alphas_are_in_range() -> None:
 
 def test_the_program_says_which_alpha_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     m = material()
-    monkeypatch.setattr("headprune.compare.sweep_alpha", lambda experiment: (0.3, {0.3: 0.71, 0.6: 0.5}))
+    monkeypatch.setattr("headprune.runs.compare.sweep_alpha", lambda experiment: (0.3, {0.3: 0.71, 0.6: 0.5}))
     done = program(
         *("compare", m.bert, "--data", m.data_csv, "--criteria", "hies,magnitude", "--alpha", "sweep"),
         *("--out", tmp_path / "runs", "--calibration-samples", "8", "--every", "6", "--json"),
@@ -330,7 +330,7 @@ def test_the_table(compared: tuple[Path, list[Any]]) -> None:
 
     from rich.console import Console
 
-    from headprune.tables import print_comparison
+    from headprune.cli.tables import print_comparison
 
     out, rows = compared
     text = io.StringIO()

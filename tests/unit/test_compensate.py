@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headprune
-from headprune.compensate import RIDGES, best_ridge, least_squares, solve
 from headprune.errors import DataError
+from headprune.repair.solve import RIDGES, best_ridge, least_squares, solve
 from headprune.signals.moments import Moments, gather
 from helpers import outputs
 from runs import counted_calls

@@ -14,7 +14,7 @@ import torch
 from headprune.data import Columns, Examples, load_examples
 from headprune.data.sources import read_table
 from headprune.errors import DataError
-from headprune.experiment import Experiment, load
+from headprune.runs.experiment import Experiment, load
 from oracles import IGNORED
 from runs import COLOURS, ROWS, WORDS, bert, classifier, material, sentences, tokenizer, write_rows
 from zoo import LABELS, ZOO

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from headprune import demo
+from headprune.cli import demo
 from headprune.data import load_examples
 from headprune.data.sources import read_table
 from headprune.errors import DataError

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 import headprune
-from headprune.diagnostics import gradient_change
 from headprune.errors import DataError, HeadSelectionError
+from headprune.measure.diagnostics import gradient_change
 from helpers import assert_unchanged, state_of
 from oracles import Oracle
 from scoring import is_language_model, labelled

@@ -18,9 +18,9 @@ import pytest
 import typer
 
 import runs
-from headprune.cli import app
+from headprune.cli.main import app
 from headprune.criteria import REGISTRY
-from headprune.sites.families import FAMILIES
+from headprune.units.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

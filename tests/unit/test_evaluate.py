@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 import headprune
-from headprune.evaluate import Evaluator
-from headprune.quality import Quality
+from headprune.measure.evaluator import Evaluator
+from headprune.measure.quality import Quality
 from helpers import assert_unchanged, hook_count, state_of
 from scoring import labelled
 from zoo import ZOO

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 import headprune
 from headprune.errors import DataError
-from headprune.evaluate import Evaluator
-from headprune.metrics import METRICS, agreement, choose_metric
-from headprune.quality import Quality
+from headprune.measure.evaluator import Evaluator
+from headprune.measure.metrics import METRICS, agreement, choose_metric
+from headprune.measure.quality import Quality
 from oracles import IGNORED
 from runs import bert
 from scoring import labelled

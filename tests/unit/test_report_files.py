@@ -14,15 +14,15 @@ import typer
 import yaml
 from rich.console import Console
 
-from headprune import cli
+from headprune.cli import main as cli
+from headprune.cli.tables import print_run
 from headprune.data import Columns
 from headprune.errors import RunError
-from headprune.experiment import Experiment
 from headprune.report.card import model_card
 from headprune.report.loading import load_runs
 from headprune.report.page import charts, write_report
-from headprune.run import Run
-from headprune.tables import print_run
+from headprune.runs.experiment import Experiment
+from headprune.runs.journal import Run
 from made_up_runs import EVIL, make_run
 
 # --- what is shown ---

@@ -18,14 +18,14 @@ import torch
 from rich.console import Console
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
-from headprune.cli import app
+from headprune.cli.main import app
 from headprune.errors import HeadpruneError
-from headprune.reproduce import ReproductionError, __main__, gradients, reproduce_greedy_gnorm
-from headprune.reproduce.figures import box_rows, figure3, figure4, figure5
-from headprune.reproduce.panels import CRITERIA, Panel
-from headprune.reproduce.paper import MODELS, find_model
-from headprune.reproduce.protocol import PROTOCOLS, as_commands, comparisons, find_protocol, prepare_data
-from headprune.reproduce.published import (
+from headprune.papers import ReproductionError, __main__, gradients, reproduce_greedy_gnorm
+from headprune.papers.figures import box_rows, figure3, figure4, figure5
+from headprune.papers.panels import CRITERIA, Panel
+from headprune.papers.paper import MODELS, find_model
+from headprune.papers.protocol import PROTOCOLS, as_commands, comparisons, find_protocol, prepare_data
+from headprune.papers.published import (
     mask_of_order,
     published_panels,
     read_curve,
@@ -33,10 +33,10 @@ from headprune.reproduce.published import (
     read_orders,
     read_trials,
 )
-from headprune.reproduce.runs import run_panels
-from headprune.reproduce.tables import make_tables
-from headprune.reproduce.xlsx import read_sheet
-from headprune.run import read_run
+from headprune.papers.runs import run_panels
+from headprune.papers.tables import make_tables
+from headprune.papers.xlsx import read_sheet
+from headprune.runs.journal import read_run
 from helpers import SHARED
 
 FOLDER = SHARED / "reference" / "greedy-gnorm"

@@ -17,8 +17,8 @@ import torch
 
 import headprune
 from headprune.errors import NonFiniteError, RunError
-from headprune.experiment import Experiment, fingerprint
-from headprune.run import Run, read_run
+from headprune.runs.experiment import Experiment, fingerprint
+from headprune.runs.journal import Run, read_run
 from headprune.signals import GateGradients
 from helpers import contents
 from runs import STEP_KEYS, in_fork, interrupt, material, prune_command, same_but_timing, steps_of

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import headprune
-from headprune.savings import SMALL_SHARE, _peak_memory, _TensorMeter, savings
+from headprune.measure.savings import SMALL_SHARE, _peak_memory, _TensorMeter, savings
 from helpers import flat
 from runs import bert
 from scoring import labelled

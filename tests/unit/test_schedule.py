@@ -11,9 +11,9 @@ import torch
 
 import headprune
 from headprune.errors import DataError, HeadpruneError, ScheduleError
-from headprune.heads import Head
-from headprune.metrics import METRICS
-from headprune.schedule import Schedule, Stop, knee
+from headprune.measure.metrics import METRICS
+from headprune.search.schedule import Schedule, Stop, knee
+from headprune.units.members import Head
 from helpers import difference, identical, kept_heads, outputs
 from runs import removal_order
 from scoring import labelled

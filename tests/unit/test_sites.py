@@ -9,8 +9,8 @@ import torch
 import transformers
 
 import headprune
-from headprune.heads import Head
-from headprune.sites import supported_model_types
+from headprune.units import supported_model_types
+from headprune.units.members import Head
 from helpers import all_units, families, flat
 from zoo import BERT, ZOO, Entry
 
@@ -204,7 +204,7 @@ def encoder_decoder() -> Any:
 
 
 def test_sites_with_other_head_counts_share_a_padded_mask() -> None:
-    from headprune.heads import kept_mask
+    from headprune.units.members import kept_mask
 
     model = encoder_decoder()
     sites = headprune.resolve(model)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import headprune
-from headprune.curves import area
-from headprune.heads import Head
-from headprune.trajectory import Step, curve_csv, removed_until
+from headprune.measure.curves import area
+from headprune.measure.trajectory import Step, curve_csv, removed_until
+from headprune.units.members import Head
 from runs import STEP_KEYS, trapezoids
 from scoring import labelled
 from zoo import ZOO

@@ -10,9 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.criteria.registry import Criterion, criterion
-from headprune.heads import nan_scores
-from headprune.sites import AttentionSite
-from headprune.sites.linear import is_transposed
+from headprune.units import AttentionSite
+from headprune.units.linear import is_transposed
+from headprune.units.members import nan_scores
 
 
 @criterion(

@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.criteria.registry import Criterion, criterion
-from headprune.heads import nan_scores
-from headprune.sites import AttentionSite
+from headprune.units import AttentionSite
+from headprune.units.members import nan_scores
 
 
 @criterion("random", reference="", use="the baseline to beat; run several seeds")

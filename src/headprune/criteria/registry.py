@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from headprune.errors import CriterionError, RegistrationError
 from headprune.signals import Request, ResidualErrors, ResidualGradients
-from headprune.sites import AttentionSite
+from headprune.units import AttentionSite
 
 INVERSE = "inverse:"
 NAME = re.compile(r"[a-z][a-z0-9_-]*$")

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from headprune.data.batches import Examples
 from headprune.errors import DataError
-from headprune.signals.objectives import IGNORED, is_causal_lm
+from headprune.task.objectives import IGNORED, is_causal_lm
 
 if TYPE_CHECKING:
     from headprune.data.sources import Columns

@@ -7,7 +7,7 @@ from typing import Any
 
 import vl_convert
 
-from headprune.files import write_bytes, write_text
+from headprune.store.files import write_bytes, write_text
 
 FORMATS = ("png", "svg", "pdf")
 SCALE = 2.0  # of png pixels, so that print and sharp screens look right

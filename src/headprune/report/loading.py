@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from headprune.errors import RunError
-from headprune.heads import Head
-from headprune.metrics import METRICS, Metric
-from headprune.run import read_run
-from headprune.trajectory import Step
+from headprune.measure.metrics import METRICS, Metric
+from headprune.measure.trajectory import Step
+from headprune.runs.journal import read_run
+from headprune.units.members import Head
 
 COMPENSATIONS = {"lstsq": "with least-squares compensation", "mean": "with the mean moved into the bias"}
 BOXES_FROM = 3  # random trials are drawn together as boxes, fewer of them as lines

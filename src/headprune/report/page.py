@@ -14,13 +14,13 @@ from typing import Any
 import jinja2
 import vl_convert
 
-from headprune.costs import megabytes
-from headprune.curves import DROPS, SHARES, at_share, removable, signed_area
 from headprune.errors import RunError
-from headprune.files import write_text
+from headprune.measure.costs import megabytes
+from headprune.measure.curves import DROPS, SHARES, at_share, removable, signed_area
 from headprune.report import figures
 from headprune.report.export import save_figure
 from headprune.report.loading import ReportRun, finite, load_runs, scores_of, split_random
+from headprune.store.files import write_text
 
 VEGA = "window.vegaEmbed = vegaEmbed;"  # what the bundled libraries hand to the page
 NOTHING = "\u2013"  # stands where there is no value

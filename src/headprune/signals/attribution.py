@@ -13,11 +13,12 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.errors import DataError
-from headprune.instrument import frozen, hooks, watched
-from headprune.outputs import evaluating
-from headprune.probe import probabilities
+from headprune.hooks.outputs import evaluating
+from headprune.hooks.probe import probabilities
+from headprune.hooks.watch import frozen, hooks, watched
 from headprune.signals.entropy import real_entries
-from headprune.signals.objectives import (
+from headprune.signals.requests import Attribution
+from headprune.task.objectives import (
     Labels,
     batch_size,
     label_probabilities,
@@ -25,8 +26,7 @@ from headprune.signals.objectives import (
     model_inputs,
     targets_of,
 )
-from headprune.signals.requests import Attribution
-from headprune.sites import AttentionSite
+from headprune.units import AttentionSite
 
 
 def attributions(

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from headprune.signals.objectives import is_seq2seq, query_tokens, token_mask
 from headprune.signals.requests import Entropy, EntropyDeficit, Request, ZeroProbabilities
-from headprune.sites import AttentionSite
+from headprune.task.objectives import is_seq2seq, query_tokens, token_mask
+from headprune.units import AttentionSite
 
 
 def row_entropies(probabilities: torch.Tensor, valid: torch.Tensor, variant: str, epsilon: float) -> torch.Tensor:

@@ -18,8 +18,8 @@ from headprune.signals.requests import (
     WeightProducts,
 )
 from headprune.signals.residuals import Residuals
-from headprune.sites import AttentionSite, Projection
-from headprune.sites.spec import ROLES
+from headprune.units import AttentionSite, Projection
+from headprune.units.spec import ROLES
 
 
 class NotPerSampleError(Exception):

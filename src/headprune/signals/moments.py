@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.instrument import watched
-from headprune.outputs import evaluating, to_device
-from headprune.signals.objectives import batch_size, model_inputs, query_tokens, with_decoder_inputs
-from headprune.sites import AttentionSite
+from headprune.hooks.outputs import evaluating, to_device
+from headprune.hooks.watch import watched
+from headprune.task.objectives import batch_size, model_inputs, query_tokens, with_decoder_inputs
+from headprune.units import AttentionSite
 
 FOLDS = 2  # parts of the samples, so that what is fitted to one can be tried on the other
 

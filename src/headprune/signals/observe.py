@@ -11,13 +11,22 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.errors import DataError
-from headprune.instrument import frozen, watched
-from headprune.outputs import evaluating, to_device
-from headprune.probe import probabilities
+from headprune.hooks.outputs import evaluating, to_device
+from headprune.hooks.probe import probabilities
+from headprune.hooks.watch import frozen, watched
 from headprune.signals.attribution import attributions
 from headprune.signals.entropy import EntropyMeter
 from headprune.signals.gradients import GradientMeter, NotPerSampleError
-from headprune.signals.objectives import (
+from headprune.signals.requests import (
+    Attribution,
+    Entropy,
+    GradientRequest,
+    Request,
+    ResidualErrors,
+    ZeroProbabilities,
+)
+from headprune.signals.residuals import ErrorMeter, Residuals
+from headprune.task.objectives import (
     Labels,
     batch_size,
     logit_norms,
@@ -29,16 +38,7 @@ from headprune.signals.objectives import (
     targets_of,
     with_decoder_inputs,
 )
-from headprune.signals.requests import (
-    Attribution,
-    Entropy,
-    GradientRequest,
-    Request,
-    ResidualErrors,
-    ZeroProbabilities,
-)
-from headprune.signals.residuals import ErrorMeter, Residuals
-from headprune.sites import AttentionSite
+from headprune.units import AttentionSite
 
 
 @dataclass(frozen=True)

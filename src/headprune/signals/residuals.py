@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.instrument import captured_outputs, watched
+from headprune.hooks.watch import captured_outputs, watched
 from headprune.signals.moments import Moments
-from headprune.signals.objectives import query_tokens
-from headprune.sites import AttentionSite
-from headprune.sites.linear import is_transposed
-from headprune.sites.paths import layer_path
+from headprune.task.objectives import query_tokens
+from headprune.units import AttentionSite
+from headprune.units.linear import is_transposed
+from headprune.units.paths import layer_path
 
 RIDGE = 1e-3  # relative to the mean square of the outputs
 

@@ -1,0 +1,78 @@
+"""A run as it happens: the curve so far, drawn in the terminal on stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from headprune.measure.trajectory import Step
+
+WIDTH, HEIGHT = 64, 10
+EIGHTHS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+
+
+class LiveCurve:
+    """Called with every step; draws the metric over the heads removed, and one line on where the run is."""
+
+    def __init__(self, title: str, live: Live | None, console: Console) -> None:
+        self.title, self.live, self.console = title, live, console
+        self.steps: list[Step] = []
+        self.started = self.drawn = time.monotonic()
+
+    def start(self, title: str) -> None:
+        """A new run begins."""
+        self.title = title
+        self.steps = []
+
+    def __call__(self, step: Step) -> None:
+        self.steps.append(step)
+        now = time.monotonic()
+        if self.live is not None:
+            self.live.update(Group(*self.curve(), self.status()))
+        elif now - self.drawn > 10 or step.heads == 0:  # not a terminal: a line now and then
+            self.drawn = now
+            self.console.print(self.status(), highlight=False)
+
+    def status(self) -> Text:
+        first, last = self.steps[0], self.steps[-1]
+        agree = "" if last.agreement is None else f", agreement {last.agreement:.3f}"
+        seconds = time.monotonic() - self.started
+        return Text(
+            f"{self.title}: {first.heads - last.heads} of {first.heads} heads removed, "
+            f"metric {last.metric:.4f} (dense {first.metric:.4f}){agree}, {seconds:.0f} s"
+        )
+
+    def curve(self) -> list[Text]:
+        """Bars of the metric, scaled from its lowest to its highest value, over all heads from none to all removed."""
+        total = max(1, self.steps[0].heads)
+        values = [step.metric for step in self.steps]
+        low, high = min(values), max(values)
+        columns: list[float | None] = [None] * (WIDTH + 1)
+        for step in self.steps:
+            height = (step.metric - low) / (high - low) if high > low else 1.0
+            columns[round((total - step.heads) / total * WIDTH)] = height
+        lines = []
+        for row in range(HEIGHT - 1, -1, -1):
+            cells = ""
+            for share in columns:
+                filled = 0 if share is None else round((0.08 + 0.92 * share) * HEIGHT * 8) - row * 8
+                cells += EIGHTHS[max(0, min(8, filled))]
+            label = f"{high:7.3f} " if row == HEIGHT - 1 else f"{low:7.3f} " if row == 0 else " " * 8
+            lines.append(Text(label + cells, style="cyan"))
+        lines.append(Text(" " * 8 + f"{'0 heads removed':<{WIDTH - 6}}{total:>7}"))
+        return lines
+
+
+@contextmanager
+def live_curve(title: str) -> Iterator[LiveCurve]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield LiveCurve(title, None, console)
+        return
+    with Live(console=console, refresh_per_second=4) as live:
+        yield LiveCurve(title, live, console)

@@ -1,0 +1,216 @@
+"""Figures 3, 4 and 5 as Altair charts. Colours are Okabe and Ito's, which the colour-blind can tell apart."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from headprune.papers.panels import CRITERIA, Panel
+
+BLUE, SKY, VERMILION, ORANGE, GREY = "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#999999"
+COLOURS = {"gnorm": BLUE, "inverse:gnorm": SKY, "entropy": VERMILION, "inverse:entropy": ORANGE}
+DASHES = {"gnorm": [1, 0], "inverse:gnorm": [5, 3], "entropy": [1, 0], "inverse:entropy": [5, 3]}
+RANDOM = "Random (box: quartiles, line: range)"
+WIDTH, HEIGHT, COLUMNS = 330, 200, 2
+HEADING = 16  # font size of a figure's own title
+CELL = 20  # pixels of one head
+
+
+def figure3(panels: Sequence[Panel], source: str) -> alt.TopLevelMixin | None:
+    """Accuracy over heads removed, one panel per model, one line per criterion; None where there are no curves."""
+    drawn = [panel for panel in panels if panel.curves]
+    if not drawn:
+        return None
+    shown = [name for name in CRITERIA if any(name in panel.curves for panel in drawn)]
+    metrics = " or ".join(dict.fromkeys(panel.metric for panel in drawn))
+    return _arranged(
+        [_curves(panel, shown) for panel in drawn],
+        f"{metrics.capitalize()} as heads are removed, by the criterion that chooses them",
+        f"Dotted: where pruning stops. {source}",
+    )
+
+
+def _curves(panel: Panel, shown: Sequence[str]) -> alt.LayerChart:
+    rows = [
+        {"removed": removed, "value": value, "criterion": CRITERIA[name]}
+        for name in sorted(shown, key=lambda name: name.startswith("inverse:"))  # dashes on top of whole lines
+        for removed, value in panel.curves.get(name, ())
+    ]
+    domain = [CRITERIA[name] for name in shown]
+    colour = alt.Scale(domain=domain, range=[COLOURS[name] for name in shown])
+    dash = alt.Scale(domain=domain, range=[DASHES[name] for name in shown])
+    legend = alt.Legend(
+        title=None, orient="bottom", symbolType="stroke", symbolSize=500, symbolStrokeWidth=3, labelLimit=300
+    )
+    lines = (
+        alt.Chart(_data(rows))
+        .mark_line(strokeWidth=2, point={"size": 18} if _sparse(panel) else False)
+        .encode(
+            _removed_axis(panel),
+            _value_axis(panel),
+            color=alt.Color("criterion:N", scale=colour, legend=legend),
+            strokeDash=alt.StrokeDash("criterion:N", scale=dash, legend=legend),
+        )
+    )
+    return alt.layer(lines, *_stop_rule(panel)).properties(title=panel.title, width=WIDTH, height=HEIGHT)
+
+
+def figure4(panels: Sequence[Panel], source: str) -> alt.TopLevelMixin | None:
+    """Random trials as boxes with the Greedy-Gnorm line on top, one panel per model; None where there are no trials."""
+    drawn = [panel for panel in panels if panel.trials]
+    if not drawn:
+        return None
+    return _arranged(
+        [_boxes(panel) for panel in drawn],
+        "Greedy-Gnorm against heads removed at random",
+        f"A box holds the middle half of the random trials; its line reaches from the worst to the best. {source}",
+    )
+
+
+def _boxes(panel: Panel) -> alt.LayerChart:
+    boxes = box_rows(panel.trials, panel.heads)
+    line = [{"removed": r, "value": v, "what": CRITERIA["gnorm"]} for r, v in panel.curves.get("gnorm", ())]
+    scale = alt.Scale(domain=[CRITERIA["gnorm"], RANDOM], range=[BLUE, ORANGE])
+    legend = alt.Legend(title=None, orient="bottom", symbolType="square", symbolSize=150, labelLimit=300)
+    colour = alt.Color("what:N", scale=scale, legend=legend)
+    base = alt.Chart(_data(boxes))
+    layers = [
+        base.mark_rule(strokeWidth=1).encode(
+            _removed_axis(panel), _value_axis(panel, "low"), alt.Y2("high"), color=colour
+        ),
+        base.mark_rect(fillOpacity=0.55, strokeWidth=1, stroke="#7a5200").encode(
+            alt.X("left:Q"), alt.X2("right"), alt.Y("lower:Q"), alt.Y2("upper"), color=colour
+        ),
+        base.mark_rule(strokeWidth=1.5, color="#4d3300").encode(alt.X("left:Q"), alt.X2("right"), alt.Y("middle:Q")),
+    ]
+    if line:
+        layers.append(
+            alt.Chart(_data(line))
+            .mark_line(strokeWidth=2.5, point={"size": 18} if _sparse(panel) else False)
+            .encode(_removed_axis(panel), _value_axis(panel), color=colour)
+        )
+    count = max(len(values) for values in panel.trials.values())
+    title = f"{panel.title}, {count} random trial{'s' if count > 1 else ''}"
+    return alt.layer(*layers).properties(title=title, width=WIDTH, height=HEIGHT)
+
+
+def box_rows(trials: Mapping[int, Sequence[float]], heads: int) -> list[dict[str, Any]]:
+    """Per number of heads removed: range, quartiles and median of the trials, and where its box begins and ends."""
+    places = sorted(place for place, values in trials.items() if values)
+    if len(places) > 33:  # runs may measure after every single head: boxes would hide each other
+        step = -(-heads // 24)
+        places = [place for place in places if place % step == 0 or place == heads]
+    gap = min((b - a for a, b in itertools.pairwise(places)), default=heads)
+    rows = []
+    for place in places:
+        values = list(trials[place])
+        if len(values) > 1:
+            lower, middle, upper = statistics.quantiles(values, n=4, method="inclusive")
+        else:
+            lower = middle = upper = values[0]
+        rows.append(
+            {
+                "removed": place,
+                "left": place - 0.3 * gap,
+                "right": place + 0.3 * gap,
+                "low": min(values),
+                "lower": lower,
+                "middle": middle,
+                "upper": upper,
+                "high": max(values),
+                "what": RANDOM,
+            }
+        )
+    return rows
+
+
+def figure5(panels: Sequence[Panel], source: str) -> alt.TopLevelMixin | None:
+    """The masks where pruning stops, one panel per model; None where there are none."""
+    drawn = [panel for panel in panels if panel.mask]
+    if not drawn:
+        return None
+    return _arranged(
+        [_mask(panel) for panel in drawn], "Heads that are kept where pruning stops", f"One square per head. {source}"
+    )
+
+
+def _mask(panel: Panel) -> alt.Chart:
+    mask = panel.mask or []
+    rows = [
+        {"site": site, "head": head, "state": "kept" if bit else "removed"}
+        for site, bits in enumerate(mask)
+        for head, bit in enumerate(bits)
+    ]
+    kept = sum(sum(bits) for bits in mask)
+    # A title along the axis needs room that a single site does not have.
+    site = alt.Axis(title="Site (layer)", labelOverlap=True, ticks=False)
+    if len(mask) < 4:
+        site = alt.Axis(title="Site", titleAngle=0, titleAlign="right", titleBaseline="middle", ticks=False)
+    colour = alt.Color(
+        "state:N",
+        scale=alt.Scale(domain=["kept", "removed"], range=[BLUE, "#E3E3E3"]),
+        legend=alt.Legend(title=None, orient="bottom", symbolType="square", symbolSize=200),
+    )
+    return (
+        alt.Chart(_data(rows))
+        .mark_rect(stroke="white", strokeWidth=1)
+        .encode(
+            alt.X("head:O", title="Head", axis=alt.Axis(labelAngle=0, labelOverlap=True, ticks=False)),
+            alt.Y("site:O", axis=site),
+            colour,
+        )
+        .properties(
+            title=f"{panel.title}: {kept} of {len(rows)} heads kept",
+            width=CELL * max(len(bits) for bits in mask),
+            height=min(CELL, 400 // len(mask) + 1) * len(mask),
+        )
+    )
+
+
+def _data(rows: Sequence[Mapping[str, Any]]) -> alt.InlineData:
+    return alt.InlineData(values=list(rows))
+
+
+def _sparse(panel: Panel) -> bool:
+    """Curves with few points show them: nothing was measured in between."""
+    return max((len(curve) for curve in panel.curves.values()), default=0) <= 40
+
+
+def _removed_axis(panel: Panel) -> alt.X:
+    axis = alt.Axis(values=[round(panel.heads * part / 6) for part in range(7)], format="d", grid=False)
+    scale = alt.Scale(domain=[-0.03 * panel.heads, 1.03 * panel.heads], nice=False)
+    return alt.X("removed:Q", title=f"Heads removed, of {panel.heads}", axis=axis, scale=scale)
+
+
+def _value_axis(panel: Panel, name: str = "value") -> alt.Y:
+    percent = panel.metric in ("accuracy", "f1")
+    scale = alt.Scale(domain=[0, 1]) if percent else alt.Scale(zero=False)
+    axis = alt.Axis(format="%", tickCount=6) if percent else alt.Axis()
+    return alt.Y(f"{name}:Q", title=panel.metric.capitalize(), scale=scale, axis=axis)
+
+
+def _stop_rule(panel: Panel) -> list[alt.Chart]:
+    if panel.stop is None:
+        return []
+    rule = alt.Chart(_data([{"removed": panel.stop}])).mark_rule(strokeDash=[2, 3], color="#555555")
+    return [rule.encode(_removed_axis(panel))]
+
+
+def _arranged(charts: Sequence[Any], title: str, subtitle: str) -> alt.TopLevelMixin:
+    joined = alt.concat(*charts, columns=COLUMNS, spacing=28)
+    return styled(joined.properties(title=alt.TitleParams(title, subtitle=subtitle, fontSize=HEADING)))
+
+
+def styled(chart: Any) -> alt.TopLevelMixin:
+    """One look for all figures: readable in print, on white."""
+    return (
+        chart.configure(background="white", padding=12, font="DejaVu Sans, Arial, sans-serif")
+        .configure_title(anchor="start", fontSize=13, subtitleFontSize=11, subtitleColor="#444444", offset=10)
+        .configure_axis(labelFontSize=11, titleFontSize=11, titleFontWeight="normal", gridColor="#ECECEC")
+        .configure_legend(labelFontSize=11)
+        .configure_view(stroke=None)
+    )

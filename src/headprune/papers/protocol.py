@@ -1,0 +1,224 @@
+"""The paper's four experiments as data, and the commands that repeat them with this tool.
+
+Checkpoints, data sets, columns, splits, row counts and batch sizes are those of the authors' public notebooks.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from headprune.data.sources import read_table
+from headprune.errors import DataError
+from headprune.papers.paper import ReproductionError, find_model
+from headprune.store.files import write_text
+
+MAX_LENGTH = 512  # the notebooks cut texts only where the model has no further position
+TRIALS = 25
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One experiment. Rows are taken from the front of the split, as the notebooks do."""
+
+    key: str
+    checkpoint: str
+    dataset: str
+    split: str
+    text: str
+    label: str
+    batch_size: int
+    random_step: int  # heads between two measurements of a random trial
+    configuration: str | None = None
+    pair: str | None = None
+    labels: Mapping[int, int] | None = None  # label in the data -> label of the model; other rows are dropped
+    calibration: int | None = None  # rows to score on, with any label; None: the rows that are evaluated
+    evaluation: int | None = None  # rows to evaluate on, after dropping; None: all
+    trials: int = TRIALS
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**fields, "labels": None if self.labels is None else {str(k): v for k, v in self.labels.items()}}
+
+
+PROTOCOLS = (
+    Protocol(
+        key="bert",
+        checkpoint="hw2942/bert-base-chinese-finetuning-financial-news-sentiment-v2",
+        dataset="hw2942/financial-news-sentiment",
+        split="train",  # 2,329 rows: the notebook scores and evaluates on the training split
+        text="Title",
+        label="labels",
+        batch_size=32,
+        random_step=6,
+        trials=100,
+    ),
+    Protocol(
+        key="albert",
+        checkpoint="Alireza1044/albert-base-v2-mnli",
+        dataset="nyu-mll/glue",
+        configuration="mnli",
+        split="validation_matched",  # 9,815 rows
+        text="premise",
+        pair="hypothesis",
+        label="label",
+        batch_size=32,
+        random_step=1,
+    ),
+    Protocol(
+        key="roberta",
+        checkpoint="siebert/sentiment-roberta-large-english",
+        dataset="rahmaabusalma/tweets_sentiment_analysis",
+        split="validation",  # 5,205 rows
+        text="text",
+        label="label",
+        labels={0: 0, 2: 1},  # the model knows no neutral tweets: they are dropped from the evaluation
+        calibration=252,
+        evaluation=1000,
+        batch_size=4,
+        random_step=16,
+    ),
+    Protocol(
+        key="xlm-roberta",
+        checkpoint="papluca/xlm-roberta-base-language-detection",
+        dataset="papluca/language-identification",
+        split="validation",  # 10,000 rows
+        text="text",
+        label="labels",
+        calibration=504,
+        evaluation=3000,
+        batch_size=8,
+        random_step=6,
+    ),
+)
+
+
+def find_protocol(key: str) -> Protocol:
+    find_model(key)  # refuses a name that is not in the paper
+    return next(protocol for protocol in PROTOCOLS if protocol.key == key)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The files that the commands read: columns text, pair where there is one, label."""
+
+    evaluation: Path
+    calibration: Path | None
+    rows: int  # of the evaluation
+
+
+def prepare_data(protocol: Protocol, folder: Path, *, source: str | Path | None = None) -> Prepared:
+    """Fetch the split, drop and rename labels, and write what is scored and what is evaluated as two csv files.
+
+    `source` is a local table with the same columns that stands in for the data set.
+    """
+    table = _fetch(protocol) if source is None else read_table(source)
+    for name in (protocol.text, protocol.pair, protocol.label):
+        if name is not None and name not in table:
+            raise ReproductionError(
+                f"The data for {protocol.key} has no column {name!r}; it has {', '.join(map(repr, table))}."
+            )
+    texts = [table[protocol.text]] if protocol.pair is None else [table[protocol.text], table[protocol.pair]]
+    headings = ["text", "pair"][: len(texts)]
+    kept = list(islice(_labelled(protocol, texts, table[protocol.label]), protocol.evaluation))
+    if not kept:
+        raise ReproductionError(f"No row of the data for {protocol.key} has a label that its model knows.")
+    folder.mkdir(parents=True, exist_ok=True)
+    evaluation = folder / f"{protocol.key}-evaluation.csv"
+    write_text(evaluation, _csv([*headings, "label"], kept))
+    if protocol.calibration is None:
+        return Prepared(evaluation, None, len(kept))
+    calibration = folder / f"{protocol.key}-calibration.csv"
+    # Without labels: the criteria need none, and the neutral tweets that are scored on have none the model knows.
+    write_text(calibration, _csv(headings, list(islice(zip(*texts, strict=True), protocol.calibration))))
+    return Prepared(evaluation, calibration, len(kept))
+
+
+def _labelled(protocol: Protocol, texts: Sequence[Sequence[Any]], labels: Iterable[Any]) -> Iterable[tuple[Any, ...]]:
+    for *parts, label in zip(*texts, labels, strict=True):
+        if protocol.labels is None:
+            yield (*parts, label)
+        elif label in protocol.labels:
+            yield (*parts, protocol.labels[label])
+
+
+def _fetch(protocol: Protocol) -> dict[str, list[Any]]:
+    import datasets
+
+    try:
+        data = datasets.load_dataset(protocol.dataset, protocol.configuration, split=protocol.split)
+    except Exception as error:
+        raise DataError(
+            f"The data set {protocol.dataset} could not be loaded from the hub ({type(error).__name__}); check the "
+            "connection, or give a local table with the same columns."
+        ) from error
+    return {column: list(data[column]) for column in data.column_names}
+
+
+def _csv(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def comparisons(
+    protocol: Protocol,
+    out: Path,
+    data: Prepared,
+    *,
+    checkpoint: str | None = None,
+    aggregation: str = "sample",
+    trials: int | None = None,
+) -> list[list[str]]:
+    """Arguments of the `headprune compare` calls that give a model's curves: greedy, static entropy, and random.
+
+    The paper scores gnorm again after every removal, and entropy once, on the dense model.
+    """
+    common = ["compare", checkpoint or protocol.checkpoint, "--data", str(data.evaluation)]
+    if protocol.pair is not None:
+        common += ["--pair-column", "pair"]
+    if data.calibration is None:
+        common += ["--same-data", "--calibration-samples", str(data.rows)]
+    else:
+        common += ["--calibration", str(data.calibration), "--calibration-samples", str(protocol.calibration)]
+    common += ["--batch-size", str(protocol.batch_size), "--max-length", str(MAX_LENGTH)]
+    gnorm = "gnorm" if aggregation == "sample" else f"gnorm(aggregation={aggregation})"
+    random = ["--criteria", "random", "--trials", str(trials or protocol.trials), "--schedule", "one-shot"]
+    each = {
+        "greedy": ["--criteria", f"{gnorm},inverse:{gnorm}"],
+        "static": ["--criteria", "entropy,inverse:entropy", "--schedule", "one-shot"],
+        "random": [*random, "--every", str(protocol.random_step)],
+    }
+    return [[*common, *own, "--out", str(out / protocol.key / name)] for name, own in each.items()]
+
+
+def as_commands(calls: Iterable[Sequence[str]]) -> list[str]:
+    """The same calls as lines for a shell."""
+    return [shlex.join(["headprune", *arguments]) for arguments in calls]
+
+
+def run_protocol(
+    key: str,
+    out: Path,
+    *,
+    checkpoint: str | None = None,
+    source: str | Path | None = None,
+    aggregation: str = "sample",
+    trials: int | None = None,
+) -> Path:
+    """Prepare the data and make all runs of one model in out/KEY; interrupted ones go on. Returns that folder."""
+    from headprune.cli.main import app
+
+    protocol = find_protocol(key)
+    data = prepare_data(protocol, out / "data", source=source)
+    for arguments in comparisons(protocol, out, data, checkpoint=checkpoint, aggregation=aggregation, trials=trials):
+        app(arguments, standalone_mode=False)
+    return out / key

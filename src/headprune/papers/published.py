@@ -1,0 +1,122 @@
+"""The authors' own result files: curves (csv), random trials (xlsx), final masks and removal orders (json)."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from headprune.papers.panels import Curve, Panel
+from headprune.papers.paper import MODELS, PaperModel, ReproductionError
+from headprune.papers.xlsx import read_sheet
+
+CURVE_FILES = {
+    "gnorm": "GreedyGnorm",
+    "inverse:gnorm": "InverseGreedyGnorm",
+    "entropy": "AE",
+    "inverse:entropy": "AEinverse",
+}
+MASKS, ORDERS = "published_final_masks.json", "published_pruning_order.json"
+
+
+def published_panels(folder: Path) -> list[Panel]:
+    """All that figures 3 to 5 need, from one folder with the authors' files."""
+    if not folder.is_dir():
+        raise ReproductionError(f"There is no directory {folder} with the published results; check the path.")
+    masks = read_masks(folder)
+    return [
+        Panel(
+            title=model.title,
+            heads=model.heads * model.applications,
+            curves={criterion: read_curve(folder, model, criterion) for criterion in CURVE_FILES},
+            trials=read_trials(folder, model),
+            mask=masks[model.key],
+            stop=model.removed * model.applications,
+        )
+        for model in MODELS
+    ]
+
+
+def read_curve(folder: Path, model: PaperModel, criterion: str) -> Curve:
+    """(heads removed, accuracy); a file may end before the last head is gone."""
+    path = _existing(folder / f"pruned_heads_accuracy({model.published})basedon{CURVE_FILES[criterion]}.csv")
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.DictReader(stream)
+        missing = {"Pruned_Heads", "Accuracy"} - set(reader.fieldnames or ())
+        if missing:
+            raise ReproductionError(f"{path} has no column {sorted(missing)[0]}; give the authors' own file.")
+        try:
+            points = [(int(row["Pruned_Heads"]), float(row["Accuracy"])) for row in reader if row["Accuracy"]]
+        except (TypeError, ValueError):
+            raise ReproductionError(f"{path} has a row that is not two numbers; give the authors' own file.") from None
+    if not points:
+        raise ReproductionError(f"{path} has no rows; give the authors' own file.")
+    return points
+
+
+def read_trials(folder: Path, model: PaperModel) -> dict[int, list[float]]:
+    """Heads removed -> accuracy of every random trial. Where a file joins the groups, the groups are not read again."""
+    pattern = f"{model.published}randompruned_heads_data_*.xlsx"
+    files = sorted(folder.glob(pattern))
+    if not files:
+        raise ReproductionError(f"There is no file {pattern} in {folder}; check the directory.")
+    joined = [file for file in files if "concated" in file.name]
+    trials: dict[int, list[float]] = {}
+    for file in joined[:1] or files:
+        header, *rows = read_sheet(file) or [[]]
+        if not header or header[0] != "Heads Pruned" or len(header) < 2:
+            raise ReproductionError(f"{file} has no columns Heads Pruned, Trial_1, ...; give the authors' own file.")
+        for row in rows:
+            if row and isinstance(row[0], float):
+                trials.setdefault(int(row[0]), []).extend(value for value in row[1:] if isinstance(value, float))
+    return trials
+
+
+def read_masks(folder: Path) -> dict[str, list[list[bool]]]:
+    """Model key -> [sites x heads], True = kept."""
+    content = _json(folder / MASKS)
+    masks = {}
+    for model in MODELS:
+        rows: Any = content.get(model.published)
+        shape = [len(row) for row in rows if isinstance(row, list)] if isinstance(rows, list) else []
+        if shape != [model.heads_per_site] * model.sites:
+            raise ReproductionError(
+                f"{folder / MASKS} has no mask of {model.sites} x {model.heads_per_site} heads for {model.published}; "
+                "give the authors' own file."
+            )
+        masks[model.key] = [[bool(bit) for bit in row] for row in rows]
+    return masks
+
+
+def read_orders(folder: Path) -> dict[str, list[tuple[int, int]]]:
+    """Model key -> (site, head) in the order of removal; the authors list all but the last head."""
+    content = _json(folder / ORDERS)
+    try:
+        return {model.key: [(int(s), int(h)) for s, h in content[model.published]] for model in MODELS}
+    except (KeyError, TypeError, ValueError):
+        raise ReproductionError(
+            f"{folder / ORDERS} is not a list of [layer, head] for each of the four models; give the authors' own file."
+        ) from None
+
+
+def mask_of_order(model: PaperModel, order: list[tuple[int, int]]) -> list[list[bool]]:
+    """The mask after the number of removals at which the paper stops."""
+    gone = set(order[: model.removed])
+    return [[(site, head) not in gone for head in range(model.heads_per_site)] for site in range(model.sites)]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_existing(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise ReproductionError(f"{path} is not json; give the authors' own file.") from None
+    if not isinstance(content, dict):
+        raise ReproductionError(f"{path} does not name the four models; give the authors' own file.")
+    return content
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise ReproductionError(f"There is no file {path.name} in {path.parent}; check the directory.")
+    return path

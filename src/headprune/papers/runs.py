@@ -1,0 +1,84 @@
+"""Runs of this tool as the panels of figures 3 to 5: one folder per model, with the run directories anywhere below."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headprune.measure.metrics import METRICS
+from headprune.measure.trajectory import Step, removed_until
+from headprune.papers.panels import CRITERIA, Curve, Panel
+from headprune.papers.paper import MODELS, ReproductionError
+from headprune.runs.journal import read_run
+from headprune.search.schedule import knee
+
+
+def run_panels(folder: Path) -> list[Panel]:
+    """One panel per model folder; criteria that the paper does not compare are passed over."""
+    if not folder.is_dir():
+        raise ReproductionError(f"There is no directory {folder} with runs; check the path.")
+    order = [model.key for model in MODELS]
+    models = sorted(
+        (child for child in folder.iterdir() if child.is_dir()),
+        key=lambda child: (order.index(child.name) if child.name in order else len(order), child.name),
+    )
+    panels = [panel for panel in map(_panel, models) if panel is not None]
+    if not panels:
+        raise ReproductionError(
+            f"{folder} has no runs of gnorm, entropy, their inverses or random in it; expected are run directories "
+            "such as bert/gnorm, as headprune compare --out writes them."
+        )
+    return panels
+
+
+def _panel(folder: Path) -> Panel | None:
+    curves: dict[str, Curve] = {}
+    trials: dict[int, list[float]] = defaultdict(list)
+    best: tuple[dict[str, Any], list[Step]] | None = None
+    heads, metric = 0, "accuracy"
+    for described in sorted(folder.rglob("run.json")):
+        record, steps = _read(described.parent)
+        name = str(record["settings"].get("criterion", "")).split("(")[0]
+        if not steps or name not in (*CRITERIA, "random") or name in curves:
+            continue
+        heads = max(heads, steps[0].applied_heads)
+        metric = record.get("result", {}).get("metric", metric)
+        if name == "random":
+            for removed, value in _curve(steps):
+                trials[removed].append(value)
+        else:
+            curves[name] = _curve(steps)
+            best = (record, steps) if name == "gnorm" else best
+    if not curves and not trials:
+        return None
+    mask, stop = _stop(*best) if best is not None else (None, None)
+    title = next((model.title for model in MODELS if model.key == folder.name), folder.name)
+    return Panel(title, heads, metric, curves, dict(trials), mask, stop)
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], list[Step]]:
+    try:
+        record, steps = read_run(folder)
+        record["settings"].get("criterion")
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+        raise ReproductionError(f"{folder} is not a whole run: its run.json is damaged; run it again.") from None
+    return record, steps
+
+
+def _curve(steps: Sequence[Step]) -> Curve:
+    return [(steps[0].applied_heads - step.applied_heads, step.metric) for step in steps]
+
+
+def _stop(record: dict[str, Any], steps: Sequence[Step]) -> tuple[list[list[bool]] | None, int | None]:
+    """The mask at the inflection point of the run's own curve, which is where the paper stops."""
+    first = steps[1].scores if len(steps) > 1 else None
+    if first is None:
+        return None, None
+    metric = METRICS.get(record.get("result", {}).get("metric", "accuracy"), METRICS["accuracy"])
+    last = knee(metric, [step.metric for step in steps], [step.heads for step in steps])
+    gone = set(removed_until(steps, last))
+    mask = [[(site, head) not in gone for head in range(first.shape[1])] for site in range(first.shape[0])]
+    return mask, steps[0].applied_heads - steps[last].applied_heads

@@ -1,0 +1,1 @@
+"""Letting what stays take over what left: output projections solved again on calibration data."""

@@ -1,0 +1,186 @@
+"""Several criteria against each other: one run each, from the same dense model on the same split."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headprune.criteria import make
+from headprune.criteria.hies import Hies
+from headprune.errors import CriterionError
+from headprune.measure.curves import DROPS, SHARES, at_share, removable, signed_area, weighted_area
+from headprune.measure.metrics import METRICS
+from headprune.measure.trajectory import Step
+from headprune.repair.solve import Compensation, check_compensation
+from headprune.report.page import write_report
+from headprune.runs.experiment import Experiment, load, run_experiment
+from headprune.runs.journal import read_run
+from headprune.search.pruner import prune
+from headprune.store.files import write_text
+from headprune.units import resolve
+
+ALPHAS = tuple(step / 10 for step in range(10))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row of the table: a criterion, or the mean over the trials of random."""
+
+    name: str
+    runs: list[str]
+    area: float
+    metric: dict[str, float | None]  # share removed -> metric; None where a run did not go that far
+    agreement: dict[str, float | None]
+    removable: dict[str, int]  # allowed drop -> heads that can go before the metric has fallen that far
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def compare(
+    experiment: Experiment,
+    criteria: Sequence[str],
+    out: Path,
+    *,
+    trials: int = 1,
+    overwrite: bool = False,
+    on_run: Callable[[str], None] | None = None,
+    on_step: Callable[[Step], None] | None = None,
+) -> list[Comparison]:
+    """Run every criterion to the end of its curve, or go on with what is there, and compare; best first.
+
+    A criterion may bring its own compensation, as in "gnorm+lstsq"; the others take the experiment's.
+    """
+    rows = []
+    for spec in expand(criteria, experiment.compensate):
+        criterion, compensate = combination(spec, experiment.compensate)
+        suffix = spec.removeprefix(criterion)
+        specs = [spec]
+        if criterion == "random":
+            specs = [f"random(seed={experiment.seed + trial}){suffix}" for trial in range(trials)]
+        folders = []
+        for one in specs:
+            folder = out / run_name(one)
+            folders.append(folder.name)
+            if on_run is not None:
+                on_run(one)
+            own = replace(experiment, criterion=one.removesuffix(suffix), compensate=compensate, explore=True)
+            run_experiment(own, folder, overwrite=overwrite, measure=False, on_step=on_step)
+        rows.append(_row(spec, out, folders))
+    return sorted(rows, key=lambda row: -row.area)
+
+
+def with_alpha(names: Sequence[str], alpha: float) -> list[str]:
+    """The names with this alpha in hies; its other options stay."""
+    changed = []
+    for name in names:
+        criterion, suffix = _split(name)
+        one = make(criterion)
+        changed.append(str(replace(one, alpha=alpha) if isinstance(one, Hies) else one) + suffix)
+    return changed
+
+
+def check_sweep(names: Sequence[str], compensate: str) -> Compensation:
+    """A sweep needs hies once, before anything runs; the compensation that hies has there."""
+    found = [combination(name, compensate)[1] for name in names if isinstance(make(_split(name)[0]), Hies)]
+    if len(found) != 1:
+        raise CriterionError(f"--alpha sweep needs hies once among the criteria, but it is there {len(found)} times.")
+    return found[0]
+
+
+def split_names(text: str) -> list[str]:
+    """Names with commas between them; a comma inside brackets belongs to the name."""
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+
+
+def write_comparison(out: Path, rows: Sequence[Comparison]) -> None:
+    """comparison.json, best first, and report.html beside the runs."""
+    write_text(out / "comparison.json", json.dumps([row.to_json() for row in rows], indent=2) + "\n")
+    write_report([out / name for row in rows for name in row.runs], out / "report.html")
+
+
+def expand(criteria: Sequence[str], compensate: str = "none") -> list[str]:
+    """The criteria as full names, each once; refused before anything runs. A compensation that is `compensate`, which
+    all of them have unless they say otherwise, is not part of a name."""
+    names = []
+    for spec in criteria:
+        criterion, own = combination(spec, compensate)
+        names.append(criterion if own == compensate else f"{criterion}+{own}")
+    if not names:
+        raise CriterionError("Name at least one criterion to compare.")
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise CriterionError(f"Criterion {doubles[0]!r} is listed more than once.")
+    return names
+
+
+def combination(spec: str, compensate: str) -> tuple[str, Compensation]:
+    """The full name of a criterion and its compensation: its own, as in "gnorm+lstsq", or `compensate`."""
+    criterion, suffix = _split(spec)
+    own = check_compensation(suffix[1:] if suffix else compensate)
+    return str(make(criterion)), own
+
+
+def _split(spec: str) -> tuple[str, str]:
+    """A name and what follows its last plus sign, with the sign; a plus sign inside brackets belongs to the name."""
+    place = spec.rfind("+")
+    return (spec[:place], spec[place:]) if place > spec.rfind(")") else (spec, "")
+
+
+def run_name(spec: str) -> str:
+    """A folder name for a criterion: letters, digits and a few signs that every file system takes."""
+    return spec.replace(":", "-").replace("(", "-").replace(")", "").replace(",", "-").replace("=", "")
+
+
+def _row(name: str, out: Path, folders: Sequence[str]) -> Comparison:
+    runs = [read_run(out / folder) for folder in folders]
+    metric = METRICS.get(runs[0][0]["result"]["metric"], METRICS["accuracy"])
+    curves = [steps for _, steps in runs]
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if len(known) == len(values) else None
+
+    points = {f"{share:.0%}": [at_share(steps, share) for steps in curves] for share in SHARES}
+    return Comparison(
+        name=name,
+        runs=list(folders),
+        area=sum(signed_area(metric, steps) for steps in curves) / len(curves),
+        metric={share: mean([getattr(step, "metric", None) for step in at]) for share, at in points.items()},
+        agreement={share: mean([getattr(step, "agreement", None) for step in at]) for share, at in points.items()},
+        removable={
+            f"{drop:.0%}": round(sum(removable(metric, steps, drop) for steps in curves) / len(curves))
+            for drop in DROPS
+        },
+    )
+
+
+def sweep_alpha(experiment: Experiment, alphas: Sequence[float] = ALPHAS) -> tuple[float, dict[float, float]]:
+    """The alpha of HIES with the largest weighted area under its curve on the calibration data, and all the areas.
+
+    Curves are one-shot, in about twelve steps. A point weighs the share of heads that are left: where nothing is left,
+    no alpha matters.
+    """
+    areas: dict[float, float] = {}
+    task, calibration, _ = load(experiment)
+    batches = calibration.batches(experiment.batch_size)
+    units = sum(len(site.units()) for site in resolve(task.model))
+    for alpha in alphas:
+        result = prune(
+            copy.deepcopy(task.model),
+            batches,
+            criterion=Hies(alpha=alpha),
+            compensate=experiment.compensate,
+            schedule="one-shot",
+            every=max(1, units // 12),
+            metric=experiment.metric,
+            labels=experiment.labels,  # type: ignore[arg-type]
+        )
+        areas[alpha] = weighted_area(result.metric, result.trajectory)
+    best = max(areas, key=lambda alpha: (areas[alpha], -alpha))
+    return best, areas

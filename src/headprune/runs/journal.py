@@ -1,0 +1,217 @@
+"""The run directory: a trajectory that survives a kill at any moment.
+
+run.json       settings, fingerprints, versions; at the end what it cost and what it saved
+steps.jsonl    one line per step, on disk before the next step begins
+timing.jsonl   seconds per step, apart from the steps, which are the same byte for byte in every run
+curve.csv      the curve, for plots
+model/         the checkpoint at the stop
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import transformers
+from filelock import FileLock, Timeout
+
+from headprune.errors import RunError
+from headprune.measure.trajectory import Step, curve_csv
+from headprune.store.files import write_text
+
+FORMAT = 1
+
+
+class Run:
+    """An open run directory; one process at a time. Use it as a context manager."""
+
+    def __init__(self, path: str | Path, settings: Mapping[str, Any], *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.settings = json.loads(json.dumps(dict(settings)))
+        self._lock = FileLock(str(self.path / ".lock"))
+        self._prepare(overwrite)
+
+    # --- opening ---
+
+    def _prepare(self, overwrite: bool) -> None:
+        if self.path.is_file():
+            raise RunError(f"{self.path} is a file; choose a directory for the run.")
+        if self.path.is_dir() and not (self.path / "run.json").is_file() and not _is_blank(self.path):
+            raise RunError(f"{self.path} exists and holds something that is not a run; choose a new directory.")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise RunError(
+                f"Another process is working on {self.path}; wait for it, or choose another directory."
+            ) from None
+        except OSError as error:
+            raise RunError(f"Cannot write to {self.path}: {error.strerror}; choose another place.") from None
+        try:
+            self._open(overwrite)
+            self.steps = self._read_steps()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, overwrite: bool) -> None:
+        described = self.path / "run.json"
+        if described.is_file() and overwrite:
+            # The record of the old run is replaced last and in one step, so that a kill in between leaves a run.
+            for name in ("steps.jsonl", "timing.jsonl", "curve.csv", "report.html", "model/README.md"):
+                (self.path / name).unlink(missing_ok=True)
+            self._describe({})
+        elif described.is_file():
+            self._refuse_other_settings(described)
+        else:
+            self._describe({})
+
+    def _refuse_other_settings(self, described: Path) -> None:
+        try:
+            self.record = json.loads(described.read_text())
+            known = self.record["settings"]
+        except (ValueError, KeyError, TypeError):
+            raise RunError(f"{described} is damaged; start again with --overwrite.") from None
+        keys = dict.fromkeys([*known, *self.settings])
+        if "compensate" in self.settings:  # runs from before there was any had none
+            known = {"compensate": "none", **known}
+        different = [key for key in keys if known.get(key) != self.settings.get(key)]
+        if different:
+            key = different[0]
+            others = f" (and {', '.join(different[1:])})" if different[1:] else ""
+            raise RunError(
+                f"{self.path} belongs to a run with other settings: {key} was {known.get(key)!r} and is now "
+                f"{self.settings.get(key)!r}{others}; use the same settings, another directory, or --overwrite."
+            )
+
+    def _describe(self, result: Mapping[str, Any]) -> None:
+        from headprune import __version__
+
+        self.record = {
+            "format": FORMAT,
+            "settings": self.settings,
+            "versions": {
+                "headprune": __version__,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "python": platform.python_version(),
+            },
+            **result,
+        }
+        self._write("run.json", json.dumps(self.record, indent=2) + "\n")
+
+    def _read_steps(self) -> list[Step]:
+        """The whole lines of the journal; a torn last line, from a kill while it was written, is cut off."""
+        journal = self.path / "steps.jsonl"
+        if not journal.is_file():
+            return []
+        content = journal.read_bytes()
+        steps: list[Step] = []
+        good = 0
+        for line in content.splitlines(keepends=True):
+            try:
+                if not line.endswith(b"\n"):
+                    break
+                step = Step.from_json(json.loads(line))
+            except (KeyError, TypeError, ValueError):
+                break
+            if step.step != len(steps):
+                raise RunError(f"{journal} is damaged after step {len(steps) - 1}; start again with --overwrite.")
+            steps.append(step)
+            good += len(line)
+        if content[good:].count(b"\n") > 1:
+            raise RunError(f"{journal} is damaged after step {len(steps) - 1}; start again with --overwrite.")
+        if good < len(content):
+            _cut(journal, good)
+        timing = self.path / "timing.jsonl"
+        if timing.is_file() and not timing.read_bytes().endswith(b"\n"):
+            _cut(timing, timing.read_bytes().rfind(b"\n") + 1)
+        return steps
+
+    # --- writing ---
+
+    def append(self, step: Step, seconds: Mapping[str, float]) -> None:
+        """Write a step to disk; it counts once it is there."""
+        self._append("steps.jsonl", json.dumps(step.to_json()))
+        self._append("timing.jsonl", json.dumps({"step": step.step, **{k: round(v, 4) for k, v in seconds.items()}}))
+        self.steps.append(step)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        self._write("curve.csv", curve_csv(self.steps))
+        self._describe(result)
+
+    @property
+    def finished(self) -> bool:
+        result = self.record.get("result")
+        return result is not None and result["steps"] == len(self.steps) - 1
+
+    def _append(self, name: str, line: str) -> None:
+        file = self.path / name
+        size = file.stat().st_size if file.exists() else 0
+        try:
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(line + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            if file.exists():
+                _cut(file, size)
+            raise self._cannot_write(error) from None
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            write_text(self.path / name, text)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def _cannot_write(self, error: OSError) -> RunError:
+        return RunError(
+            f"Cannot write to {self.path}: {error.strerror}; make room and run the same command again, which goes on "
+            "after the last whole step."
+        )
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _cut(file: Path, size: int) -> None:
+    with file.open("rb+") as stream:
+        stream.truncate(size)
+
+
+def _is_blank(folder: Path) -> bool:
+    """Nothing in it, or only what a start that was killed at once leaves behind."""
+    return all(entry.name.startswith((".lock", ".run.json.")) for entry in folder.iterdir())
+
+
+def read_run(path: str | Path) -> tuple[dict[str, Any], list[Step]]:
+    """The record and the steps of a run, for looking at: nothing is locked or written."""
+    folder = Path(path)
+    if not (folder / "run.json").is_file():
+        raise RunError(f"{folder} is not a run directory: it has no run.json.")
+    try:
+        record = json.loads((folder / "run.json").read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise RunError(f"{folder / 'run.json'} is damaged; start the run again with --overwrite.") from None
+    lines = (folder / "steps.jsonl").read_text().splitlines() if (folder / "steps.jsonl").is_file() else []
+    steps = []
+    for line in lines:
+        try:
+            steps.append(Step.from_json(json.loads(line)))
+        except (json.JSONDecodeError, KeyError, TypeError):
+            break
+    return record, steps

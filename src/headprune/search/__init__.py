@@ -1,0 +1,1 @@
+"""From scores and a budget to the next removals, step by step."""

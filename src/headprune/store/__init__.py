@@ -1,0 +1,1 @@
+"""Models to and from disk, and writing that a kill cannot spoil."""

@@ -1,0 +1,52 @@
+"""Checkpoints that plain transformers can load with `trust_remote_code=True`, without headprune installed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedModel
+
+from headprune.surgery import cut as surgery
+from headprune.units import AttentionSite, quirks
+
+MODULE = "modeling_headprune"
+TEMPLATE = """
+
+# --- made by headprune: the class that this checkpoint was saved from, built with the shapes of its weights ----------
+
+from transformers import {name} as _Dense  # noqa: E402
+
+
+class {name}(_Dense):
+    @classmethod
+    def is_custom_code(cls):
+        # Its weights are named as those of the plain class, so transformers' renamings of that class apply.
+        return False
+
+    def __init__(self, config, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
+        restructure(self, config.headprune["plan"])
+"""
+
+
+def write(model: PreTrainedModel, sites: Sequence[AttentionSite], settings: dict[str, Any], folder: Path) -> None:
+    """Write the code file, and point `auto_map` in the config's `settings` to it."""
+    name = type(model).__name__
+    kept = {site.index: site.kept for site in sites if site.heads < site.original_heads}
+    settings["headprune"] = {**settings.get("headprune", {}), "plan": surgery.plan(model, sites, kept)}
+    autos = [auto for auto in dir(transformers) if auto.startswith("AutoModel") and _serves(auto, model)]
+    settings["auto_map"] = dict.fromkeys(autos, f"{MODULE}.{name}")
+    source = Path(quirks.__file__).read_text()
+    (folder / f"{MODULE}.py").write_text(source + TEMPLATE.format(name=name))
+
+
+def _serves(auto: str, model: PreTrainedModel) -> bool:
+    mapping = getattr(getattr(transformers, auto), "_model_mapping", {})
+    try:
+        found = mapping[type(model.config)]
+    except KeyError:
+        return False
+    return any(kind.__name__ == type(model).__name__ for kind in (found if isinstance(found, tuple) else (found,)))

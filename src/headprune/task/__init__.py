@@ -1,0 +1,1 @@
+"""What a model predicts: its inputs, its targets, its loss per sample, its predictions, its metric."""

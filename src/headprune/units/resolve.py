@@ -1,0 +1,241 @@
+"""From a model to its sites: the table first, then inference from structure, then a clear error."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from headprune.errors import UnsupportedModelError
+from headprune.units import infer
+from headprune.units.families import Family, Layout, family_of
+from headprune.units.linear import in_features, is_plain, out_features
+from headprune.units.paths import absolute, submodule
+from headprune.units.quirks import is_empty
+from headprune.units.spec import ROLES, AttentionSite, Projection, Role
+
+HOW_TO_REGISTER = (
+    "teach it with headprune.register_family(name, model_types=[...], layouts=[headprune.Layout(suffix, q=..., k=..., "
+    "v=..., o=...)])"
+)
+# Arguments of an attention module's forward that carry a head axis; a family that takes one needs a quirk.
+HEAD_AXIS_ARGUMENTS = ("position_bias", "alibi", "relative_position_bias")
+
+
+def resolve(model: nn.Module) -> list[AttentionSite]:
+    """Every attention site of the model in order of execution."""
+    if not isinstance(model, PreTrainedModel):
+        fix = "; call merge_and_unload() on an adapter model first" if hasattr(model, "peft_config") else ""
+        raise UnsupportedModelError(
+            f"headprune works on transformers models (PreTrainedModel), not on {type(model).__name__}{fix}."
+        )
+    family = family_of(model.config.model_type)
+    found = _by_table(model, family) if family else infer.find_attention(model)
+    if not found:
+        stopped = infer.first_unread(model) or f"the model {type(model).__name__} itself, which has no attention"
+        raise UnsupportedModelError(
+            f"No attention was found in model type {model.config.model_type!r}: stopped at {stopped}; "
+            f"{HOW_TO_REGISTER}."
+        )
+    if family is None:
+        unread = infer.first_unread(model, [path for path, _ in found])
+        if unread:
+            raise UnsupportedModelError(
+                f"Model type {model.config.model_type!r} is not in the table, and reading its structure stopped at "
+                f"{unread}; {HOW_TO_REGISTER}."
+            )
+        family = infer.INFERRED
+    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    removed = removed_heads(model)
+    sites = []
+    for index, (path, layout) in enumerate(found):
+        module = model.get_submodule(path)
+        applications = max(uses[id(module)], _applications(model, family))
+        sites.append(_read(model, path, layout, family, index, removed.get(index, []), applications))
+    return sites
+
+
+def removed_heads(model: PreTrainedModel) -> dict[int, list[int]]:
+    """site -> original ids of the heads that are gone: the model's own record of what was removed."""
+    record = getattr(model.config, "pruned_heads", None) or {}
+    return {int(site): sorted(ids) for site, ids in record.items()}
+
+
+def _by_table(model: PreTrainedModel, family: Family) -> list[tuple[str, Layout]]:
+    found = []
+    for path, module in model.named_modules():
+        for layout in family.layouts:
+            named = path == layout.suffix or path.endswith("." + layout.suffix)
+            if named and (is_empty(module) or submodule(module, layout.q) is not None):
+                found.append((path, layout))
+    return sorted(found, key=lambda site: [word not in site[0] for word in family.towers])
+
+
+def _applications(model: PreTrainedModel, family: Family) -> int:
+    if family.applications is None:
+        return 1
+    times, groups = (getattr(model.config, name) for name in family.applications)
+    return times // groups
+
+
+def _read(
+    model: PreTrainedModel,
+    path: str,
+    layout: Layout,
+    family: Family,
+    index: int,
+    removed: list[int],
+    applications: int,
+) -> AttentionSite:
+    module: Any = model.get_submodule(path)
+    names: dict[Role, str] = {role: absolute(path, getattr(layout, role)) for role in ROLES}
+    output = absolute(path, layout.o)
+    fused = len(set(names.values())) < 3
+    common: dict[str, Any] = {
+        "index": index,
+        "path": path,
+        "attention": layout.attention,
+        "stack": _stack(model, path, family),
+        "family": family.name,
+        "o": output,
+        "storage": "interleaved" if layout.interleaved else "fused" if fused else "separate",
+        "applications": applications,
+        "quirk": family.quirk,
+        "per_head": family.per_head + _norms(module),
+    }
+    if is_empty(module):
+        blank: dict[str, Any] = {role: Projection(name, role, 0, 0, 0, 0) for role, name in names.items()}
+        return AttentionSite(
+            **common,
+            **blank,
+            conv1d=False,
+            head_dim=_head_dim(module, path, family, 0, bool(removed)),
+            group=module.headprune_empty["group"],
+            kept=(),
+            original_heads=len(removed),
+        )
+    linears = {name: _linear(model, path, name) for name in (*names.values(), output)}
+    width = _head_dim(module, path, family, out_features(linears[names["q"]]), bool(removed))
+    heads = in_features(linears[output]) // width
+    projections = _projections(names, linears, heads, width, layout.interleaved, path)
+    kv_heads = projections["k"].heads
+    if kv_heads == 0 or heads % kv_heads:
+        raise UnsupportedModelError(
+            f"Stopped at {path} ({type(module).__name__}): {heads} query heads do not share {kv_heads} KV heads "
+            f"evenly; {HOW_TO_REGISTER}."
+        )
+    original = heads + len(removed)
+    if any(not 0 <= head < original for head in removed):
+        raise UnsupportedModelError(
+            f"config.pruned_heads lists head {max(removed)} for site {index} ({path}), which had {original} heads; the "
+            "record and the weights do not belong together."
+        )
+    followers: tuple[tuple[Role, tuple[str, ...]], ...] = (("q", layout.like_q), ("k", layout.like_k))
+    extras = tuple(
+        Projection(name, role, projections[role].heads, width, 0, width)
+        for role, relatives in followers
+        for relative in relatives
+        if submodule(model, name := absolute(path, relative)) is not None
+    )
+    return AttentionSite(
+        **common,
+        q=projections["q"],
+        k=projections["k"],
+        v=projections["v"],
+        conv1d=not isinstance(linears[output], nn.Linear),
+        head_dim=width,
+        group=heads // kv_heads,
+        kept=tuple(head for head in range(original) if head not in removed),
+        original_heads=original,
+        extras=extras,
+        obstacle=_obstacle(module, family, width, heads, kv_heads),
+    )
+
+
+def _stack(model: PreTrainedModel, path: str, family: Family) -> Any:
+    for word in ("vision", "text", "decoder", "encoder"):
+        if word == "encoder" and family is infer.INFERRED:
+            break
+        if word in path or (word in ("vision", "text") and word in model.config.model_type):
+            # BERT's encoder stack is a decoder when its config says so.
+            return "decoder" if word == "encoder" and model.config.__dict__.get("is_decoder") else word
+    if family is infer.INFERRED:
+        return infer.stack(model, path)
+    return family.stack
+
+
+def _linear(model: nn.Module, path: str, name: str) -> nn.Module:
+    module = submodule(model, name)
+    if module is not None and is_plain(module):
+        return module
+    what = "is missing" if module is None else f"is a {type(module).__name__}"
+    fix = "; merge the adapter or dequantise the model first" if module is not None else f"; {HOW_TO_REGISTER}"
+    raise UnsupportedModelError(f"Stopped at {path}: its projection {name} {what}, not a Linear or Conv1D{fix}.")
+
+
+def _head_dim(module: nn.Module, path: str, family: Family, rows: int, pruned: bool) -> int:
+    inferred = family is infer.INFERRED
+    width = infer.head_dim(module, rows, pruned) if inferred else getattr(module, family.head_dim, None)
+    if not isinstance(width, int) or width < 1 or rows % width:
+        raise UnsupportedModelError(
+            f"Stopped at {path} ({type(module).__name__}): the width of its heads could not be read; {HOW_TO_REGISTER} "
+            "and name the attribute with head_dim=."
+        )
+    return width
+
+
+def _projections(
+    names: dict[Role, str], linears: dict[str, nn.Module], heads: int, width: int, interleaved: bool, path: str
+) -> dict[Role, Projection]:
+    result: dict[Role, Projection] = {}
+    for name in dict.fromkeys(names.values()):
+        roles = [role for role in ROLES if names[role] == name]
+        slots, rest = divmod(out_features(linears[name]), width)
+        kv_roles = len([role for role in roles if role != "q"])
+        kv_heads, uneven = divmod(slots - (heads if "q" in roles else 0), kv_roles) if kv_roles else (0, slots - heads)
+        if rest or uneven or (interleaved and kv_roles and kv_heads != heads):
+            raise UnsupportedModelError(
+                f"Stopped at {path}: {name} has {out_features(linears[name])} rows, which are not whole heads of width "
+                f"{width} for {heads} query heads; {HOW_TO_REGISTER}."
+            )
+        offset = 0
+        for place, role in enumerate(roles):
+            count = heads if role == "q" else kv_heads
+            if interleaved:
+                result[role] = Projection(name, role, count, width, place * width, len(roles) * width)
+            else:
+                result[role] = Projection(name, role, count, width, offset, width)
+                offset += count * width
+    if result["v"].heads != result["k"].heads:
+        raise UnsupportedModelError(f"Stopped at {path}: its keys and values have different head counts.")
+    return result
+
+
+def _norms(module: nn.Module) -> tuple[str, ...]:
+    """Normalisations of queries, keys or values, which are computed inside each head where removal is exact."""
+    role = re.compile(r"(^|_)(q|k|v|query|key|value)(_|$)")
+    return tuple(name for name, _ in module.named_children() if "norm" in name.lower() and role.search(name.lower()))
+
+
+def _obstacle(module: Any, family: Family, width: int, heads: int, kv_heads: int) -> str:
+    """Why heads cannot be removed exactly here, as the end of a sentence; empty where they can."""
+    for name in _norms(module):
+        if any(parameter.numel() != width for parameter in getattr(module, name).parameters()):
+            return f"{name} normalises across heads, so every head depends on all the others"
+    for name, parameter in module.named_parameters(recurse=False):
+        if heads in parameter.shape or kv_heads in parameter.shape:
+            return f"its parameter {name} has a head axis that headprune does not know"
+    if not family.quirk:
+        for name, child in module.named_children():
+            if isinstance(child, nn.Embedding) and child.embedding_dim == heads:
+                return f"its table {name} has a head axis that headprune does not know"
+        code = type(module).forward.__code__
+        for name in HEAD_AXIS_ARGUMENTS:
+            if name in code.co_varnames[: code.co_argcount]:
+                return f"its forward takes {name}, which has a head axis that headprune does not know"
+    if getattr(module, "pretraining_tp", 1) > 1 and getattr(module, "slow_but_exact", False):
+        return "slow_but_exact splits its output projection by tensor-parallel rank; set config.slow_but_exact = False"
+    return infer.obstacle(module, width, heads, kv_heads) if family is infer.INFERRED else ""
