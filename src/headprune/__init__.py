@@ -3,20 +3,26 @@
 from headprune.criteria import Criterion, criterion
 from headprune.criteria.scoring import ScoreResult, score
 from headprune.errors import HeadpruneError
-from headprune.hooks.watch import gated
+from headprune.hooks.gates import Gates, gated
 from headprune.measure.inspection import inspect
-from headprune.search.pruner import PruneResult, prune
+from headprune.repair.remove import remove
+from headprune.search.config import PruneConfig
+from headprune.search.pruner import Pruner, PruneResult, prune
 from headprune.store.checkpoint import load, save
-from headprune.surgery.cut import remove
+from headprune.task import Task, task_of
 from headprune.units import Layout, register_family, resolve
 
 __version__ = "0.1.0"
 __all__ = [
     "Criterion",
+    "Gates",
     "HeadpruneError",
     "Layout",
+    "PruneConfig",
     "PruneResult",
+    "Pruner",
     "ScoreResult",
+    "Task",
     "criterion",
     "gated",
     "inspect",
@@ -27,4 +33,5 @@ __all__ = [
     "resolve",
     "save",
     "score",
+    "task_of",
 ]

@@ -57,5 +57,9 @@ class ScheduleError(HeadpruneError, ValueError):
     """A schedule or a stopping rule makes no sense."""
 
 
+class ReplayError(HeadpruneError):
+    """A step of a journal does not come out as it did when it was written."""
+
+
 class RunError(HeadpruneError):
     """A run directory cannot be used, or belongs to another run."""

@@ -27,10 +27,6 @@ class SelfAttentionAttribution(Criterion):
         if self.steps < 1:
             raise CriterionError(f"steps of attribution must be at least 1, but it is {self.steps}.")
 
-    @property
-    def needs_labels(self) -> bool:
-        return True
-
     def requests(self) -> tuple[Request, ...]:
         return (Attribution(self.steps),)
 

@@ -9,8 +9,7 @@ import torch
 
 from headprune.criteria.registry import Criterion, check_choice, criterion
 from headprune.errors import CriterionError
-from headprune.signals import Entropy, Request
-from headprune.signals.requests import EntropyDeficit
+from headprune.signals import Entropy, EntropyDeficit, Request
 
 
 def check_entropy_options(made: Criterion, variant: str, epsilon: float) -> None:

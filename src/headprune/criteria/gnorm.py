@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from headprune.criteria.registry import Criterion, check_choice, criterion
-from headprune.signals import BlockNorms, Request
-from headprune.signals.requests import Aggregation, Objective
+from headprune.signals import Aggregation, BlockNorms, Objective, Request
 
 
 @criterion(

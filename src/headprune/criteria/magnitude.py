@@ -10,9 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.criteria.registry import Criterion, criterion
-from headprune.units import AttentionSite
+from headprune.units import AttentionSite, nan_scores
 from headprune.units.linear import is_transposed
-from headprune.units.members import nan_scores
 
 
 @criterion(

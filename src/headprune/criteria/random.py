@@ -9,8 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.criteria.registry import Criterion, criterion
-from headprune.units import AttentionSite
-from headprune.units.members import nan_scores
+from headprune.units import Site, nan_scores
 
 
 @criterion("random", reference="", use="the baseline to beat; run several seeds")
@@ -20,7 +19,7 @@ class Random(Criterion):
 
     seed: int = 0
 
-    def from_weights(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> torch.Tensor:
+    def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         scores = nan_scores(sites)
         drawn = torch.rand(scores.shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
         for site in sites:

@@ -19,7 +19,9 @@ from headprune.data import load_examples
 from headprune.errors import DataError
 from headprune.measure.diagnostics import GradientChange, gradient_change
 from headprune.papers.figures import HEADING, VERMILION, styled
-from headprune.runs.subject import Task, load_task
+from headprune.runs.subject import Subject, load_subject
+from headprune.search.config import Experiment
+from headprune.task import task_of
 from headprune.units import resolve
 
 SAMPLES, BATCH, SEED = 64, 32, 0
@@ -38,7 +40,7 @@ class MeasuredChange:
     change: GradientChange
 
 
-def measure_change(task: Task, name: str) -> MeasuredChange:
+def measure_change(task: Subject, name: str) -> MeasuredChange:
     """Remove the head that Greedy-Gnorm would remove first, and compare the weight gradients of all sites."""
     examples = task.examples.sample(SAMPLES, SEED)
     batches = examples.batches(BATCH)
@@ -50,11 +52,11 @@ def measure_change(task: Task, name: str) -> MeasuredChange:
     return MeasuredChange(name, len(examples), gradient_change(task.model, batches, unit, grid=grid))
 
 
-def given_task(model: str | Path, data: str | Path) -> Task:
-    return load_task(str(model), str(data), seed=SEED)
+def given_task(model: str | Path, data: str | Path) -> Subject:
+    return load_subject(Experiment(model=str(model), data=str(data), seed=SEED))
 
 
-def demo_task() -> Task | None:
+def demo_task() -> Subject | None:
     """The demo's pretrained model and data; None where the packages that bring them are not installed.
 
     Its classifier is fitted in one step by least squares, which takes seconds where fine-tuning takes minutes.
@@ -81,7 +83,7 @@ def demo_task() -> Task | None:
             for name, count in (("train.tsv", LESSONS), ("dev.tsv", SAMPLES))
         )
     fit_classifier(model, lessons.batches(BATCH))
-    return Task(model, examples)
+    return Subject(model, task_of(model), examples)
 
 
 @torch.no_grad()

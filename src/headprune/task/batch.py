@@ -11,7 +11,10 @@ IGNORED = -100  # the label of what does not count, as everywhere in transformer
 
 
 def batch_size(batch: Mapping[str, Any]) -> int:
-    return next(int(value.shape[0]) for value in batch.values() if isinstance(value, torch.Tensor) and value.dim())
+    """Samples of a batch. Token ids count first: images may come as patches of all samples in one row."""
+    named = (batch[name] for name in ("input_ids", "inputs_embeds") if isinstance(batch.get(name), torch.Tensor))
+    tensors = (value for value in batch.values() if isinstance(value, torch.Tensor) and value.dim())
+    return int(next(iter([*named, *tensors])).shape[0])
 
 
 def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

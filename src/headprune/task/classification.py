@@ -124,6 +124,10 @@ class MultipleChoice(Task):
     def parts(self, logits: torch.Tensor, targets: torch.Tensor) -> Parts:
         return counted_parts(cross_entropies(logits, targets), targets != IGNORED)
 
+    def rows(self, batch: Mapping[str, Any]) -> int:
+        shaped = (batch[name] for name in ("input_ids", "inputs_embeds", "attention_mask") if name in batch)
+        return int(next(shaped).shape[1])
+
     def token_mask(self, batch: Mapping[str, Any], *, decoder: bool = False) -> torch.Tensor | None:
         mask = batch.get("attention_mask")
         return None if mask is None else mask.bool().flatten(0, 1)

@@ -21,6 +21,7 @@ class QuestionAnswering(Task):
     data = "question, context and answers (SQuAD's columns)"
     label_names = ("start_positions", "end_positions")
     per_token = True
+    over_tokens = True
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from headprune.errors import DataError
-from headprune.task.batch import IGNORED, batch_size, real_keys, to_device
+from headprune.task.batch import IGNORED, real_keys, to_device
 from headprune.units import Site
 
 Labels = Literal["given", "self"]
@@ -39,6 +39,7 @@ class Task:
     data: ClassVar[str] = ""  # what a row of data holds, for the same table
     label_names: ClassVar[tuple[str, ...]] = ("labels",)
     per_token: ClassVar[bool] = False  # whether logits have a token axis
+    over_tokens: ClassVar[bool] = False  # whether a softmax goes over tokens and not over classes
     classes: ClassVar[bool] = True  # whether predictions are classes that can agree
     reduction: Literal["mean", "sum"] = "mean"  # how the model's own loss joins samples
 
@@ -81,6 +82,10 @@ class Task:
     def has_labels(self, batch: Mapping[str, Any]) -> bool:
         return all(name in batch for name in self.label_names)
 
+    def rows(self, batch: Mapping[str, Any]) -> int:
+        """How many rows of the model one sample is."""
+        return 1
+
     # --- what comes out ---
 
     def logits(self, output: Any) -> torch.Tensor:
@@ -115,6 +120,10 @@ class Task:
 
     def own_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
         return self.predictions(logits.detach(), batch)
+
+    def reference(self, targets: torch.Tensor) -> torch.Tensor:
+        """What predictions are compared with."""
+        return targets
 
     def parts(self, logits: torch.Tensor, targets: torch.Tensor) -> Parts:
         raise DataError(f"A model of the task {self.name!r} has no loss that headprune knows; use a criterion without.")
@@ -156,6 +165,10 @@ class Task:
 
     # --- which tokens are real ---
 
+    def has_decoder(self, batch: Mapping[str, Any]) -> bool:
+        """Whether the decoder has tokens of its own; without them it works on those of the encoder."""
+        return self.encoder_decoder and ("decoder_input_ids" in batch or "decoder_attention_mask" in batch)
+
     def token_mask(self, batch: Mapping[str, Any], *, decoder: bool = False) -> torch.Tensor | None:
         """Bool [rows x tokens] of the decoder's or the only (or encoder's) side; None where the batch does not say."""
         mask = real_keys(batch.get("decoder_attention_mask" if decoder else "attention_mask"))
@@ -166,15 +179,23 @@ class Task:
 
     def real_tokens(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
         """Bool [batch x tokens] for the token axis of the logits: True where a token is not padding."""
-        mask = self._fitted(self.token_mask(batch, decoder=self.encoder_decoder), logits.shape[1])
+        mask = self._fitted(self.token_mask(batch, decoder=self.has_decoder(batch)), logits.shape[1])
         return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device) if mask is None else mask
 
     def site_tokens(self, site: Site, batch: Mapping[str, Any], tokens: int) -> torch.Tensor | None:
         """Which of the `tokens` per row that a site writes to are real; None where the batch does not say."""
         if getattr(site, "stack", "") == "vision":
             return None
-        decoder = self.encoder_decoder and getattr(site, "stack", "") == "decoder"
+        decoder = self.has_decoder(batch) and getattr(site, "stack", "") == "decoder"
         return self._fitted(self.token_mask(batch, decoder=decoder), tokens)
+
+    def key_tokens(self, site: Site, batch: Mapping[str, Any], tokens: int) -> torch.Tensor | None:
+        """The same for the tokens that a site looks at, which in cross attention are those of the other side."""
+        if getattr(site, "attention", "self") != "cross":
+            return self.site_tokens(site, batch, tokens)
+        if self.has_decoder(batch) and getattr(site, "stack", "") == "decoder":
+            return self._fitted(self.token_mask(batch, decoder=False), tokens)
+        return self._fitted(real_keys(batch.get("encoder_attention_mask")), tokens)
 
     def _fitted(self, mask: torch.Tensor | None, tokens: int) -> torch.Tensor | None:
         """The mask where it has this many tokens; of audio, one of frames from one of samples of sound."""
@@ -229,10 +250,6 @@ def counted_parts(losses: torch.Tensor, counted: torch.Tensor) -> Parts:
     return Parts(sums, counted.reshape(size, -1).sum(1, keepdim=True).to(sums.dtype))
 
 
-def size_of(batch: Mapping[str, Any]) -> int:
-    return batch_size(batch)
-
-
 TASKS: list[type[Task]] = []
 
 
@@ -241,7 +258,3 @@ def task(kind: type[Task]) -> type[Task]:
     assert all(kind.name != other.name for other in TASKS), f"two tasks are called {kind.name}"
     TASKS.append(kind)
     return kind
-
-
-def names() -> Sequence[str]:
-    return [kind.name for kind in TASKS]

@@ -112,19 +112,22 @@ class SpeechCTC(Task):
         super().__init__(model)
         self.reduction = self.config.ctc_loss_reduction
         self.blank = self.config.pad_token_id
-        self._frames: torch.Tensor | None = None  # of the batch whose targets were taken last
 
     @property
     def metrics(self) -> tuple[str, ...]:
         return ("error_rate",)
 
     def given_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
-        self._frames = self.real_tokens(batch, logits).sum(-1)
-        return batch["labels"]
+        """A sample's frames, which the loss needs as well, and then its labels."""
+        frames = self.real_tokens(batch, logits).sum(-1, keepdim=True)
+        return torch.cat([frames, batch["labels"]], dim=1)
 
     def own_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
-        self._frames = self.real_tokens(batch, logits).sum(-1)
-        return self.predictions(logits.detach(), batch)
+        return self.given_targets({**batch, "labels": self.predictions(logits.detach(), batch)}, logits)
+
+    def reference(self, targets: torch.Tensor) -> torch.Tensor:
+        labels = targets[:, 1:]
+        return labels.masked_fill(labels == self.blank, IGNORED)
 
     def predictions(self, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
         """The best path with its repeats joined and its blanks left out, -100 after its end."""
@@ -135,14 +138,12 @@ class SpeechCTC(Task):
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORED)
 
     def parts(self, logits: torch.Tensor, targets: torch.Tensor) -> Parts:
-        spoken = (targets >= 0) & (targets != self.blank)
+        frames, labels = targets[:, 0], targets[:, 1:]
+        spoken = (labels >= 0) & (labels != self.blank)
         lengths = spoken.sum(-1)
-        frames = self._frames
-        if frames is None:
-            frames = torch.full((len(logits),), logits.shape[1], device=logits.device)
         losses = functional.ctc_loss(
             functional.log_softmax(logits, dim=-1, dtype=torch.float32).transpose(0, 1),
-            targets[spoken],
+            labels[spoken],
             frames,
             lengths,
             blank=self.blank,

@@ -84,6 +84,3 @@ def kept_mask(sites: Sequence[_Site]) -> torch.Tensor:
 def nan_scores(sites: Sequence[_Site]) -> torch.Tensor:
     """A score [sites x members] in float64 with nothing in it yet."""
     return torch.full(kept_mask(sites).shape, torch.nan, dtype=torch.float64)
-
-
-as_heads = as_members

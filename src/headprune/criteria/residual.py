@@ -1,4 +1,4 @@
-"""Scores for heads whose site is repaired after they go: what counts is what nobody can take over."""
+"""Scores for units whose site is repaired after they go: what counts is what nobody can take over."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from headprune.signals import GateGradients, Request, ResidualErrors, ResidualGr
 
 
 @criterion(
-    "repair",
+    "residual-gradient",
+    aliases=("repair",),
     reference="this project: docs/repair.md",
     use="the default, together with least-squares compensation; needs no labels",
 )
 @dataclass(frozen=True)
-class RepairCriterion(Criterion):
+class ResidualGradient(Criterion):
     """E [ <R, df/dZ>^2 ] over samples: the expected squared change of the logits to first order when a head goes.
 
     R is the part of the head's output Z that least squares on the other heads of its site cannot express, and f the
@@ -38,12 +39,13 @@ class RepairCriterion(Criterion):
 
 
 @criterion(
-    "lstsq",
+    "residual-error",
+    aliases=("lstsq",),
     reference="this project: docs/repair.md",
     use="when a backward pass is too dear: forward passes alone, no labels",
 )
 @dataclass(frozen=True)
-class LeastSquares(Criterion):
+class ResidualError(Criterion):
     """E [ |W R|^2 / |x|^2 ] over samples: the change of a site's output that remains after least squares.
 
     R is the part of a head's output that the other heads of its site cannot express, W the head's part of the output
