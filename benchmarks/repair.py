@@ -41,8 +41,8 @@ SEEDS = (0, 1, 2)
 SHARES = (0.25, 0.5, 0.7, 0.8, 0.9)
 POINTS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # where a model is evaluated in full
 STEPS = 24  # of a curve at most: models with more units lose several per step
-BEST = "repair+lstsq"
-EVERYWHERE = ("gnorm", "his", "gnorm+lstsq", "his+lstsq", "lstsq+lstsq", BEST)
+BEST = "residual-gradient+lstsq"
+EVERYWHERE = ("gnorm", "his", "gnorm+lstsq", "his+lstsq", "residual-error+lstsq", BEST)
 FIRST_ONLY = ("hies(alpha=0.7)", "gnorm+mean")  # on the first model alone, with one seed
 BY_HEAD = f"{BEST}, head by head"  # the best one again on the first model, one unit per step
 QUICK = ("gnorm", "gnorm+lstsq", BEST)

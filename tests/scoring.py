@@ -37,11 +37,11 @@ EVERY = [
     "magnitude",
     "random",
     "attribution(steps=2)",
-    "repair",
-    "repair(residual=False)",
-    "lstsq",
+    "residual-gradient",
+    "residual-gradient(residual=False)",
+    "residual-error",
 ]
-FITTED = ("repair", "lstsq")  # of EVERY, those that fit something to all the data before they score
+FITTED = ("residual-gradient", "residual-error")  # of EVERY, those that fit something to all the data before they score
 
 Batch = dict[str, torch.Tensor]
 
@@ -77,8 +77,12 @@ def applicable(entry: Entry, criteria: Iterable[str]) -> list[str]:
 
 @functools.lru_cache(maxsize=4)
 def model_of(name: str, variant: str) -> Any:
-    """The family's model, dense or after the removals of the variant; shared, since scoring leaves a model as it is."""
-    return ZOO[name].build() if variant == "dense" else pruned(ZOO[name], variant)[0]
+    """The family's model, dense or after the removals of the variant; shared, since scoring leaves a model as it is.
+
+    In float64, so that a difference is a mistake and not rounding, which another CPU does otherwise. What is left of
+    rounding is in RMS norms, which compute in float32 whatever the model's precision.
+    """
+    return (ZOO[name].build() if variant == "dense" else pruned(ZOO[name], variant)[0]).double()
 
 
 def some_batches(entry: Entry, *, few: bool = False) -> list[Batch]:
@@ -100,7 +104,14 @@ def floor_of(criterion: str) -> float:
 
 
 def scores(model: Any, batches: Sequence[Any], criteria: Sequence[str], **options: Any) -> dict[str, torch.Tensor]:
-    return headprune.score(model, batches, criteria=list(criteria), **options).scores
+    return headprune.score(
+        model, [precise(model, batch) for batch in batches], criteria=list(criteria), **options
+    ).scores
+
+
+def precise(model: Any, batch: Batch) -> Batch:
+    """The batch in the precision of the model."""
+    return {name: value.to(model.dtype) if value.is_floating_point() else value for name, value in batch.items()}
 
 
 def differing(

@@ -157,7 +157,7 @@ def by_hand(name: str, batches: list[Batch], steps: int, word: Any) -> tuple[Any
     model = ZOO[name].build()
     order = []
     for _ in range(steps):
-        scores = headprune.score(model, batches, criterion="repair").scores
+        scores = headprune.score(model, batches, criterion="residual-gradient").scores
         units = [unit for site in headprune.resolve(model) for unit in site.units()]
         lowest = min(units, key=lambda unit: sum(float(scores[head]) for head in unit) / len(unit))
         order.append([tuple(head) for head in lowest])
@@ -185,7 +185,9 @@ def test_a_greedy_run_compensates_after_every_removal(name: str, word: Any) -> N
 
 
 @pytest.mark.parametrize(
-    "rule", [{"max_drop": 0.3}, {"knee": True, "criterion": "inverse:repair"}, {"keep": 7, "explore": True}], ids=str
+    "rule",
+    [{"max_drop": 0.3}, {"knee": True, "criterion": "inverse:residual-gradient"}, {"keep": 7, "explore": True}],
+    ids=str,
 )
 def test_the_model_of_an_earlier_step_has_the_repairs_of_that_step(rule: dict[str, Any]) -> None:
     entry = ZOO["bert"]
@@ -198,7 +200,7 @@ def test_the_model_of_an_earlier_step_has_the_repairs_of_that_step(rule: dict[st
         batch["labels"] = outputs(dense, batch)["logits"].argmax(-1)
     far = headprune.prune(copy.deepcopy(dense), batches, evaluation=held_out, **rule)
     assert 0 < far.stopped_at < len(far.trajectory) - 1
-    criterion = rule.get("criterion", "repair")
+    criterion = rule.get("criterion", "residual-gradient")
     near = headprune.prune(
         copy.deepcopy(dense), batches, keep=far.result.heads, evaluation=held_out, criterion=criterion
     )

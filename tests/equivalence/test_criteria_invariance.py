@@ -25,9 +25,9 @@ CRITERIA = (
     "deficit",
     "hies",
     "attribution(steps=1)",
-    "repair",
-    "repair(residual=False)",
-    "lstsq",
+    "residual-gradient",
+    "residual-gradient(residual=False)",
+    "residual-error",
 )
 
 

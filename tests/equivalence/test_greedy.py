@@ -114,9 +114,9 @@ CASES = {
     "inverse-groups": ("llama-gqa", "inverse:his", lambda oracle: -oracle.his()),
     "hies": ("bert", "hies(alpha=0.7)", hies),
     "entropy": ("vit", "entropy", lambda oracle: oracle.entropy()),
-    "repair": ("bert", "repair(residual=False)", lambda oracle: oracle.repair(residual=False)),
-    "repair-groups": ("llama-gqa", "repair(residual=False)", lambda oracle: oracle.repair(residual=False)),
-    "repair-tied": ("albert", "repair(residual=False)", lambda oracle: oracle.repair(residual=False)),
+    "residual-gradient": ("bert", "residual-gradient(residual=False)", lambda oracle: oracle.repair(residual=False)),
+    "repair-groups": ("llama-gqa", "residual-gradient(residual=False)", lambda oracle: oracle.repair(residual=False)),
+    "repair-tied": ("albert", "residual-gradient(residual=False)", lambda oracle: oracle.repair(residual=False)),
 }
 
 

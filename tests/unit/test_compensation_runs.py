@@ -19,11 +19,11 @@ from zoo import ZOO
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run by the defaults: repair, least squares."""
+    """A run by the defaults: residual-gradient, least squares."""
     out = tmp_path_factory.mktemp("compensated") / "run"
     done = program(*prune_command(material().bert, material().data_tsv, out, "--keep", "0.5"))
     assert done.code == 0, done.err
-    assert "Criterion repair, compensation lstsq." in done.out
+    assert "Criterion residual-gradient, compensation lstsq." in done.out
     return out
 
 

@@ -6,13 +6,16 @@ import copy
 import math
 from typing import Any
 
+import numpy
 import pytest
 import torch
+from sklearn.isotonic import IsotonicRegression
 
 import headprune
 from headprune.errors import DataError, HeadpruneError, ScheduleError
 from headprune.measure.metrics import METRICS
-from headprune.search.schedule import Schedule, Stop, knee
+from headprune.search.schedule import Schedule
+from headprune.search.stop import Stop, knee
 from headprune.units.members import Head
 from helpers import difference, identical, kept_heads, outputs
 from runs import removal_order
@@ -83,8 +86,9 @@ WRONG = {
     "kind": (lambda: Schedule("gready"), "no schedule 'gready'; choose one of greedy, one-shot"),
     "every": (lambda: Schedule(every=0), "At least one unit must go per step, but every is 0"),
     "minimum": (lambda: Schedule(min_per_site=-1), "min_per_site must not be negative"),
-    "two-rules": (lambda: Stop(keep=0.5, max_drop=0.1), "Choose one of keep, max_drop and knee"),
-    "two-others": (lambda: Stop(max_drop=0.1, knee=True), "Choose one of keep, max_drop and knee"),
+    "text": (lambda: Stop(keep="half"), "a share such as 0.5 or a number of heads such as 36, not 'half'"),
+    "yes": (lambda: Stop(keep=True), "a share such as 0.5 or a number of heads such as 36, not True"),
+    "list": (lambda: Stop(keep=[3, 4]), "a share such as 0.5 or a number of heads such as 36, not"),
     "share": (lambda: Stop(keep=1.5), "between 0 and 1, but it is 1.5"),
     "negative-share": (lambda: Stop(keep=-0.1), "between 0 and 1, but it is -0.1"),
     "no-number": (lambda: Stop(keep=math.nan), "between 0 and 1, but it is nan"),
@@ -135,6 +139,67 @@ def test_max_drop_takes_the_last_step_before_the_first_below_the_floor() -> None
     assert Stop(max_drop=0.6).result(ACCURACY, values, HEADS) == 6  # exactly at the floor is above it
     reached = [Stop(max_drop=0.05).reached(ACCURACY, values[: n + 1], HEADS[: n + 1]) for n in range(7)]
     assert reached == [False] * 4 + [True] * 3
+
+
+def outcomes(rights: list[int], count: int) -> list[torch.Tensor]:
+    """So many of so many samples are right at each step, the first ones."""
+    return [(torch.arange(count) < right).double() for right in rights]
+
+
+def test_a_dip_that_later_steps_do_not_confirm_is_noise() -> None:
+    """With 64 samples one of them is 1.6 points: a limit of one point would stop at the first unlucky sample."""
+    rights = [56, 55, 56, 56, 56, 56, 56, 30]
+    values, heads = [right / 64 for right in rights], list(range(8, 0, -1))
+    stop = Stop(max_drop=0.01)
+    known = outcomes(rights, 64)
+    assert stop.result(ACCURACY, values, heads, known) == 6
+    assert stop.result(ACCURACY, values, heads) == 0  # without the samples, what was measured is all there is
+    reached = [stop.reached(ACCURACY, values[: n + 1], heads[: n + 1], known[: n + 1]) for n in range(8)]
+    assert reached == [False] * 7 + [True]
+
+
+def test_a_drop_within_its_interval_does_not_end_the_run() -> None:
+    """3 of 100 samples are lost: it may well be less than two points, so the curve is followed further."""
+    known, stop = outcomes([90, 87], 100), Stop(max_drop=0.02)
+    assert not stop.reached(ACCURACY, [0.9, 0.87], [4, 3], known)
+    assert stop.result(ACCURACY, [0.9, 0.87], [4, 3], known) == 0  # but it is not the result
+    known = outcomes([9000, 8700], 10000)
+    assert stop.reached(ACCURACY, [0.9, 0.87], [4, 3], known)  # many samples know it
+
+
+def test_limits_smaller_than_the_noise_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    Stop(max_drop=0.01).check(ACCURACY, 0.9, outcomes([58], 64)[0])
+    assert "64 samples know the accuracy to within 0.07" in caplog.text
+    assert "cannot be told from noise; about " in caplog.text
+    caplog.clear()
+    Stop(max_drop=0.01).check(ACCURACY, 0.9, outcomes([9000], 10000)[0])
+    assert caplog.text == ""
+    Stop(keep=0).check(ACCURACY, 0.9, None)
+    assert "keep=0 leaves no head at all" in caplog.text
+
+
+def test_a_dense_metric_that_is_no_number_has_no_drop() -> None:
+    with pytest.raises(DataError, match="accuracy of the dense model is not a number"):
+        Stop(max_drop=0.01).check(ACCURACY, math.nan, None)
+
+
+def test_rules_combine_and_the_first_that_is_reached_counts() -> None:
+    values, heads = [0.9, 0.89, 0.88, 0.5, 0.4], [12, 10, 8, 6, 4]
+    both = Stop(keep=6, max_drop=0.05).decide(ACCURACY, values, heads)
+    assert (both.step, both.rule) == (2, "max_drop 0.05")
+    both = Stop(keep=10, max_drop=0.05).decide(ACCURACY, values, heads)
+    assert (both.step, both.rule) == (1, "keep 10")
+    assert Stop(keep=10, max_drop=0.05).reached(ACCURACY, values[:2], heads[:2])
+    assert Stop().decide(ACCURACY, values, heads).rule == "the end of the curve"
+    assert Stop(knee=True, keep=0.1).decide(ACCURACY, values, heads).rule == "knee"
+
+
+@pytest.mark.parametrize("keep", [numpy.int64(4), torch.tensor(4), numpy.float32(0.25), torch.tensor(0.25)])
+def test_numbers_of_numpy_and_torch_are_numbers(keep: Any) -> None:
+    """They used to keep everything, silently."""
+    model, batches = ZOO["bert"].build(), [labelled(ZOO["bert"], 0)]
+    wanted = 4 if float(keep) == 4 else 3
+    assert headprune.prune(model, batches, keep=keep, criterion="magnitude").result.heads == wanted
 
 
 def test_max_drop_of_perplexity_is_a_relative_rise() -> None:
@@ -268,10 +333,13 @@ def test_max_drop_leaves_the_last_model_above_the_floor(explore: bool, way: dict
     result = headprune.prune(model, calibration, max_drop=0.35, explore=explore, evaluation=held_out, **way)
     metrics = [step.metric for step in result.trajectory]
     assert metrics[0] == 1.0
-    below = next(step for step, value in enumerate(metrics) if value < 0.65)
-    assert 1 < below < 12
-    assert result.stopped_at == below - 1
-    assert len(metrics) == (13 if explore else below + 1)  # one step too far, to see that it is
+    smooth = [0.0, *IsotonicRegression().fit_transform(range(1, len(metrics)), [1.0 - m for m in metrics[1:]])]
+    within = max(step for step, drop in enumerate(smooth) if drop <= 0.35)
+    assert 1 < within < 12
+    assert result.stopped_at == within
+    assert result.rule == "max_drop 0.35"
+    assert len(metrics) > within + 1  # it went on until the drop was real
+    assert not explore or len(metrics) == 13
     assert_is_the_model_of_its_step(result, dense, held_out[0], way, calibration)
 
 

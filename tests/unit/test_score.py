@@ -52,9 +52,9 @@ class Passes:
         (["gnorm", "inverse:gnorm", "his", "taylor", "hies", "entropy", "magnitude"], 2),
         (["gnorm", "gnorm(aggregation=batch)", "gnorm(objective=loss)"], 3),
         (["entropy", "deficit", "magnitude", "random"], 0),
-        (["repair", "inverse:repair", "repair(residual=False)", "lstsq"], 1),
-        (["repair", "gnorm", "his"], 3),
-        (["lstsq", "entropy"], 0),
+        (["residual-gradient", "inverse:residual-gradient", "residual-gradient(residual=False)", "residual-error"], 1),
+        (["residual-gradient", "gnorm", "his"], 3),
+        (["residual-error", "entropy"], 0),
     ],
 )
 def test_criteria_share_one_forward_and_one_backward_per_objective(criteria: list[str], backwards: int) -> None:
@@ -187,15 +187,6 @@ def test_a_single_score_merges_into_a_single_score() -> None:
     )
 
 
-@pytest.mark.parametrize("criterion", [*FITTED, "inverse:repair"])
-def test_scores_that_rest_on_a_fit_do_not_merge(criterion: str) -> None:
-    """Each shard has its own least squares; the sums of their scores are not the score of anything."""
-    shards = [headprune.score(model_of("bert", "dense"), [b], criteria=["his", criterion]) for b in bert_batches()]
-    with pytest.raises(CriterionError) as caught:
-        shards[0] + shards[1]
-    assert str(caught.value) == f"Scores by {criterion} rest on a fit to all the data, so shards cannot be merged."
-
-
 def test_a_fit_goes_over_the_batches_twice_whatever_gives_them() -> None:
     model, batches = model_of("bert", "dense"), bert_batches()
     for criterion in FITTED:
@@ -231,9 +222,9 @@ def test_bfloat16_comes_near_float32(name: str) -> None:
         {key: value.bfloat16() if value.is_floating_point() else value for key, value in batch.items()}
         for batch in batches
     ]
-    criteria = ["gnorm", "his", "entropy", "hies", "attribution(steps=2)", "lstsq"]
+    criteria = ["gnorm", "his", "entropy", "hies", "attribution(steps=2)", "residual-error"]
     if name != "vit":  # its signs follow from the content of a sample, and rounded pixels are another content
-        criteria.append("repair(residual=False)")
+        criteria.append("residual-gradient(residual=False)")
     full = headprune.score(model_of(name, "dense"), batches, criteria=criteria)
     found = headprune.score(entry.build().bfloat16(), half, criteria=criteria)
     for criterion in criteria:

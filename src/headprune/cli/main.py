@@ -25,11 +25,9 @@ from headprune.cli.options import (
 from headprune.errors import HeadpruneError
 
 # What decides how a model is pruned, and not how it is scored.
-NOT_OF_SCORE = ("compensate", "keep", "max_drop", "knee", "explore", "schedule", "every", "min_per_site", "metric") + (
-    "calibration",
-    "calibration_samples",
-    "evaluation_samples",
-    "same_data",
+NOT_OF_SCORE = (
+    *("compensate", "keep", "max_drop", "knee", "explore", "schedule", "every", "min_per_site", "metric"),
+    *("calibration", "calibration_samples", "evaluation_samples", "same_data"),
 )
 
 app = typer.Typer(

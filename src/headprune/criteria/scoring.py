@@ -149,7 +149,7 @@ def score(
     check_labels_word(labels)
     if criteria is not None and options:
         raise CriterionError('Options of several criteria go into their names, such as criteria=["hies(alpha=0.7)"].')
-    wanted = [criterion or defaults.CRITERION] if criteria is None else list(criteria)
+    wanted = [defaults.CRITERION if criterion is None else criterion] if criteria is None else list(criteria)
     if not wanted:
         raise CriterionError("Name at least one criterion.")
     made = [make(spec, **options) for spec in wanted]

@@ -130,7 +130,10 @@ def _explicit_mask(
 def _additive(mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
     if mask is None or mask.dtype != torch.bool:
         return mask
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, torch.finfo(like.dtype).min)
+    # Many families take the softmax in float32: what is less than its least number would be minus infinity there, and
+    # a row of padding, which may look at nothing, not a number.
+    least = max(torch.finfo(like.dtype).min, torch.finfo(torch.float32).min)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, least)
 
 
 def _dropout(site: AttentionSite, module: nn.Module) -> nn.Module:

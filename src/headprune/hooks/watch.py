@@ -51,8 +51,9 @@ def watched(
     """Call back with what flows through each site, application after application.
 
     `projection(site, path, inputs, outputs)` sees every q, k and v projection of attention, a fused one once;
-    `output(site, columns)` sees what the output map of a site is given, member after member. While gradients are recorded, both see tensors
-    that require a gradient, so that a backward pass reaches every site although all parameters are frozen.
+    `output(site, columns)` sees what the output map of a site is given, member after member. While gradients are
+    recorded, both see tensors that require a gradient, so that a backward pass reaches every site although all
+    parameters are frozen.
     """
     after, before = [], []
     for site in sites:

@@ -83,10 +83,8 @@ def _ratio(
         if not counted.any():
             return Measured(math.nan)
         numerators, denominators = numerators[counted], denominators[counted]
-        if bool((denominators == 1).all()):
-            outcomes = numerators
-        else:
-            outcomes = ratio_outcomes(numerators, denominators)
+        single = bool((denominators == 1).all())
+        outcomes = numerators if single else ratio_outcomes(numerators, denominators)
         value = float(numerators.sum() / denominators.sum())
         low, high = interval(outcomes)
         return Measured(finish(value), Interval(finish(low), finish(high)), outcomes)

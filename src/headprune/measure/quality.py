@@ -36,7 +36,7 @@ class Quality:
         size = batch_size(batch)
         embeddings = task.embeddings(output, batch)
         if embeddings is not None:
-            self._embeddings.append(embeddings.float().cpu())
+            self._embeddings.append(embeddings.cpu())
         elif logits.dim() <= 3:
             targets = task.targets(batch, logits)
             reference = None if targets is None else task.reference(targets)

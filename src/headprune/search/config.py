@@ -36,8 +36,9 @@ def option(
 ) -> Any:
     """A field that is an option of the command line too.
 
-    `word` is its type there, that of the default if there is one, or text; `parse` makes its value from text; `flag` is its name there where that is another; `stops` marks what decides
-    where a trajectory ends but not how it goes, so that a run can be taken further with another value.
+    `word` is its type there, that of the default if there is one, or text; `parse` makes its value from text; `flag`
+    is its name there where that is another; `stops` marks what decides where a trajectory ends but not how it goes,
+    so that a run can be taken further with another value.
     """
     kind = word or (str if default is None else type(default))
     about = {"help": help, "word": kind, "minimum": minimum, "parse": parse, "flag": flag, "stops": stops}
@@ -68,8 +69,8 @@ class PruneConfig:
     )
     max_drop: float | None = option(
         None,
-        "The metric may fall at most this far below dense (0.01); perplexity may rise by this share. A drop counts when "
-        "it is more than noise.",
+        "The metric may fall at most this far below dense (0.01); perplexity may rise by this share. A drop counts "
+        "when it is more than noise.",
         word=float,
         stops=True,
     )

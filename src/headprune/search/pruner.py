@@ -194,8 +194,8 @@ class Pruner:
         then = self.known[0].metric
         if not (math.isnan(then) and math.isnan(value)) and not math.isclose(then, value, rel_tol=0.01, abs_tol=0.01):
             raise ReplayError(
-                f"Step 0 of the journal measured {then:.4g} on the dense model, and it is {value:.4g} now: the model or "
-                "the data is another; use another directory, or --overwrite."
+                f"Step 0 of the journal measured {then:.4g} on the dense model, and it is {value:.4g} now: the model "
+                "or the data is another; use another directory, or --overwrite."
             )
 
     def _take_step(self) -> Step:

@@ -127,14 +127,16 @@ class Stop:
         return self.max_drop is not None and self._exceeded(metric, values, outcomes)
 
     def _exceeded(self, metric: Metric, values: Sequence[float], outcomes: Outcomes) -> bool:
-        """Whether the last step has fallen too far for certain: the whole interval of its drop is beyond the limit."""
+        """Whether a step has fallen too far for certain: the whole interval of its drop is beyond the limit."""
         assert self.max_drop is not None
-        drop = metric.drop(values[0], values[-1])
-        if drop <= self.max_drop + 1e-12:
-            return False
-        if outcomes is None or outcomes[0] is None or outcomes[-1] is None or math.isnan(drop):
-            return True
-        return _least_drop(metric, values[0], outcomes[0], outcomes[-1]) > self.max_drop
+        for step, value in enumerate(values):
+            if metric.drop(values[0], value) <= self.max_drop + 1e-12:
+                continue
+            if outcomes is None or outcomes[0] is None or (now := outcomes[step]) is None or math.isnan(value):
+                return True
+            if _least_drop(metric, values[0], outcomes[0], now) > self.max_drop:
+                return True
+        return False
 
     def _within(self, metric: Metric, values: Sequence[float], outcomes: Outcomes) -> int:
         """The last step whose drop is within the limit. Where the samples of each step are known, the drops are those

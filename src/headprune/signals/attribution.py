@@ -17,6 +17,7 @@ from headprune.hooks.probe import probabilities
 from headprune.hooks.watch import hooks, watched
 from headprune.signals.entropy import real_entries
 from headprune.signals.spec import Meter, Request, View
+from headprune.task.batch import widened
 from headprune.units import AttentionSite
 
 
@@ -70,7 +71,7 @@ def _site_attribution(view: View, site: AttentionSite, steps: int, targets: torc
         ),
     ):
         model(**inputs)
-    sums = [torch.zeros_like(weights, dtype=torch.float32) for weights, _ in maps]
+    sums = [torch.zeros_like(widened(weights)) for weights, _ in maps]
     for step in range(1, steps + 1):
         # Later applications of a tied site see other values than in the unchanged run: those of this run count.
         values: list[torch.Tensor] = []
@@ -85,12 +86,12 @@ def _site_attribution(view: View, site: AttentionSite, steps: int, targets: torc
         ):
             scalar = task.label_probabilities(task.logits(model(**inputs)), targets).sum()
         for place, gradient in enumerate(torch.autograd.grad(scalar, outputs)):
-            heads = gradient.float().unflatten(-1, (site.heads, -1)).transpose(1, 2)
-            own = _by_head(site, values[place]).detach().float()
+            heads = widened(gradient).unflatten(-1, (site.heads, -1)).transpose(1, 2)
+            own = _by_head(site, widened(values[place])).detach()
             sums[place] += heads @ own.transpose(-1, -2) / steps
     best: torch.Tensor | None = None
     for (weights, counted), mean in zip(maps, sums, strict=True):
-        attribution = weights.float() * mean
+        attribution = widened(weights) * mean
         largest = attribution.masked_fill(~counted, -torch.inf).flatten(2).max(-1).values
         best = largest if best is None else torch.maximum(best, largest)
     assert best is not None

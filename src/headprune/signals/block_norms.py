@@ -1,4 +1,4 @@
-"""Norms of the gradients of each head's Q, K and V weights, without ever forming weight gradients where that is dearer."""
+"""Norms of the gradients of each head's Q, K and V weights, mostly without forming weight gradients."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from headprune.signals.calls import Call, ProjectionMeter, by_query_head
 from headprune.signals.contract import gram_is_cheaper, gram_matrix, squared_block_norms
 from headprune.signals.spec import GradientRequest, Meter, Objective, View
+from headprune.task.batch import widened
 from headprune.units import AttentionSite, Projection
 from headprune.units.spec import ROLES
 
@@ -61,4 +62,4 @@ class _NormMeter(ProjectionMeter):
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).float()
+    return widened(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))

@@ -86,6 +86,3 @@ class ProjectionMeter(Meter):
 def by_query_head(site: AttentionSite, projection: Projection, values: torch.Tensor) -> torch.Tensor:
     """Values per KV head become values per query head: each head takes its group's."""
     return values if projection.role == "q" else values.repeat_interleave(site.group, dim=-1)
-
-
-__all__ = ["Call", "NotPerSampleError", "ProjectionMeter", "by_query_head"]

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from headprune.signals.spec import Meter, Request, View
+from headprune.task.batch import widened
 from headprune.units import AttentionSite
 
 
@@ -19,7 +20,7 @@ def row_entropies(probabilities: torch.Tensor, valid: torch.Tensor, variant: str
         terms = -probabilities * (probabilities + epsilon).log()
     else:
         terms = torch.special.entr(probabilities + epsilon)
-    return (terms * valid).sum(-1)
+    return terms.where(valid, terms.new_zeros(())).sum(-1)  # padding may look at nothing, which gives NaN
 
 
 def real_entries(
@@ -56,7 +57,8 @@ class Entropy(Request):
         """From probabilities [samples, heads, .., queries, keys] a number per sample and head."""
         entropies = row_entropies(weights, valid, self.variant, self.epsilon)
         real = rows.expand(len(weights), *rows.shape[1:])
-        return (entropies * real).flatten(2).sum(-1) / real.flatten(2).sum(-1).clamp_min(1)
+        total = entropies.where(real, entropies.new_zeros(())).flatten(2).sum(-1)
+        return total / real.flatten(2).sum(-1).clamp_min(1)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class EntropyDeficit(Entropy):
 
     def measure(self, weights: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
         # Rows are compared with the longest row they could have: all the sample's real keys.
-        longest = (valid & rows.unsqueeze(-1)).any(-2).sum(-1).clamp_min(1).float().log()
+        longest = (valid & rows.unsqueeze(-1)).any(-2).sum(-1).clamp_min(1).to(weights.dtype).log()
         longest = longest.flatten(2).mean(-1) if longest.dim() > 2 else longest
         values = super().measure(weights, rows, valid)
         return torch.where(longest > 0, 1 - values / longest.clamp_min(1e-30), torch.zeros_like(values))
@@ -81,7 +83,7 @@ class ZeroProbabilities(Request):
         return _RowMeter(self, view, mean=False)
 
     def measure(self, weights: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-        return ((weights == 0) & valid & rows.unsqueeze(-1)).flatten(2).sum(-1).float()
+        return ((weights == 0) & valid & rows.unsqueeze(-1)).flatten(2).sum(-1)
 
 
 class _RowMeter(Meter):
@@ -94,7 +96,7 @@ class _RowMeter(Meter):
         self.mean = mean
 
     def probabilities(self, site: AttentionSite, probabilities: torch.Tensor, mask: torch.Tensor | None) -> None:
-        weights = probabilities.float()
+        weights = widened(probabilities)
         rows, valid = real_entries(site, self.view, weights, mask)
         copies = self.view.task.rows(self.view.batch)
         if copies > 1:  # a sample is several rows of the model: its attention is theirs together

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from headprune.signals.spec import GradientRequest, Meter, View, unit_sums
+from headprune.task.batch import widened
 from headprune.units import Site
 
 
@@ -29,14 +30,14 @@ class GateMeter(Meter):
         def read(gradient: torch.Tensor) -> None:
             if self.is_current:
                 own = self.values(site, values)
-                products = (own * self.view.per_sample(gradient).float()).sum(1)
+                products = (own * widened(self.view.per_sample(gradient))).sum(1)
                 self.add(site, site.split(products).sum(-1))
 
         columns.register_hook(read)
 
     def values(self, site: Site, outputs: torch.Tensor) -> torch.Tensor:
         """What the gate is on: all of a member's output."""
-        return outputs.float()
+        return widened(outputs)
 
     def add(self, site: Site, products: torch.Tensor) -> None:
         if self.request.objective == "logit-signs":  # what goes together is scored together

@@ -14,7 +14,7 @@ import torch
 
 from headprune.errors import DataError
 from headprune.task import Task
-from headprune.task.batch import real_keys
+from headprune.task.batch import real_keys, widened
 from headprune.task.spec import BLOCK
 
 NOT_CONTENT = ("labels", "attention_mask", "token_type_ids", "decoder_attention_mask", "pixel_mask")
@@ -53,7 +53,8 @@ def norm_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of the Euclidean norm of each sample's logits over its real tokens, or of the whole batch's, and the
     sum of the norms."""
-    lengths = torch.linalg.vector_norm(logits.detach(), dim=-1, dtype=torch.float32)  # [batch (x ..)]
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    lengths = torch.linalg.vector_norm(logits.detach(), dim=-1, dtype=wide)  # [batch (x ..)]
     if task.per_token and logits.dim() == 3:
         lengths = lengths * task.real_tokens(batch, logits)
     norms = torch.linalg.vector_norm(lengths.flatten(1) if lengths.dim() > 1 else lengths[:, None], dim=1)
@@ -63,12 +64,12 @@ def norm_gradient(
     scale = scale.view(-1, *(1,) * (logits.dim() - 1)).expand(*logits.shape[:-1], 1)
     if task.per_token and logits.dim() == 3:
         scale = scale * task.real_tokens(batch, logits).unsqueeze(-1)
-    return logits.detach() * scale.to(logits.dtype), norms.sum()
+    return (logits.detach() * scale).to(logits.dtype), norms.sum()
 
 
 def logit_norms(task: Task, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
     """The Euclidean norm of each sample's logits [batch], for those who differentiate it themselves."""
-    logits = logits.float()
+    logits = widened(logits)
     if task.per_token and logits.dim() == 3:
         logits = logits * task.real_tokens(batch, logits).unsqueeze(-1)
     return logits.flatten(1).norm(dim=1)

@@ -95,10 +95,10 @@ def _observe(view: View, requests: Sequence[Request], see: See | None) -> Observ
                 meter.finish()
         view.backward = None
         logits = logits.detach()
-        if see is not None:
-            with torch.no_grad():
-                see(batch, output, logits)
-        del output
+    if see is not None:  # the hooks have come off: it may run the model itself
+        with torch.no_grad():
+            see(batch, output, logits)
+    del output, logits
     with evaluating(model), frozen(model):
         for meter in meters.values():
             meter.after(targets)

@@ -18,6 +18,7 @@ from headprune.hooks.watch import captured_outputs
 from headprune.signals.gate_gradients import GateMeter
 from headprune.signals.moments import Moments
 from headprune.signals.spec import GradientRequest, Meter, Objective, Request, View
+from headprune.task.batch import widened
 from headprune.units import Site
 from headprune.units.linear import is_transposed
 from headprune.units.paths import layer_path
@@ -33,7 +34,7 @@ class ResidualMap:
     matrix: torch.Tensor  # [width x width], a column of a unit for each of its outputs
 
     def of(self, outputs: torch.Tensor) -> torch.Tensor:
-        outputs = outputs.float()
+        outputs = widened(outputs)
         return (outputs - self.mean.to(outputs)) @ self.matrix.to(outputs)
 
 
@@ -82,7 +83,7 @@ class ResidualGradients(GradientRequest):
 class _ResidualGateMeter(GateMeter):
     def values(self, site: Site, outputs: torch.Tensor) -> torch.Tensor:
         residual = residuals(self.view, site, outputs)
-        return torch.zeros_like(outputs, dtype=torch.float32) if residual is None else residual
+        return torch.zeros_like(widened(outputs)) if residual is None else residual
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ class _ErrorMeter(Meter):
         if residual is None:
             return
         output: Any = self.view.model.get_submodule(site.o)
-        weight = (output.weight if not is_transposed(output) else output.weight.t()).detach().float()
+        weight = (output.weight if not is_transposed(output) else output.weight.t()).detach()
+        weight = widened(weight)
         units = site.size // site.group
         blocks = weight.unflatten(-1, (units, -1)).transpose(0, 1)  # [units x out x width]
         grams = blocks.transpose(1, 2) @ blocks
@@ -138,6 +140,6 @@ class _ErrorMeter(Meter):
             rows = self.view.size * self.view.task.rows(self.view.batch)
             if not isinstance(stream, torch.Tensor) or stream.shape[0] != rows:
                 return self.errors  # a model without such layers: all sites count as they are
-            squares = stream.detach().float().square().sum(-1, keepdim=True)
+            squares = widened(stream.detach()).square().sum(-1, keepdim=True)
             scales[:, site.index] = self._summed(site, squares).to(scales)
         return self.errors / scales.clamp_min(torch.finfo(scales.dtype).tiny)

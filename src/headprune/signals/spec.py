@@ -56,7 +56,8 @@ class View:
     def blank(self, *lead: int, size: int | None = None) -> torch.Tensor:
         """Zeros [lead x batch x sites x members]."""
         kept = kept_mask(self.sites)
-        return torch.zeros(*lead, self.size if size is None else size, *kept.shape)
+        dtype = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
+        return torch.zeros(*lead, self.size if size is None else size, *kept.shape, dtype=dtype)
 
     def per_sample(self, tensor: torch.Tensor) -> torch.Tensor:
         """[samples, tokens, features], whatever a module made of the axes in front of the features.

@@ -8,6 +8,7 @@ import torch
 
 from headprune.signals.calls import Call, ProjectionMeter, by_query_head
 from headprune.signals.spec import GradientRequest, Meter, View
+from headprune.task.batch import widened
 from headprune.units import AttentionSite, Projection
 
 
@@ -32,10 +33,10 @@ class _ProductMeter(ProjectionMeter):
             assert call.outputs is not None
             for projection in roles:
                 # <W, dW> = sum_t delta_t . (W x_t), and W x_t is the output without its bias.
-                values = projection.of(call.outputs).float()
+                values = widened(projection.of(call.outputs))
                 bias: torch.Tensor | None = self.view.model.get_submodule(projection.module).bias  # type: ignore[assignment]
-                values = values if bias is None else values - projection.of(bias).float()
-                products = (values * projection.of(call.delta).float()).sum(dim=(1, 3))
+                values = values if bias is None else values - widened(projection.of(bias))
+                products = (values * widened(projection.of(call.delta))).sum(dim=(1, 3))
                 own = by_query_head(site, projection, products)
                 self.products[:, site.index, list(site.kept)] += own.to(self.products)
 

@@ -21,6 +21,11 @@ def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """In float32 where the tensor is in half precision: sums and products of many terms need it. Float64 stays."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
 def rows_of(batch: Mapping[str, Any], rows: slice) -> dict[str, Any]:
     """These samples of a batch; what has no sample axis goes along as it is."""
     size = batch_size(batch)

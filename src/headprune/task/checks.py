@@ -63,7 +63,8 @@ def warn_of_precision(model: nn.Module) -> None:
         _warned.clear()
         _warned.add(id(model))
         log.warning(
-            "The model computes in %s, so scores and losses are rough; load it with dtype=torch.float32 for exact ones.",
+            "The model computes in %s, so scores and losses are rough; load it with dtype=torch.float32 for exact "
+            "ones.",
             str(parameter.dtype).removeprefix("torch."),
         )
 

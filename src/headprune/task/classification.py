@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from headprune.errors import DataError
-from headprune.task.batch import IGNORED
+from headprune.task.batch import IGNORED, widened
 from headprune.task.spec import Parts, Task, counted_parts, cross_entropies, task
 
 SINGLE, MULTIPLE, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
@@ -56,7 +56,7 @@ class SequenceClassification(Task):
             labels = labels.reshape(-1) if labels.numel() == len(logits) else labels
             self.check_classes(labels, logits)
             return labels
-        labels = labels.float().reshape(logits.shape) if labels.numel() == logits.numel() else labels
+        labels = labels.to(widened(logits).dtype).reshape(logits.shape) if labels.numel() == logits.numel() else labels
         if labels.shape != logits.shape:
             raise DataError(f"Labels of shape {list(labels.shape)} do not fit logits of shape {list(logits.shape)}.")
         return labels
@@ -73,7 +73,7 @@ class SequenceClassification(Task):
         return (logits > 0).long() if self.problem == MULTIPLE else logits.argmax(-1)
 
     def parts(self, logits: torch.Tensor, targets: torch.Tensor) -> Parts:
-        logits = logits.float()
+        logits = widened(logits)
         if self.problem == SINGLE:
             return counted_parts(cross_entropies(logits, targets), targets != IGNORED)
         if self.problem == REGRESSION:

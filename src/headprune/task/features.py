@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from headprune.errors import DataError
+from headprune.task.batch import widened
 from headprune.task.spec import task
 from headprune.task.tokens import PerToken
 
@@ -47,7 +48,7 @@ class Features(PerToken):
 
     def embeddings(self, output: Any, batch: Mapping[str, Any]) -> torch.Tensor | None:
         """The mean over a sample's real tokens, which is what sentence encoders are compared by."""
-        values = self.logits(output).detach().float()
+        values = widened(self.logits(output).detach())
         if values.dim() == 2:
             return values
         if values.dim() == 3:
@@ -77,5 +78,5 @@ class Similarity(Features):
         # The cosine of two such rows is the mean of the cosines of their halves.
         return torch.cat([functional.normalize(part.detach().float(), dim=-1) for part in both], dim=-1)  # type: ignore[union-attr]
 
-    def token_mask(self, batch: Mapping[str, Any], *, decoder: bool = False) -> torch.Tensor | None:
-        return super().token_mask(batch)
+    def own_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
+        raise DataError('A dual encoder predicts no labels, so labels="self" has none; use a criterion without a loss.')

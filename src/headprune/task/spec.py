@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from headprune.errors import DataError
-from headprune.task.batch import IGNORED, real_keys, to_device
+from headprune.task.batch import IGNORED, real_keys, to_device, widened
 from headprune.units import Site
 
 Labels = Literal["given", "self"]
@@ -143,7 +143,7 @@ class Task:
         """The probability of each sample's label [batch]; with a token axis, the mean over its labelled tokens."""
         if targets.is_floating_point():
             raise DataError(f"A probability of the label needs one class per sample, which {self.name} has not.")
-        probabilities = logits.float().softmax(-1)
+        probabilities = widened(logits).softmax(-1)
         picked = probabilities.gather(-1, targets.clamp_min(0).unsqueeze(-1)).squeeze(-1)
         if picked.dim() == 1:
             return picked
@@ -230,7 +230,7 @@ def cross_entropies(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     block = len(rows) if torch.is_grad_enabled() else max(1, BLOCK // rows.shape[-1])
     parts = [
         nn.functional.cross_entropy(
-            rows[start : start + block].float(),
+            widened(rows[start : start + block]),
             classes[start : start + block],
             ignore_index=IGNORED,
             reduction="none",

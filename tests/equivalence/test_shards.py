@@ -1,0 +1,119 @@
+"""Statistics of shards of the data add up to those of one pass, whatever the split."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+import headprune
+from headprune.measure.evaluator import Evaluator
+from headprune.measure.metrics import choose_metric
+from headprune.signals.moments import Moments, gather
+from scoring import EVERY, applicable, labelled, labels_of, model_of, precise
+from zoo import ZOO
+
+FAMILIES = ("bert", "albert", "llama-gqa", "bart")
+# Sums of float64 in another order; the answers themselves come from the very same forward passes. Residuals go through
+# the inverse of a covariance, whose condition is at most the inverse of the ridge, 1000.
+TOLERANCE = 1e-10
+SPLITS = ([1, 3], [2, 2], [1, 1, 1, 1])  # batches of each shard
+
+
+def data(name: str) -> list[Any]:
+    """Four batches of three, two, one and three samples, so that folds shift within and between shards."""
+    entry, sizes = ZOO[name], (3, 2, 1, 3)
+    return [
+        {key: value[:size] for key, value in precise(model_of(name, "dense"), labelled(entry, seed)).items()}
+        for seed, size in enumerate(sizes)
+    ]
+
+
+def shards(name: str, split: list[int]) -> list[list[Any]]:
+    left = iter(data(name))
+    return [[next(left) for _ in range(count)] for count in split]
+
+
+def close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    scale = float(other.nan_to_num(0).abs().max())
+    return torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_scores_of_shards_add_up_for_every_criterion(name: str, split: list[int]) -> None:
+    model, criteria = model_of(name, "dense"), applicable(ZOO[name], EVERY)
+    options: dict[str, Any] = {"criteria": criteria, "labels": labels_of(ZOO[name])}
+    whole = headprune.score(model, data(name), **options)
+    parts = [headprune.score(model, shard, **options) for shard in shards(name, split)]
+    joined = functools.reduce(lambda one, other: one + other, parts)
+    assert {key: close(joined.scores[key], whole.scores[key]) for key in whole.scores} == dict.fromkeys(criteria, True)
+    assert (joined.samples, joined.tokens) == (whole.samples, whole.tokens)
+    assert torch.equal(joined.predictions, whole.predictions)
+    assert torch.equal(joined.labels, whole.labels)
+    assert joined.loss == pytest.approx(whole.loss, rel=TOLERANCE)
+    assert joined.accuracy == whole.accuracy
+    assert close(joined.zero_probabilities, whole.zero_probabilities)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_default_criterion_alone_adds_up(name: str) -> None:
+    model = model_of(name, "dense")
+    first, second = (headprune.score(model, shard) for shard in shards(name, [1, 3]))
+    assert close((first + second).scores, headprune.score(model, data(name)).scores)
+    assert not close(first.scores, headprune.score(model, data(name)).scores)  # so the sum had something to do
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_moments_of_shards_add_up(name: str, split: list[int]) -> None:
+    """Folds follow the number of a sample in all the data, however many samples came before in its own shard."""
+    model = model_of(name, "dense")
+    sites = headprune.resolve(model)
+    whole = gather(model, sites, data(name))
+    parts = [gather(model, sites, shard) for shard in shards(name, split)]
+    for index, expected in whole.items():
+        joined: Moments = functools.reduce(lambda one, other: one + other, [part[index] for part in parts])
+        assert torch.equal(joined.counts, expected.counts)
+        assert joined.samples == expected.samples == 9
+        assert torch.equal(joined.shift, expected.shift)
+        for field in ("total", "products"):
+            assert close(getattr(joined, field), getattr(expected, field)), (index, field)
+
+
+def test_moments_that_are_known_serve_every_shard() -> None:
+    """What several processes do: gather, add up, and score with the sum."""
+    model = model_of("bert", "dense")
+    sites = headprune.resolve(model)
+    one, other = shards("bert", [2, 2])
+    seen = gather(model, sites, other)
+    moments = {index: own + seen[index] for index, own in gather(model, sites, one).items()}
+    first, second = (headprune.score(model, shard, moments=moments) for shard in (one, other))
+    sums = {key: first.sums["residual-gradient"][key] + part for key, part in second.sums["residual-gradient"].items()}
+    assert close(sums["squares"] / 9, headprune.score(model, data("bert")).scores)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_quality_of_shards_adds_up(name: str) -> None:
+    model = model_of(name, "dense")
+    sites = headprune.resolve(model)
+    whole = Evaluator(data(name))(model, sites)
+    first, second = (Evaluator(shard)(model, sites) for shard in shards(name, [1, 3]))
+    joined = first + second
+    assert joined.samples == whole.samples == 9
+    for field in ("predictions", "labels", "owners"):
+        assert torch.equal(getattr(joined, field), getattr(whole, field))
+    assert (joined.loss, joined.counted_loss) == (whole.loss, whole.counted_loss)
+    metric = choose_metric(None, whole)
+    assert metric.of(joined).value == metric.of(whole).value
+    assert metric.of(joined).interval == metric.of(whole).interval
+
+
+def test_a_model_that_lost_heads_since_cannot_be_merged() -> None:
+    model = ZOO["bert"].build().double()
+    first, second = (headprune.score(model, shard) for shard in shards("bert", [2, 2]))
+    headprune.remove(model, [(0, 0)])
+    with pytest.raises(headprune.HeadpruneError, match="lost heads since"):
+        first + second
