@@ -27,7 +27,8 @@ def wilson(successes: float, count: int) -> Interval:
     share, square = successes / count, Z * Z
     centre = (share + square / (2 * count)) / (1 + square / count)
     half = Z / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
-    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+    # At the ends the formula gives 0 and 1 but for rounding.
+    return Interval(0.0 if share == 0 else centre - half, 1.0 if share == 1 else centre + half)
 
 
 def standard_error(outcomes: torch.Tensor) -> float:

@@ -17,7 +17,7 @@ from headprune.criteria.scoring import ScoreResult, score
 from headprune.errors import DataError, ReplayError, UnsupportedModelError
 from headprune.measure.costs import flops, total_parameters
 from headprune.measure.evaluator import Evaluator
-from headprune.measure.metrics import Metric, agreement, choose_metric
+from headprune.measure.metrics import Measured, Metric, agreement, choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.trajectory import Step, removed_until
 from headprune.repair.plan import check_compensation
@@ -176,7 +176,7 @@ class Pruner:
         measured = self.metric.of(dense, dense)
         self.config.stop.check(self.metric, measured.value, measured.outcomes)
         if not self.known:
-            return self._record((), None, None, dense, time.perf_counter() - started, 0.0)
+            return self._record((), None, None, dense, time.perf_counter() - started, 0.0, measured=measured)
         self._check_start(measured.value)
         replay(self.model, self.known, self.calibration, self.config.compensate, self.task)
         self.steps = list(self.known)
@@ -265,10 +265,11 @@ class Pruner:
         seconds: float,
         scoring: float,
         repairs: Sequence[Repair] = (),
+        measured: Measured | None = None,
     ) -> Step:
         assert self.metric is not None
         sites = resolve(self.model)
-        measured = self.metric.of(quality, self.reference)
+        measured = measured or self.metric.of(quality, self.reference)
         kinds = dict.fromkeys(site.kind for site in sites)
         step = Step(
             step=len(self.steps),
