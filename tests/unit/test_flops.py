@@ -180,14 +180,31 @@ def test_heads_that_come_back_are_counted() -> None:
     assert flops(bare, headprune.resolve(bare), tokens=TOKENS).total == truth(dense, text())
 
 
-def test_where_the_forward_needs_numbers_the_weights_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+class AskingBert(transformers.BertForSequenceClassification):
+    def forward(self, input_ids: torch.Tensor, **options: Any) -> Any:  # type: ignore[override]
+        if input_ids.sum().item() < 0:
+            raise AssertionError("token ids are not negative")
+        return super().forward(input_ids=input_ids, **options)
+
+
+def test_where_the_forward_needs_numbers_the_weights_are_counted() -> None:
     model = build("BertForSequenceClassification")
     expected = flops(model, headprune.resolve(model), tokens=TOKENS)
-    asking = build("BertForSequenceClassification")
-    asking.register_forward_pre_hook(lambda module, args, inputs: inputs["input_ids"].sum().item(), with_kwargs=True)
+    asking = AskingBert(model.config).eval()
     assert operations.count(asking, headprune.resolve(asking), [{"input_ids": ids().to("meta")}]) is None
     assert flops(asking, headprune.resolve(asking), tokens=TOKENS) == expected
     assert flops(asking, headprune.resolve(asking), batch={"input_ids": ids()}) == expected
+
+
+def test_hooks_of_others_do_not_see_the_count() -> None:
+    model, seen = build("BertForMaskedLM"), []
+    for module in (model, model.bert.encoder.layer[0]):
+        module.register_forward_hook(lambda *_: seen.append(1))
+        module.register_forward_pre_hook(lambda *_: seen.append(1), with_kwargs=True)
+    assert operations.count(model, headprune.resolve(model), costs.example_inputs(model, TOKENS)) is not None
+    assert seen == []
+    truth(model, text())
+    assert len(seen) == 4
 
 
 def test_a_batch_says_how_long_things_are() -> None:

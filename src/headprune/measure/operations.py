@@ -110,6 +110,7 @@ def _count(
             **{id(value): _fake(value, dtype) for value in model.buffers()},
         }
         twin = copy.deepcopy(model, weights).eval()
+        _drop_hooks(twin)
         modules = [(path, twin.get_submodule(path)) for path in watched]
         stack.enter_context(hooks([(module, meter.start) for _, module in modules], before=True))
         stack.enter_context(hooks([(module, meter.stop(path)) for path, module in modules]))
@@ -133,6 +134,13 @@ def _count(
     text = inputs.get("input_ids")
     positions = meter.rows[present[0].o] if present else default_tokens(model)
     return Counted(positions if text is None else int(text.shape[1]), tuple(units), rest)
+
+
+def _drop_hooks(model: nn.Module) -> None:
+    """Whoever watches the model, or changes what flows through it, has not asked for this pass."""
+    for module in model.modules():
+        for hooks_of in (module._forward_hooks, module._forward_pre_hooks):
+            hooks_of.clear()
 
 
 def _fake(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
