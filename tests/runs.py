@@ -218,20 +218,19 @@ def same_but_timing(one: Path, other: Path) -> None:
 @contextlib.contextmanager
 def counted_calls(modules: dict[str, torch.nn.Module]) -> Iterator[dict[str, int]]:
     """How often each module computes."""
+    # A hook for all modules, since one on the module itself would be a change that the model's memory has to notice.
     counts = dict.fromkeys(modules, 0)
+    names = {id(module): name for name, module in modules.items()}
 
-    def count(name: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            counts[name] += 1
+    def count(module: torch.nn.Module, *_: Any) -> None:
+        if id(module) in names:
+            counts[names[id(module)]] += 1
 
-        return hook
-
-    handles = [module.register_forward_pre_hook(count(name)) for name, module in modules.items()]
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(count)
     try:
         yield counts
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
 
 
 def interrupt(out: Path, lines: int, *, torn: str = "") -> None:

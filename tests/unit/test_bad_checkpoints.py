@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import headprune
 from headprune.errors import CheckpointError, UnsupportedModelError
+from headprune.store import fingerprint
 from helpers import assert_unchanged, contents, identical, outputs, pruned, state_of
 from zoo import ZOO
 
@@ -252,3 +254,27 @@ def test_the_good_checkpoint_is_good(folder: Path) -> None:
     """Otherwise the cases above could fail for another reason than the one they name."""
     expected = pruned(ZOO["bert"], "first-site-gone")[0]
     assert identical(outputs(headprune.load(folder), ZOO["bert"].batch(0)), outputs(expected, ZOO["bert"].batch(0)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../secret", "{outside}", "sub/../../secret", "sub/inside", "..", ".", "", "..\\secret", "C:secret", "a\0b"],
+)
+@pytest.mark.parametrize("known", [True, False], ids=["right-hash", "wrong-hash"])
+def test_a_fingerprint_cannot_ask_for_files_elsewhere(
+    name: str, known: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it says about such a file, right or wrong: the answer is the same, and the file is not opened."""
+    outside = tmp_path / "secret"
+    (folder / "sub").mkdir()
+    for file in (outside, folder / "sub" / "inside"):
+        file.write_bytes(b"secret")
+    digest = hashlib.sha256(b"secret" if known else b"other").hexdigest()
+    record = json.loads((folder / "headprune.json").read_text())
+    record["files"] = {name.format(outside=outside): {"bytes": 6, "sha256": digest}}
+    (folder / "headprune.json").write_text(json.dumps(record))
+    opened = []
+    monkeypatch.setattr(fingerprint, "_sha256", opened.append)
+    with pytest.raises(CheckpointError, match=says("headprune.json is damaged", "copy the checkpoint again")):
+        headprune.load(folder)
+    assert opened == []

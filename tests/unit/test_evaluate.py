@@ -13,6 +13,7 @@ import headprune
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.quality import Quality
 from helpers import assert_unchanged, hook_count, state_of
+from runs import counted_calls
 from scoring import labelled
 from zoo import ZOO
 
@@ -80,11 +81,7 @@ def test_no_removal_since_the_last_time_runs_no_layer() -> None:
     evaluator = Evaluator(batches)
     sites = headprune.resolve(model)
     first = evaluator(model, sites)
-    calls: list[int] = []
-    handles = [
-        layer.intermediate.register_forward_pre_hook(lambda *_: calls.append(1)) for layer in model.bert.encoder.layer
-    ]
-    assert evaluator(model, sites, []).loss == first.loss
-    assert calls == []
-    for handle in handles:
-        handle.remove()
+    inside = {str(number): layer.intermediate for number, layer in enumerate(model.bert.encoder.layer)}
+    with counted_calls(inside) as counts:
+        assert evaluator(model, sites, []).loss == first.loss
+    assert set(counts.values()) == {0}

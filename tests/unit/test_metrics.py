@@ -66,7 +66,11 @@ def test_what_is_worse() -> None:
     assert METRICS["accuracy"].drop(0.9, 0.85) == pytest.approx(0.05)
     assert METRICS["pearson"].drop(0.5, 0.6) == pytest.approx(-0.1)
     assert METRICS["perplexity"].drop(20.0, 25.0) == pytest.approx(0.25)
-    assert [name for name, metric in METRICS.items() if not metric.higher_is_better] == ["mse", "perplexity", "error_rate"]
+    assert [name for name, metric in METRICS.items() if not metric.higher_is_better] == [
+        "mse",
+        "perplexity",
+        "error_rate",
+    ]
 
 
 # --- which metric ---

@@ -9,10 +9,13 @@ import json
 import random
 import shlex
 import statistics
+import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openpyxl
 import pytest
 import torch
 from rich.console import Console
@@ -31,11 +34,11 @@ from headprune.papers.published import (
     read_curve,
     read_masks,
     read_orders,
+    read_sheet,
     read_trials,
 )
 from headprune.papers.runs import run_panels
 from headprune.papers.tables import make_tables
-from headprune.papers.xlsx import read_sheet
 from headprune.runs.journal import read_run
 from helpers import SHARED
 
@@ -246,19 +249,76 @@ def published_copy(folder: Path) -> Path:
     return folder
 
 
-def sheet(path: Path, rows: list[list[float]]) -> None:
-    """A sheet with shared strings, as a spreadsheet program writes it; B of the second row is left out if None."""
-    space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
-    strings = ["Heads Pruned", *(f"Trial_{n}" for n in range(1, len(rows[0])))]
-    cells = "".join(f'<c r="{chr(65 + n)}1" t="s"><v>{n}</v></c>' for n in range(len(strings)))
-    body = f'<row r="1">{cells}</row>'
-    for number, row in enumerate(rows, start=2):
-        cells = "".join(f'<c r="{chr(65 + n)}{number}"><v>{value}</v></c>' for n, value in enumerate(row))
-        body += f'<row r="{number}">{cells}</row>'
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("xl/worksheets/sheet1.xml", f"<worksheet {space}><sheetData>{body}</sheetData></worksheet>")
-        items = "".join(f"<si><t>{text}</t></si>" for text in strings)
-        archive.writestr("xl/sharedStrings.xml", f"<sst {space}>{items}</sst>")
+def sheet(path: Path, rows: list[list[Any]]) -> None:
+    """A file of trials, as a spreadsheet program writes it; None is an empty cell."""
+    book = openpyxl.Workbook()
+    book.active.append(["Heads Pruned", *(f"Trial_{n}" for n in range(1, len(rows[0])))])
+    for row in rows:
+        book.active.append(row)
+    book.save(path)
+
+
+def test_cells_of_a_sheet(tmp_path: Path) -> None:
+    """Whole numbers, numbers, holes, texts, and the results of formulas, which only a spreadsheet program computes."""
+    sheet(tmp_path / "trials.xlsx", [[0, 0.5, None, 1], [12, None, 0.25, "missing"], [24, "=1+1", True, 0]])
+    assert read_sheet(tmp_path / "trials.xlsx") == [
+        ["Heads Pruned", "Trial_1", "Trial_2", "Trial_3"],
+        [0.0, 0.5, None, 1.0],
+        [12.0, None, 0.25, "missing"],
+        [24.0, None, "True", 0.0],
+    ]
+    model = find_model("bert")
+    (tmp_path / "trials.xlsx").rename(tmp_path / f"{model.published}randompruned_heads_data_3x3_1group.xlsx")
+    assert read_trials(tmp_path, model) == {0: [0.5, 1.0], 12: [0.25], 24: [0.0]}
+
+
+def zipped(path: Path, parts: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+    return path
+
+
+def parts_of(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_a_sheet_that_is_too_large(tmp_path: Path) -> None:
+    """A small file that unpacks to far more: it is not unpacked at all."""
+    sheet(tmp_path / "good.xlsx", [[0, 0.5]])
+    parts = {**parts_of(tmp_path / "good.xlsx"), "xl/sharedStrings.xml": b" " * (64 * 2**20)}
+    path = zipped(tmp_path / "large.xlsx", parts)
+    assert path.stat().st_size < 2**20
+    with pytest.raises(ReproductionError, match=r"large\.xlsx is too large for a sheet of results; give the authors'"):
+        read_sheet(path)
+
+
+DAMAGE: dict[str, Callable[[dict[str, bytes]], dict[str, bytes]]] = {
+    "empty": lambda parts: {},
+    "no sheet": lambda parts: {name: data for name, data in parts.items() if "worksheets" not in name},
+    "torn sheet": lambda parts: {name: data[: len(data) - 40 * ("sheet1" in name)] for name, data in parts.items()},
+    "no number": lambda parts: {name: data.replace(b"<v>0.5</v>", b"<v>half</v>") for name, data in parts.items()},
+    "no list of parts": lambda parts: {name: data for name, data in parts.items() if "Content_Types" not in name},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_sheet(name: str, tmp_path: Path) -> None:
+    sheet(tmp_path / "good.xlsx", [[3, 0.5]])
+    assert len(read_sheet(tmp_path / "good.xlsx")) == 2
+    path = zipped(tmp_path / "bad.xlsx", DAMAGE[name](parts_of(tmp_path / "good.xlsx")))
+    with pytest.raises(ReproductionError, match=r"bad\.xlsx cannot be read as xlsx \(\w+\); fetch it again\.$"):
+        read_sheet(path)
+
+
+def test_without_openpyxl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = published_copy(tmp_path / "published")
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(
+        ReproductionError, match=r"needs openpyxl; install it with pip install 'headprune\[papers\]'\.$"
+    ):
+        read_trials(folder, find_model("bert"))
 
 
 def test_curves_that_end_early_are_drawn_as_far_as_they_go(tmp_path: Path) -> None:

@@ -77,22 +77,6 @@ def captured_outputs(modules: Sequence[tuple[str, nn.Module]], into: dict[str, A
         yield
 
 
-@contextmanager
-def replayed(pairs: Sequence[tuple[nn.Module, Any]]) -> Iterator[None]:
-    """Modules give a known output instead of computing it."""
-    before = [(module, module.__dict__.get("forward")) for module, _ in pairs]
-    try:
-        for module, output in pairs:
-            module.forward = lambda *args, output=output, **kwargs: output
-        yield
-    finally:
-        for module, forward in before:
-            if forward is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.forward = forward
-
-
 def _projection_hook(site: AttentionSite, path: str, callback: Callable[..., None]) -> Callable[..., None]:
     def watch(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         callback(site, path, args[0], _tracked(output))

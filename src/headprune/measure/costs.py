@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
+from headprune.measure.examples import default_tokens, example_inputs, image_tokens, like
+from headprune.measure.operations import MAPS, count
 from headprune.units import AttentionSite
 from headprune.units.paths import layer_path
 
@@ -25,8 +28,8 @@ def total_parameters(model: nn.Module) -> int:
 
 
 def parameters_by_module(model: PreTrainedModel) -> dict[str, int]:
-    """Parameters of each part of the model: the children of its base model, then its own heads; tied ones count "
-    "once."""
+    """Parameters of each part of the model: the children of its base model, then its own heads; tied ones count
+    once."""
     base = model.base_model
     parts = [] if base is model else [(name, child) for name, child in model.named_children() if child is not base]
     parts = [*base.named_children(), *parts]
@@ -64,40 +67,52 @@ class Flops:
         return self.heads / self.total if self.total else 0.0
 
 
-def flops(model: PreTrainedModel, sites: Sequence[AttentionSite], *, tokens: int | None = None) -> Flops:
-    """Count the matrix products: projections and attention of every site, and all other linear maps and convolutions.
+def flops(
+    model: PreTrainedModel,
+    sites: Sequence[AttentionSite],
+    *,
+    tokens: int | None = None,
+    batch: Mapping[str, Any] | None = None,
+) -> Flops:
+    """Count the matrix products of one sequence, image or recording: of `tokens` tokens, or like a sample of `batch`.
 
-    Layers with a site run on every token, as does a projection to the vocabulary; other maps (a pooler, a
-    classifier) run once. Norms, activations and table look-ups are not counted.
+    The model runs once without numbers, as torch's own counter sees it; where its forward needs numbers, the weights
+    say how much there is to compute. Norms, activations and table look-ups are not counted.
     """
-    tokens = default_tokens(model) if tokens is None else tokens
+    choices = example_inputs(model, tokens) if batch is None else like(model, batch)
+    counted = count(model, sites, choices)
+    if counted is None:
+        if tokens is None and batch is not None and isinstance(batch.get("input_ids"), torch.Tensor):
+            tokens = int(batch["input_ids"].shape[1])
+        return _by_weights(model, sites, default_tokens(model) if tokens is None else tokens)
+    heads = sum(cost * site.kv_heads for cost, site in zip(counted.units, sites, strict=True) if site.kept)
+    return Flops(counted.tokens, heads, counted.rest + heads)
+
+
+def _by_weights(model: PreTrainedModel, sites: Sequence[AttentionSite], tokens: int) -> Flops:
+    """Layers with a site run on every token, as does a projection to the vocabulary; other maps (a pooler, a
+    classifier) run once."""
     heads = 0
+    layers: dict[str, int] = {}
     for site in sites:
+        length = image_tokens(model) if site.stack == "vision" else None
+        length = tokens if length is None else length
+        layers[layer_path(site.path) + "."] = site.applications * length
         if site.kept:
             paths = {projection.module for projection in site.projections} | {site.o}
             weights = sum(model.get_submodule(path).weight.numel() for path in paths)
-            attention = 2 * tokens * tokens * site.heads * site.head_dim
-            heads += site.applications * 2 * (tokens * weights + attention)
-    layers = {layer_path(site.path) + ".": site.applications for site in sites}
+            attention = 2 * length * length * site.heads * site.head_dim
+            heads += site.applications * 2 * (length * weights + attention)
     counted = {projection.module for site in sites for projection in site.projections} | {site.o for site in sites}
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
     rest = 0
     for path, module in model.named_modules():
-        if path in counted or not isinstance(module, (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d)):
+        if path in counted or not isinstance(module, MAPS):
             continue
         weight = module.weight
-        applications = next((times for layer, times in layers.items() if path.startswith(layer)), 0)
-        if applications:
-            rest += applications * 2 * tokens * weight.numel()
-        else:
+        rows = next((rows for layer, rows in layers.items() if path.startswith(layer)), 0)
+        if not rows:
             every_token = vocabulary in weight.shape or not isinstance(module, nn.Linear)
-            rest += 2 * weight.numel() * (tokens if every_token else 1)
+            rows = tokens if every_token else 1
+        rest += 2 * weight.numel() * rows
     return Flops(tokens, heads, heads + rest)
-
-
-def default_tokens(model: PreTrainedModel) -> int:
-    """A sequence length to count with: the patches of an image and its class token, or 128 tokens of text."""
-    size, patch = getattr(model.config, "image_size", None), getattr(model.config, "patch_size", None)
-    if isinstance(size, int) and isinstance(patch, int):
-        return (size // patch) ** 2 + 1
-    return 128

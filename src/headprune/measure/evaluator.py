@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel
 
 from headprune.errors import NonFiniteError
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.watch import captured_outputs, replayed
+from headprune.hooks.recall import Calls, Recall
 from headprune.measure.quality import Quality
 from headprune.task import Task, task_of
 from headprune.units import AttentionSite
@@ -24,8 +23,8 @@ CACHE_BYTES = 1 << 30
 class Evaluator:
     """Runs a model over the same batches again and again while heads leave it.
 
-    Layers below the lowest one that changed give the same outputs for the same data, so their outputs are kept, within
-    a budget of memory, and handed out instead of being computed.
+    A layer that did not change and gets what it got before gives what it gave before. So, within a budget of memory,
+    layers remember their outputs: those that run before the first change, and towers that a change does not reach.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class Evaluator:
     ) -> None:
         self.batches, self.task = batches, task
         self.cache_bytes = cache_bytes
-        self._kept: list[dict[str, Any]] | None = None
+        self._known: dict[int, Calls] = {}  # by the batch's number
 
     def __call__(
         self, model: PreTrainedModel, sites: Sequence[AttentionSite], changed: Sequence[int] | None = None
@@ -43,22 +42,15 @@ class Evaluator:
         quality = Quality(task)
         device = next(model.parameters()).device
         layers = self._layers(model, sites)
-        first = self._first_changed(layers, sites, changed)
-        known, self._kept = self._kept, []
+        stale = {layer_path(sites[site].path) for site in changed or ()}
+        known, self._known = ({} if changed is None else self._known), {}
         room = self.cache_bytes
         with torch.no_grad(), evaluating(model):
             for number, batch in enumerate(self.batches):
                 inputs = task.prepare(batch, device)
-                below = layers[:first] if known else []
-                with ExitStack() as stack:
-                    fresh: dict[str, Any] = {}
-                    if below and known:
-                        stack.enter_context(replayed([(model.get_submodule(p), known[number][p]) for p in below]))
-                    if room > 0:
-                        watched = [path for path in layers if path not in below]
-                        stack.enter_context(
-                            captured_outputs([(path, model.get_submodule(path)) for path in watched], fresh)
-                        )
+                calls = known.pop(number, {})
+                recall = Recall({key: call for key, call in calls.items() if key[0] not in stale}, room)
+                with recall.of(layers):
                     output = model(**task.inputs(inputs))
                 logits = task.logits(output)
                 if not torch.isfinite(logits.sum(dtype=torch.float32)) and not torch.isfinite(logits).all():
@@ -67,33 +59,19 @@ class Evaluator:
                         "precision of the model."
                     )
                 quality.add(inputs, output, logits)
-                kept = {**({path: known[number][path] for path in below} if known else {}), **fresh}
-                room -= sum(_bytes(value) for value in kept.values())
-                self._kept.append(kept)
-        if room <= 0 or not layers:
-            self._kept = None
+                self._known[number] = recall.calls
+                room -= recall.bytes
         return quality
 
     def forget(self) -> None:
         """The next model has nothing to do with the last one."""
-        self._kept = None
+        self._known = {}
 
-    def _layers(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> list[str]:
-        """The layers in order of execution; none where a layer runs more than once per pass (ALBERT)."""
-        if self.cache_bytes <= 0 or any(site.applications > 1 for site in sites):
+    def _layers(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> list[tuple[str, nn.Module]]:
+        """The layers with sites. One that runs again and again in a pass (ALBERT's) changes as a whole, if it does, and
+        would fill the memory for nothing."""
+        if self.cache_bytes <= 0:
             return []
-        paths = list(dict.fromkeys(layer_path(site.path) for site in sites))
-        return paths if all(isinstance(model.get_submodule(path), nn.Module) for path in paths) else []
-
-    def _first_changed(
-        self, layers: Sequence[str], sites: Sequence[AttentionSite], changed: Sequence[int] | None
-    ) -> int:
-        if changed is None or not layers:
-            return 0
-        return min((layers.index(layer_path(sites[site].path)) for site in changed), default=len(layers))
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    return sum(_bytes(part) for part in value) if isinstance(value, (tuple, list)) else 0
+        again = {layer_path(site.path) for site in sites if site.applications > 1}
+        paths = dict.fromkeys(layer_path(site.path) for site in sites)
+        return [(path, model.get_submodule(path)) for path in paths if path not in again]

@@ -34,11 +34,11 @@ def savings(
     bottleneck. `batch` is a full batch of real data; latency is also taken on its first sample alone. `folders` are
     the checkpoints of both, for their size on disk."""
     sites = {"dense": resolve(dense), "pruned": resolve(pruned)}
-    tokens = _tokens(batch)
     costs = {
-        "dense": flops(dense, sites["dense"], tokens=tokens),
-        "pruned": flops(pruned, sites["pruned"], tokens=tokens),
+        "dense": flops(dense, sites["dense"], batch=batch),
+        "pruned": flops(pruned, sites["pruned"], batch=batch),
     }
+    tokens = costs["dense"].tokens
     single = rows_of(batch, slice(0, 1))
     size = batch_size(batch)
     latency = {
@@ -70,11 +70,6 @@ def savings(
             "vocabulary)."
         )
     return result
-
-
-def _tokens(batch: Mapping[str, Any]) -> int | None:
-    ids = batch.get("input_ids")
-    return None if ids is None else int(ids.shape[1])
 
 
 def _latency(dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, float]:

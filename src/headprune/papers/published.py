@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
 from headprune.papers.panels import Curve, Panel
 from headprune.papers.paper import MODELS, PaperModel, ReproductionError
-from headprune.papers.xlsx import read_sheet
 
 CURVE_FILES = {
     "gnorm": "GreedyGnorm",
@@ -17,6 +18,7 @@ CURVE_FILES = {
     "entropy": "AE",
     "inverse:entropy": "AEinverse",
 }
+LARGEST = 64 * 2**20  # bytes of an xlsx file when unpacked: a small archive must not fill the memory
 MASKS, ORDERS = "published_final_masks.json", "published_pruning_order.json"
 
 
@@ -71,6 +73,41 @@ def read_trials(folder: Path, model: PaperModel) -> dict[int, list[float]]:
             if row and isinstance(row[0], float):
                 trials.setdefault(int(row[0]), []).extend(value for value in row[1:] if isinstance(value, float))
     return trials
+
+
+def read_sheet(path: Path) -> list[list[float | str | None]]:
+    """The rows of the first sheet of an xlsx file: numbers, and texts for all else that is in a cell."""
+    try:
+        import openpyxl
+    except ImportError:
+        raise ReproductionError(
+            f"Reading {path.name} needs openpyxl; install it with pip install 'headprune[papers]'."
+        ) from None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            large = sum(part.file_size for part in archive.infolist()) > LARGEST
+    except zipfile.BadZipFile:
+        raise ReproductionError(f"{path} cannot be read as xlsx (it is not a zip file); fetch it again.") from None
+    if large:
+        raise ReproductionError(f"{path} is too large for a sheet of results; give the authors' own file.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about styles and the like, which no number depends on
+            book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+            try:
+                sheet = book.worksheets[0]
+                sheet.reset_dimensions()  # the cells say where they are; what the file says about them may be wrong
+                return [[_cell(value) for value in row] for row in sheet.iter_rows(values_only=True)]
+            finally:
+                book.close()
+    except Exception as error:  # a damaged file makes openpyxl raise whatever its contents lead it to
+        raise ReproductionError(f"{path} cannot be read as xlsx ({type(error).__name__}); fetch it again.") from None
+
+
+def _cell(value: Any) -> float | str | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return None if value is None else str(value)
 
 
 def read_masks(folder: Path) -> dict[str, list[list[bool]]]:

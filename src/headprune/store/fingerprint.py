@@ -34,6 +34,8 @@ def verify(folder: Path) -> None:
         record = json.loads((folder / NAME).read_text())
         version = int(record["format"])
         files = {str(name): (int(known["bytes"]), str(known["sha256"])) for name, known in record["files"].items()}
+        if not all(_is_plain_name(name) for name in files):
+            raise ValueError("a name leads out of the folder")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{folder / NAME} is damaged; copy the checkpoint again.") from None
     if version > FORMAT:
@@ -52,6 +54,12 @@ def verify(folder: Path) -> None:
                 f"{file} does not match the fingerprint in {NAME}: it was changed after saving; copy the checkpoint "
                 f"again, or delete {NAME} to accept the change."
             )
+
+
+def _is_plain_name(name: str) -> bool:
+    """Whether this names a file of the folder itself, on every system: a record from elsewhere must not be able to ask
+    for other files."""
+    return name not in ("", ".", "..") and not any(mark in name for mark in ("/", "\\", ":", "\0"))
 
 
 def _covered(folder: Path) -> list[Path]:

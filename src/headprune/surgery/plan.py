@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from headprune.surgery.check import check_removable
 from headprune.units import AttentionSite, Head, resolve
+from headprune.units.code import forward_code
 from headprune.units.linear import in_features, out_features
 from headprune.units.quirks import is_empty, restructure
 
@@ -32,10 +33,7 @@ def _plan_site(model: PreTrainedModel, site: AttentionSite, kept: list[int]) -> 
         **dict.fromkeys(KV_COUNTS, keys),
         **dict.fromkeys(WIDTHS, queries * site.head_dim),
     }
-    read_by_forward = set(type(module).forward.__code__.co_names)
-    base = getattr(type(module), "_base_class", None)
-    if base is not None:
-        read_by_forward |= set(base.forward.__code__.co_names)
+    code = forward_code(module)
     config = getattr(module, "config", None)
     entry: dict[str, Any] = {
         "path": site.path,
@@ -46,11 +44,11 @@ def _plan_site(model: PreTrainedModel, site: AttentionSite, kept: list[int]) -> 
         "original": site.original_heads,
         "o": site.o,
         "attributes": {name: n for name, n in numbers.items() if name in module.__dict__},
-        # Phi-3 reads its head count from the config at every call.
+        # Phi-3 reads its head count from the config at every call; code that cannot be seen may do so as well.
         "config": {
             name: n
             for name, n in numbers.items()
-            if name in read_by_forward and name not in module.__dict__ and hasattr(config, name)
+            if (code is None or name in code.reach) and name not in module.__dict__ and hasattr(config, name)
         },
         "linears": {},
         "delete": [],

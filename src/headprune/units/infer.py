@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from headprune.units.code import forward_code
 from headprune.units.families import Family, Layout
 from headprune.units.linear import in_features, is_plain, out_features
 from headprune.units.paths import absolute, submodule
@@ -85,14 +86,27 @@ def obstacle(module: nn.Module, width: int, heads: int, kv_heads: int) -> str:
     for name, child in module.named_children():
         if name not in known and any(sizes & set(parameter.shape) for parameter in child.parameters()):
             return f"its {name} may have a head axis, and headprune does not know this family"
-    code = type(module).forward.__code__
-    cached = any(name in code.co_varnames[: code.co_argcount] for name in CACHE_ARGUMENTS)
-    if cached and not hasattr(module, "layer_idx"):
+        if _normalised(child) not in (0, width) and not list(child.parameters()):
+            return f"its {name} normalises {_normalised(child)} numbers at once, which is more than one head of {width}"
+    code = forward_code(module)
+    if code is None or not any(code.reach.issuperset(names) for names in QUERY_KEY_VALUE):
+        return "the code of its forward cannot be seen (a wrapper hides it?), and headprune does not know this family"
+    if any(name in code.arguments for name in CACHE_ARGUMENTS) and not hasattr(module, "layer_idx"):
         return "it keeps a KV cache but does not say which layer it is"
     for name in ("embed_dim", "hidden_size", "d_model"):
-        if name in code.co_names:
+        if name in code.reach:
             return f"its forward code counts on {name}, and headprune does not know this family"
+    if "chunk" in code.names:
+        return (
+            "its forward code splits tensors with chunk, which may pair heads, and headprune does not know this family"
+        )
     return ""
+
+
+def _normalised(module: nn.Module) -> int:
+    """How many numbers a normalisation takes together; 0 where the module does not say so."""
+    shape = getattr(module, "normalized_shape", ())
+    return int(shape[-1]) if shape else 0
 
 
 def stack(model: nn.Module, path: str) -> str:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
 from headprune.units import infer
+from headprune.units.code import forward_code
 from headprune.units.families import Family, Layout, family_of
 from headprune.units.linear import in_features, is_plain, out_features
 from headprune.units.paths import absolute, submodule
@@ -26,7 +27,7 @@ HEAD_AXIS_ARGUMENTS = ("position_bias", "alibi", "relative_position_bias")
 
 
 def resolve(model: nn.Module) -> list[AttentionSite]:
-    """Every attention site of the model in order of execution."""
+    """Every attention site of the model: in order of execution by the table, as declared where it is inferred."""
     if not isinstance(model, PreTrainedModel):
         fix = "; call merge_and_unload() on an adapter model first" if hasattr(model, "peft_config") else ""
         raise UnsupportedModelError(
@@ -232,9 +233,9 @@ def _obstacle(module: Any, family: Family, width: int, heads: int, kv_heads: int
         for name, child in module.named_children():
             if isinstance(child, nn.Embedding) and child.embedding_dim == heads:
                 return f"its table {name} has a head axis that headprune does not know"
-        code = type(module).forward.__code__
+        code = forward_code(module)
         for name in HEAD_AXIS_ARGUMENTS:
-            if name in code.co_varnames[: code.co_argcount]:
+            if code is not None and name in code.arguments:
                 return f"its forward takes {name}, which has a head axis that headprune does not know"
     if getattr(module, "pretraining_tp", 1) > 1 and getattr(module, "slow_but_exact", False):
         return "slow_but_exact splits its output projection by tensor-parallel rank; set config.slow_but_exact = False"

@@ -1,0 +1,175 @@
+"""Counting a forward pass by running it on fake tensors, which have shapes and no numbers."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import math
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from headprune.hooks.watch import hooks
+from headprune.measure.examples import Inputs, default_tokens
+from headprune.units import AttentionSite
+
+
+def _grouped_products(rows: Any, maps: Any, *args: Any, **options: Any) -> int:
+    """Every row [rows, in] is multiplied by one of the maps [maps, in, out]."""
+    return 2 * math.prod(rows) * int(maps[-1])
+
+
+FORMULAS = {torch.ops.aten._grouped_mm: _grouped_products}  # a layer of experts, which torch's counter does not know
+# One mode for all: some families keep what they compute by shape, device and type, and modes do not mix. Fake tensors
+# are on the meta device, so that none of that is ever taken for the real thing.
+FAKE = FakeTensorMode(allow_non_fake_inputs=True)
+MAPS = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """FLOPs of one forward pass: per unit of each site, and of all that does not leave with heads."""
+
+    tokens: int
+    units: tuple[int, ...]
+    rest: int
+
+
+# What a unit costs does not depend on how many there are, so one count serves for all steps of a run.
+_known: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[Any, Counted | None]]] = weakref.WeakKeyDictionary()
+
+
+def count(model: PreTrainedModel, sites: Sequence[AttentionSite], choices: Iterable[Inputs]) -> Counted | None:
+    """The count on the first of these inputs that the model runs on so that every site is reached; None if there is
+    none, or if the forward cannot run without numbers."""
+    choices = list(choices)
+    shapes = tuple(tuple((name, tuple(value.shape)) for name, value in inputs.items()) for inputs in choices)
+    structure = _structure(model, sites)
+    known = _known.setdefault(model, {})
+    before, counted = known.get(shapes, (None, None))
+    # A site that was empty when it was counted may have its heads back.
+    fits = counted is None or all(cost or not site.kept for cost, site in zip(counted.units, sites, strict=True))
+    if before != structure or not fits:
+        counted = next((found for inputs in choices if (found := _run(model, sites, inputs)) is not None), None)
+        known[shapes] = (structure, counted)
+    return counted
+
+
+def _structure(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> Any:
+    """Everything with a shape that does not change when heads go."""
+    heads = {path for site in sites for path in (*_projections(site), site.o)}
+    return tuple(
+        (name, tuple(parameter.shape))
+        for name, parameter in model.named_parameters()
+        if name.rpartition(".")[0] not in heads
+    )
+
+
+def _projections(site: AttentionSite) -> set[str]:
+    return {projection.module for projection in (site.q, site.k, site.v, *site.extras)}
+
+
+def _run(model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Inputs) -> Counted | None:
+    log = logging.getLogger(FakeTensorMode.__module__)
+    disabled, log.disabled = log.disabled, True
+    try:
+        # A count does not depend on the precision, and some kernels (those of experts) know only one.
+        for dtype in (None, torch.bfloat16):
+            # Whatever goes wrong here (a value is asked for, a kernel is missing), the caller has another way to count.
+            with suppress(Exception):
+                return _count(model, sites, inputs, dtype)
+    finally:
+        log.disabled = disabled
+    return None
+
+
+def _count(
+    model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Inputs, dtype: torch.dtype | None
+) -> Counted | None:
+    """A copy runs, since a forward may keep tensors that it made, and the model must not find fake ones later."""
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
+    meter = _Meter(counter)
+    present = [site for site in sites if site.kept]
+    inside = {site.path: _maps(model, site) for site in present}
+    watched = {path for site in present for path in (site.path, site.o, *_projections(site), *inside[site.path])}
+    # Fake and not only meta tensors: transformers knows them, and does not ask for their values.
+    with torch.no_grad(), FAKE, ExitStack() as stack:
+        weights: dict[int, Any] = {
+            **{id(value): nn.Parameter(_fake(value, dtype), requires_grad=False) for value in model.parameters()},
+            **{id(value): _fake(value, dtype) for value in model.buffers()},
+        }
+        twin = copy.deepcopy(model, weights).eval()
+        _drop_hooks(twin)
+        modules = [(path, twin.get_submodule(path)) for path in watched]
+        stack.enter_context(hooks([(module, meter.start) for _, module in modules], before=True))
+        stack.enter_context(hooks([(module, meter.stop(path)) for path, module in modules]))
+        with counter:
+            twin(**{name: _fake(value, dtype or model.dtype) for name, value in inputs.items()}, **options)
+    if any(site.o not in meter.rows for site in present):
+        return None
+    units = []
+    for site in sites:
+        own = 0
+        if site.kept:
+            products = meter.flops[site.path] - sum(meter.flops.get(path, 0) for path in inside[site.path])
+            own = products + sum(meter.flops.get(path, 0) for path in (*_projections(site), site.o))
+        cost, left = divmod(own, max(site.kv_heads, 1))
+        if left:
+            return None
+        units.append(cost)
+    rest = counter.get_total_flops() - sum(
+        cost * site.kv_heads for cost, site in zip(units, sites, strict=True) if site.kept
+    )
+    text = inputs.get("input_ids")
+    positions = meter.rows[present[0].o] if present else default_tokens(model)
+    return Counted(positions if text is None else int(text.shape[1]), tuple(units), rest)
+
+
+def _drop_hooks(model: nn.Module) -> None:
+    """Whoever watches the model, or changes what flows through it, has not asked for this pass."""
+    for module in model.modules():
+        for hooks_of in (module._forward_hooks, module._forward_pre_hooks):
+            hooks_of.clear()
+
+
+def _fake(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    return torch.empty(tensor.shape, dtype=dtype, device="meta")
+
+
+def _maps(model: PreTrainedModel, site: AttentionSite) -> list[str]:
+    """Linear maps and convolutions inside the attention module: what it computes besides is attention."""
+    module = model.get_submodule(site.path)
+    return [f"{site.path}.{name}" for name, inner in module.named_modules() if name and isinstance(inner, MAPS)]
+
+
+class _Meter:
+    """FLOPs between the beginning and the end of modules, and the rows of what they are given."""
+
+    def __init__(self, counter: FlopCounterMode) -> None:
+        self.counter = counter
+        self.flops: dict[str, int] = {}
+        self.rows: dict[str, int] = {}
+        self._begun: list[int] = []
+
+    def start(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._begun.append(self.counter.get_total_flops())
+
+    def stop(self, path: str) -> Any:
+        def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self.flops[path] = self.flops.get(path, 0) + self.counter.get_total_flops() - self._begun.pop()
+            if args and isinstance(args[0], torch.Tensor):
+                self.rows[path] = math.prod(args[0].shape[:-1])
+
+        return note
