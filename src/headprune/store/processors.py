@@ -9,20 +9,21 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedModel
 
+VOCABULARIES = ("tokenizer*", "vocab*", "merges.txt", "*.spm", "*.model", "*.tiktoken")  # a tokenizer has one of these
 PATTERNS = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
+    *VOCABULARIES,
     "special_tokens_map.json",
     "added_tokens.json",
-    "*.spm",
-    "*.model",
-    "*.tiktoken",
     "chat_template*",
     "*preprocessor_config.json",
     "processor_config.json",
     "normalizer.json",
 )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer was saved in this folder. transformers makes one up from the model's config if none was."""
+    return any(file.is_file() for pattern in VOCABULARIES for file in folder.glob(pattern))
 
 
 def carry_processor(model: PreTrainedModel, processor: Any, target: Path) -> None:
