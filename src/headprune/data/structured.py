@@ -14,6 +14,7 @@ from headprune.data import labels
 from headprune.data.columns import ENDING, texts_in
 from headprune.data.lazy import Row, Rows
 from headprune.data.tables import as_list, missing
+from headprune.data.vocabulary import INPUTS
 from headprune.errors import DataError
 from headprune.task import IGNORED
 
@@ -224,7 +225,7 @@ def chosen(source: Source) -> Rows:
             encoded = encoder([texts[number]] * count, own, rows=[number] * count)
             width = max(len(ids) for ids in encoded["input_ids"])
             row = {}
-            for name in (name for name in encoder.inputs if name in encoded):
+            for name in (name for name in INPUTS if name in encoded):
                 fill = encoder.padding.get(name, 0)
                 row[name] = torch.tensor([ids + [fill] * (width - len(ids)) for ids in encoded[name]], dtype=torch.long)
             if right is not None:

@@ -51,7 +51,7 @@ def read_table(source: str | Path, split: str | None = None) -> Table:
         elif suffix in (".csv", ".tsv"):
             columns = _separated(read_text(path), "\t" if suffix == ".tsv" else ",")
         else:
-            columns = _json(read_text(path))
+            columns = _json(read_text(path), lines=suffix == ".jsonl")
     except DataError:
         raise
     except (ValueError, OSError, csv.Error) as error:
@@ -71,6 +71,8 @@ def missing(value: Any) -> bool:
 
 def as_list(value: Any) -> list[Any] | None:
     """The list that a cell holds, as such or written as JSON, as csv files have it; None where it holds none."""
+    if isinstance(value, str) and value.startswith('"[') and value.endswith(']"'):  # a tsv file with quotes
+        value = value[1:-1].replace('""', '"')
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
@@ -168,21 +170,23 @@ def _has_leading_zero(value: str) -> bool:
 # --- json, parquet, data sets ---
 
 
-def _json(text: str) -> dict[str, list[Any]]:
-    """A list of objects, an object of columns, or an object per line, whatever the file is called."""
+def _json(text: str, *, lines: bool) -> dict[str, list[Any]]:
+    """A list of objects, an object per line, or an object of columns, unless the file is called one of lines."""
     if not text.strip():
         raise ValueError("it is empty")
     try:
         content = json.loads(text)
     except ValueError:
-        lines = [line for line in text.split("\n") if line.strip()]
-        if len(lines) < 2 or not lines[0].lstrip().startswith("{") or not lines[0].rstrip().endswith("}"):
+        parts = [line for line in text.split("\n") if line.strip()]
+        if len(parts) < 2 or not parts[0].lstrip().startswith("{") or not parts[0].rstrip().endswith("}"):
             raise
-        return _from_records([_line(line, number) for number, line in enumerate(lines)])
+        return _from_records([_line(line, number) for number, line in enumerate(parts)])
     if isinstance(content, list):
         return _from_records(content)
     if not isinstance(content, dict):
         raise ValueError("it holds neither a list nor an object")
+    if lines:
+        return _from_records([content])
     only = next(iter(content.values())) if len(content) == 1 else None
     if isinstance(only, list) and all(isinstance(row, dict) for row in only):  # {"data": [...]}
         return _from_records(only)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,9 +43,6 @@ class Encoder:
         self.vocabulary = _vocabulary(model)
         self._refuse_stranger()
         self.padding = {"input_ids": self._pad(model, task), "labels": IGNORED}
-        takes = inspect.signature(model.forward).parameters
-        anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
-        self.inputs = [name for name in INPUTS if anything or name in takes]
 
     def __call__(self, texts: Any, pairs: Any = None, *, rows: Sequence[int], **options: Any) -> Any:
         """The tokenizer's own answer for these texts, cut to the limit; `rows` are their numbers in the data."""
@@ -55,7 +51,7 @@ class Encoder:
         return encoded
 
     def rows(self, encoded: Mapping[str, Any]) -> list[dict[str, torch.Tensor]]:
-        names = [name for name in self.inputs if name in encoded]
+        names = [name for name in INPUTS if name in encoded]
         count = len(encoded["input_ids"])
         return [{name: torch.tensor(encoded[name][row], dtype=torch.long) for name in names} for row in range(count)]
 
