@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -206,15 +205,14 @@ def _settings(place: str | Path) -> Mapping[str, Any] | None:
     """What is written down about the image processor; None where nothing is."""
     from transformers.image_processing_base import ImageProcessingMixin
 
-    if is_there(place) and Path(place).is_dir():
-        names = ("preprocessor_config.json", "processor_config.json")
-        if not any((Path(place) / name).is_file() for name in names):
-            return None
+    written = Path(place) / "preprocessor_config.json"
+    if is_there(place) and Path(place).is_dir() and not any(Path(place).glob("*processor_config.json")):
+        return None
     try:
         return ImageProcessingMixin.get_image_processor_dict(str(place))[0]
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise DataError(f"The image processor at {place} cannot be read; save it again.") from None
     except (OSError, ValueError):
+        if written.is_file():
+            raise DataError(f"{written} cannot be read; save the image processor again.") from None
         return None
 
 
