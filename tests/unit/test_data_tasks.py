@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from headprune.data import Columns, load_examples
+from headprune.data.columns import NAMES, TEXT
+from headprune.data.texts import MAKERS
 from headprune.errors import DataError
 from headprune.task import TASKS, task_of
 from headprune.task.classification import AudioClassification
@@ -63,13 +66,13 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 # --- tags ---
 
-NAMES = {"O": 0, "PER": 1, "LOC": 2}
+TAG_NAMES = {"O": 0, "PER": 1, "LOC": 2}
 WORDS = [["abcd", "e", "ghgh"], ["x"], ["ab", "cdef"]]
 TAGS = [["PER", "O", "LOC"], ["O"], ["LOC", "PER"]]
 
 
 def tagger(**settings: Any) -> Any:
-    names = {"label2id": NAMES, "id2label": {n: name for name, n in NAMES.items()}}
+    names = {"label2id": TAG_NAMES, "id2label": {n: name for name, n in TAG_NAMES.items()}}
     return bert(transformers.BertForTokenClassification, **{**names, **settings})
 
 
@@ -86,11 +89,11 @@ def slowly_tagged(words: list[str], tags: list[int]) -> tuple[list[int], list[in
 @pytest.mark.parametrize("named", [True, False], ids=["names", "numbers"])
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet", "csv", "tsv"])
 def test_tags(suffix: str, named: bool, place: Path, tmp_path: Path) -> None:
-    tags: list[list[Any]] = TAGS if named else [[NAMES[tag] for tag in row] for row in TAGS]
+    tags: list[list[Any]] = TAGS if named else [[TAG_NAMES[tag] for tag in row] for row in TAGS]
     rows = [{"tokens": w, "ner_tags": t} for w, t in zip(WORDS, tags, strict=True)]
     examples = load_examples(tagger(), write(tmp_path / f"x.{suffix}", rows), processor=place)
     for row, words, own in zip(examples.rows, WORDS, TAGS, strict=True):
-        ids, labels = slowly_tagged(words, [NAMES[tag] for tag in own])
+        ids, labels = slowly_tagged(words, [TAG_NAMES[tag] for tag in own])
         assert row["input_ids"].tolist() == ids
         assert row["labels"].tolist() == labels
     assert examples.has_labels
@@ -331,3 +334,25 @@ def test_columns_that_are_named(place: Path, tmp_path: Path) -> None:
     assert answered_as(row) == "x"
     with pytest.raises(DataError, match="There is no context column 'abut'; the data has 'q', 'passage'"):
         load_examples(reader(), tmp_path / "x.jsonl", processor=place, columns=Columns(text="q", context="abut"))
+
+
+# --- the documentation ---
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+def test_the_documentation_names_every_task_and_its_columns() -> None:
+    rows = {
+        row[0]: row[1:] for row in re.findall(r"^\| `([a-z0-9-]+)` \|([^|]*)\|([^|]*)\|([^|]*)\|$", PAGE, re.MULTILINE)
+    }
+    assert set(rows) == {task.name for task in TASKS}
+    for task, usual in NAMES.items():
+        if task == "regression":
+            continue
+        text, label, more = (re.findall(r"`(\w+)`", cell) for cell in rows[task])
+        assert set(usual.text) - set(TEXT) <= set(text)
+        assert list(usual.label) == label
+        assert {*usual.context, *usual.choices} <= set(more)
+    for task in TASKS:
+        if task.name not in MAKERS and task.name != "image-classification":
+            assert "batches from Python" in rows[task.name][0]
