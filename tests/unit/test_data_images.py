@@ -150,6 +150,12 @@ def test_tables_of_images(tmp_path: Path) -> None:
             torch.testing.assert_close(row["pixel_values"], expected)
 
 
+def test_labels_in_a_column_of_their_own_axis(tmp_path: Path) -> None:
+    data = archive(tmp_path / "x.npz", x=pictures(3, 16, 16, 3), y=numpy.array([[2], [0], [1]]))
+    rows = load_examples(ZOO["vit"].build(), data, processor=tmp_path).rows
+    assert [row["labels"].tolist() for row in rows] == [2, 0, 1]
+
+
 BAD: dict[str, tuple[dict[str, numpy.ndarray], str]] = {
     "five-channels": ({"x": pictures(1, 16, 16, 5)}, "5 channels .* and the model takes 3"),
     "one-axis": ({"x": pictures(9)}, "has 1 axes; give it as pictures x height x width"),

@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
+import transformers
 
 from headprune.data import Columns, load_examples
 from headprune.data.labels import classes
@@ -87,11 +89,46 @@ def test_generic_names_are_names_and_numbers_are_numbers(tmp_path: Path) -> None
 def test_truth_values(tmp_path: Path) -> None:
     assert labels_of(named({"true": 0, "false": 1}), tmp_path / "x.jsonl", [True, False]) == [0, 1]
     assert labels_of(named({"no": 0, "yes": 1}), tmp_path / "y.jsonl", [True, False]) == [1, 0]
+    for form in ("true false", "True False", "TRUE FALSE"):
+        true, false = form.split()
+        assert labels_of(named({true: 0, false: 1}), tmp_path / "x.csv", [true, false]) == [0, 1]
+        assert labels_of(bert(), tmp_path / "y.csv", [true, false]) == [1, 0]
 
 
 def test_a_mixture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the name 'no' in row 1 and the number 1 in row 0"):
         labels_of(named({"no": 0, "yes": 1}), tmp_path / "x.jsonl", [1, "no"])
+
+
+@pytest.mark.parametrize("loaded", ["parquet", "by-name"])
+def test_a_data_set_that_names_its_numbers(loaded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its 0 is the model's 1: the names decide, if the model has them."""
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["sad", "glad"])}
+    )
+    data = datasets.Dataset.from_dict({"text": ["w5", "w6", "w7"], "label": [0, 1, 1]}, features=features)
+    data.to_parquet(tmp_path / "x.parquet")
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: data)
+    source = tmp_path / "x.parquet" if loaded == "parquet" else "someone/moods"
+    for names, expected in (
+        ({"glad": 0, "sad": 1}, [1, 0, 0]),
+        ({"sad": 0, "glad": 1}, [0, 1, 1]),
+        ({"LABEL_0": 0, "LABEL_1": 1}, [0, 1, 1]),
+        ({"SAD": 1, "glad": 0}, [0, 1, 1]),
+    ):
+        rows = load_examples(named(names), source, processor=material().bert).rows
+        assert [int(row["labels"]) for row in rows] == expected, names
+
+
+def test_tags_of_a_data_set_that_names_them(tmp_path: Path) -> None:
+    tags = datasets.Sequence(datasets.ClassLabel(names=["PER", "O"]))
+    features = datasets.Features({"tokens": datasets.Sequence(datasets.Value("string")), "tags": tags})
+    data = datasets.Dataset.from_dict({"tokens": [["w5", "w6", "w7"]], "tags": [[0, -100, 1]]}, features=features)
+    data.to_parquet(tmp_path / "x.parquet")
+    names = {"O": 0, "PER": 1}
+    model = bert(transformers.BertForTokenClassification, num_labels=2, label2id=names, id2label={0: "O", 1: "PER"})
+    (row,) = load_examples(model, tmp_path / "x.parquet", processor=material().bert).rows
+    assert row["labels"].tolist() == [-100, 1, -100, 0, -100]
 
 
 @pytest.mark.parametrize("gap", [None, float("nan"), "", "  "])

@@ -55,7 +55,7 @@ def load(
     columns: Columns,
     split: str | None,
 ) -> Examples:
-    pictures = _found(Path(source), source, columns, split)
+    pictures = _found(model.config, Path(source), source, columns, split)
     targets = None
     if pictures.labels is not None and task.name == "image-classification":
         targets = _targets(model.config, task, pictures)
@@ -84,18 +84,18 @@ def _targets(config: Any, task: Task, pictures: Pictures) -> list[torch.Tensor]:
 # --- where pictures come from ---
 
 
-def _found(place: Path, source: str | Path, columns: Columns, split: str | None) -> Pictures:
+def _found(config: Any, place: Path, source: str | Path, columns: Columns, split: str | None) -> Pictures:
     if is_there(place):
         if place.is_dir():
             return _from_folder(place)
         if place.suffix.lower() == ".npz":
             return _from_archive(place, split)
     table_like = suffix_of(place) in TABLES
-    if not is_there(place) and (place.suffix or len(place.parts) > 2):
+    if not is_there(place) and (table_like or place.suffix.lower() == ".npz" or len(place.parts) > 2):
         raise DataError(f"There is no file {place}; {FORMS}.")
     if is_there(place) and not table_like:
         raise DataError(f"An image model cannot read {place}; {FORMS}.")
-    return _from_table(source, columns, split)
+    return _from_table(config, source, columns, split)
 
 
 FORMS = "give a folder with one sub-folder per label, or an .npz with x and y arrays"
@@ -114,7 +114,7 @@ def _from_archive(path: Path, split: str | None) -> Pictures:
     partner = "y" + name[1:]
     try:
         pictures = archive[name]
-        targets = archive[partner].tolist() if partner in archive else None
+        targets = archive.get(partner)
     except ValueError:
         raise DataError(refusal) from None
     if pictures.ndim not in (3, 4):
@@ -125,6 +125,8 @@ def _from_archive(path: Path, split: str | None) -> Pictures:
         raise DataError(
             f"{path} has {len(pictures)} pictures in {name} and {len(targets)} labels in {partner}; give one each."
         )
+    if targets is not None and targets.ndim == 2 and targets.shape[1] == 1:  # a column, as some archives have it
+        targets = targets[:, 0]
     scaled = False
     if pictures.dtype.kind == "f" and pictures.size:
         if not numpy.isfinite(pictures).all():
@@ -132,7 +134,8 @@ def _from_archive(path: Path, split: str | None) -> Pictures:
         scaled = bool(pictures.min() >= 0 and pictures.max() <= 1)
         if scaled:
             log.warning("The pictures of %s are numbers from 0 to 1 and are not scaled again.", path)
-    return Pictures(lambda number: pictures[number], len(pictures), targets, partner, scaled=scaled)
+    found = None if targets is None else targets.tolist()
+    return Pictures(lambda number: pictures[number], len(pictures), found, partner, scaled=scaled)
 
 
 def _from_folder(folder: Path) -> Pictures:
@@ -148,7 +151,7 @@ def _from_folder(folder: Path) -> Pictures:
     )
 
 
-def _from_table(source: str | Path, columns: Columns, split: str | None) -> Pictures:
+def _from_table(config: Any, source: str | Path, columns: Columns, split: str | None) -> Pictures:
     table = read_table(source, split)
     name = columns.text or next((name for name in IMAGE if name in table), None)
     if name is None or name not in table:
@@ -172,7 +175,8 @@ def _from_table(source: str | Path, columns: Columns, split: str | None) -> Pict
             return numpy.asarray(value)
         return numpy.asarray(value.convert("RGB"))
 
-    return Pictures(opened, len(values), None if label is None else table[label], label or "label", typed=table.typed)
+    found = None if label is None else labels.labels_in(config, table, label)
+    return Pictures(opened, len(values), found, label or "label", typed=table.typed)
 
 
 def _opened(file: Any, name: Any) -> numpy.ndarray:

@@ -8,6 +8,9 @@ Whether a column holds names or numbers is decided for the column as a whole:
 4. Both are possible and differ (the labels are called "1", "2", "3" and the column holds 1 and 2): where the file tells
    1 from "1" (json, parquet, data sets, arrays), whole numbers are numbers and strings are names. A csv or tsv file
    does not; there, a column that has every number from 0 on has numbers, and any other one is refused.
+
+Data sets that say what their numbers are called (`ClassLabel`) are read by these names, if the model has all of them:
+its own numbers may be others.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any
 
 import torch
 
-from headprune.data.tables import as_list, missing
+from headprune.data.tables import Table, as_list, missing
 from headprune.errors import DataError
 from headprune.task import IGNORED
 
@@ -32,6 +35,20 @@ def names_of(config: Any) -> dict[str, int]:
     names = {str(name): int(number) for name, number in (getattr(config, "label2id", None) or {}).items()}
     others = {str(name): int(number) for number, name in (getattr(config, "id2label", None) or {}).items()}
     return {**others, **names} if len(names) < len(others) else names
+
+
+def labels_in(config: Any, table: Table, column: str) -> Sequence[Any]:
+    """A column of labels; numbers that the data has names for are those names, if the model has them too."""
+    values, called = table[column], table.called.get(column, ())
+    if not called or not set(called) <= set(names_of(config)):
+        return values
+
+    def name(value: Any) -> Any:
+        if isinstance(value, list):
+            return [name(entry) for entry in value]
+        return called[value] if isinstance(value, int) and 0 <= value < len(called) else value
+
+    return [name(value) for value in values]
 
 
 def classes(
@@ -50,7 +67,7 @@ def classes(
     for row, value in zip(rows, values, strict=True):
         if missing(value):
             raise DataError(f"Row {row} of column {column!r} has no label; fill it in or remove the row.")
-    by_name = [_name(value, known) for value in values]
+    by_name = [IGNORED if ignored and value == IGNORED else _name(value, known) for value in values]
     numbers = [whole(value) for value in values]
     by_number = [
         number if number is not None and (0 <= number < count or (ignored and number == IGNORED)) else None
@@ -84,7 +101,8 @@ def _named(values: Sequence[Any], numbers: Sequence[int | None], column: str, co
 
 def _name(value: Any, known: Mapping[str, int]) -> int | None:
     if isinstance(value, bool):
-        return known.get(str(value), known.get(str(value).lower()))
+        text = str(value)
+        return next((known[form] for form in (text, text.lower(), text.upper()) if form in known), None)
     if isinstance(value, float) and value.is_integer():
         return known.get(str(value), known.get(str(int(value))))
     return known.get(str(value))
@@ -100,7 +118,7 @@ def whole(value: Any) -> int | None:
 
 def _in_range(numbers: list[int], rows: Sequence[int], column: str, count: int) -> list[int]:
     for row, number in zip(rows, numbers, strict=True):
-        if not 0 <= number < count:
+        if not 0 <= number < count and number != IGNORED:
             raise _out_of_range(number, row, column, count)
     return numbers
 

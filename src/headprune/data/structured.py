@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 def tagged(source: Source) -> Rows:
     """A list of words and a tag for each; the first token of a word has its tag, the others have none that counts."""
-    _refuse_slow(source, "tags can be given to")
-    words = _lists(source, source.text)
+    _refuse_slow(source, "Tags can be given to")
+    words = _lists(source.table[source.text], source.text)
     column, encoder = source.columns.label, source.encoder
     encoder.refuse_unknown([" ".join(row) for row in words])
     tags: list[list[int]] | None = None
     if column is not None:
-        named = _lists(source, column, strings=False)
+        named = _lists(labels.labels_in(source.config, source.table, column), column, strings=False)
         for row, (one, other) in enumerate(zip(words, named, strict=True)):
             if len(one) != len(other):
                 raise DataError(
@@ -66,10 +66,10 @@ def _spread(words: Sequence[int | None], tags: Sequence[int]) -> torch.Tensor:
     )
 
 
-def _lists(source: Source, column: str, *, strings: bool = True) -> list[list[Any]]:
+def _lists(values: Sequence[Any], column: str, *, strings: bool = True) -> list[list[Any]]:
     """A list per row: as such, as JSON, or as words with blanks between them."""
     result = []
-    for row, value in enumerate(source.table[column]):
+    for row, value in enumerate(values):
         entries = as_list(value)
         if entries is None and not missing(value):
             entries = str(value).split()

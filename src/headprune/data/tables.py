@@ -23,12 +23,23 @@ WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,17})")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 
+TRUTHS = {form: form.lower() == "true" for form in ("True", "true", "TRUE", "False", "false", "FALSE")}
+
+
 class Table(dict[str, Sequence[Any]]):
     """Column name -> values. `typed` says whether 1 and "1" are told apart, which csv and tsv files cannot."""
 
-    def __init__(self, columns: Mapping[str, Sequence[Any]], *, typed: bool, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, Sequence[Any]],
+        *,
+        typed: bool,
+        folder: Path | None = None,
+        called: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         super().__init__(columns)
         self.typed = typed
+        self.called = called or {}  # what the numbers in a column stand for, where the data itself says so
         self.folder = folder  # where file names in the table are looked up
 
     @property
@@ -45,21 +56,22 @@ def read_table(source: str | Path, split: str | None = None) -> Table:
             raise DataError(f"{path} is not a table; the suffix must be one of {', '.join(TABLES)} or .txt.")
         return _read_dataset(str(source), split)
     refuse_missing(path)
+    called: dict[str, Sequence[str]] = {}
     try:
         if suffix == ".parquet":
-            columns = _parquet(path)
+            columns, called = _parquet(path)
         elif suffix in (".csv", ".tsv"):
             columns = _separated(read_text(path), "\t" if suffix == ".tsv" else ",")
         else:
             columns = _json(read_text(path), lines=suffix == ".jsonl")
     except DataError:
         raise
-    except (ValueError, OSError, csv.Error) as error:
+    except (ValueError, OSError, NotImplementedError, csv.Error) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path} cannot be read as {suffix[1:]}: {reason}; check the file.") from None
     if not any(len(values) for values in columns.values()):
         raise DataError(f"{path} has no rows; give a file with at least one.")
-    return Table(columns, typed=suffix not in (".csv", ".tsv"), folder=path.parent)
+    return Table(columns, typed=suffix not in (".csv", ".tsv"), folder=path.parent, called=called)
 
 
 def missing(value: Any) -> bool:
@@ -156,8 +168,8 @@ def _typed(values: list[Any]) -> list[Any]:
         return [int(value) for value in values]
     if all(NUMBER.fullmatch(value) for value in values) and not any(_has_leading_zero(value) for value in values):
         return [float(value) for value in values]
-    if all(value in ("True", "False") for value in values):
-        return [value == "True" for value in values]
+    if all(value in TRUTHS for value in values):
+        return [TRUTHS[value] for value in values]
     return values
 
 
@@ -213,9 +225,22 @@ def _from_records(records: list[Any]) -> dict[str, list[Any]]:
     return {str(name): [record.get(name) for record in records] for name in names}
 
 
-def _parquet(path: Path) -> dict[str, list[Any]]:
+def _parquet(path: Path) -> tuple[dict[str, list[Any]], dict[str, Sequence[str]]]:
+    """The columns, and the names that `datasets` wrote down for those of classes."""
     table = packages.parquet().read_table(path)
-    return {str(name): table.column(name).to_pylist() for name in table.column_names}
+    written = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    columns = {str(name): table.column(name).to_pylist() for name in table.column_names}
+    return columns, _called(written.get("info", {}).get("features", {}))
+
+
+def _called(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """The names of classes, from the description of a data set's columns; lists of classes have them one level down."""
+    found: dict[str, Sequence[str]] = {}
+    for column, feature in features.items():
+        inner = feature.get("feature", feature) if isinstance(feature, dict) else {}
+        if isinstance(inner, dict) and inner.get("_type") == "ClassLabel" and inner.get("names"):
+            found[column] = [str(name) for name in inner["names"]]
+    return found
 
 
 def _read_dataset(name: str, split: str | None) -> Table:
@@ -230,7 +255,11 @@ def _read_dataset(name: str, split: str | None) -> Table:
             f"({type(error).__name__}); check the name, the split and the connection."
         ) from error
     # Pictures stay in the data set until they are asked for.
-    return Table({column: _column(data, column) for column in data.column_names}, typed=True)
+    return Table(
+        {column: _column(data, column) for column in data.column_names},
+        typed=True,
+        called=_called(data.features.to_dict()),
+    )
 
 
 def _column(data: Any, name: str) -> Sequence[Any]:

@@ -114,7 +114,7 @@ def _targets(source: Source) -> list[torch.Tensor] | None:
             flags = zip(*(labels.numbers(_One, table[name], name) for name in names), strict=True)
             return [torch.stack(row) for row in flags]
         return None
-    values = table[column]
+    values = labels.labels_in(config, table, column)
     if problem == "regression":
         return labels.numbers(config, values, column)
     # Where the config says nothing, transformers decides by the labels it sees first, and so do we.

@@ -29,7 +29,10 @@ def load_tokenizer(place: str | Path) -> Any:
         raise DataError(f"No tokenizer was found at {place}; {fix}.")
     try:
         return AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+    except ImportError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"The tokenizer at {short(place)} needs a package that is not installed ({reason}).") from None
+    except Exception as error:  # broken files raise whatever the parser at hand does
         raise DataError(f"No tokenizer was found at {short(place)} ({type(error).__name__}); {fix}.") from None
 
 

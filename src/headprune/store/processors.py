@@ -44,10 +44,10 @@ def source_folder(model: PreTrainedModel) -> Path | None:
     name = getattr(model.config, "_name_or_path", "")
     if not name:
         return None
-    if Path(name).is_dir():
-        return Path(name)
     try:
+        if Path(name).is_dir():
+            return Path(name)
         cached = try_to_load_from_cache(name, "config.json", revision=getattr(model.config, "_commit_hash", None))
-    except ValueError:  # not the form of a hub name
+    except (ValueError, OSError):  # not the form of a hub name, or too long for a path
         return None
     return Path(cached).parent if isinstance(cached, str) else None
