@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional
 
+from headprune.data.lazy import Rows
 from headprune.errors import DataError
 from headprune.task import IGNORED
+
+TARGETS = ("labels", "start_positions")  # one of them is in every row that has an answer
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,11 @@ class Examples:
 
     @property
     def has_labels(self) -> bool:
-        return bool(self.rows) and "labels" in self.rows[0]
+        return len(self.rows) > 0 and any(name in self.rows[0] for name in TARGETS)
 
     def select(self, indices: Sequence[int]) -> Examples:
+        if isinstance(self.rows, Rows):
+            return Examples(self.rows.select(indices), self.padding)
         return Examples([self.rows[index] for index in indices], self.padding)
 
     def sample(self, count: int | None, seed: int) -> Examples:
@@ -44,7 +50,8 @@ class Examples:
 
     def order(self) -> list[int]:
         """The order in which `batches` goes through the examples: by length, so that neighbours are alike."""
-        return sorted(range(len(self)), key=lambda index: (_length(self.rows[index]), index))
+        lengths = [_length(row) for row in self.rows]
+        return sorted(range(len(self)), key=lambda index: (lengths[index], index))
 
     def batches(self, size: int = 32) -> list[dict[str, torch.Tensor]]:
         if size < 1:
@@ -56,14 +63,29 @@ class Examples:
         rows = [self.rows[index] for index in indices]
         batch = {}
         for name in rows[0]:
-            values = [row[name] for row in rows]
-            if values[0].dim() == 1:
-                fill = self.padding.get(name, IGNORED if name == "labels" else 0)
-                batch[name] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=fill)
-            else:
-                batch[name] = torch.stack(values)
+            fill = self.padding.get(name, IGNORED if name == "labels" else 0)
+            batch[name] = _stacked([row[name] for row in rows], fill)
         return batch
 
 
+def _stacked(values: Sequence[torch.Tensor], fill: int) -> torch.Tensor:
+    """All values in one tensor, filled up at their ends to the size of the largest."""
+    if len({value.shape for value in values}) == 1:
+        return torch.stack(list(values))
+    shape = [max(sizes) for sizes in zip(*(value.shape for value in values), strict=True)]
+    padded = []
+    for value in values:
+        lacking = [wide - own for wide, own in zip(shape, value.shape, strict=True)]
+        padded.append(functional.pad(value, [part for lack in reversed(lacking) for part in (0, lack)], value=fill))
+    return torch.stack(padded)
+
+
 def _length(row: Mapping[str, Any]) -> int:
-    return max((int(value.shape[0]) for value in row.values() if value.dim() == 1), default=0)
+    """Of the longest row of tokens; flags and numbers to predict are no tokens."""
+    return max((int(value.shape[-1]) for name, value in row.items() if _is_tokens(name, value)), default=0)
+
+
+def _is_tokens(name: str, value: torch.Tensor) -> bool:
+    if value.dim() == 1:
+        return not (name == "labels" and value.is_floating_point())
+    return value.dim() == 2 and not value.is_floating_point()  # of several choices

@@ -112,6 +112,9 @@ def run_experiment(
     """
     subject, calibration, evaluation = load(experiment)
     check(experiment, subject, evaluation or calibration)
+    # Rows are prepared when they are asked for, and one that cannot be must not leave half a run behind.
+    calibrating = calibration.batches(experiment.batch_size)
+    held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
     with Run(out, settings_of(experiment), overwrite=overwrite, free=stop_settings()) as run:
         if run.finished:
             for step in run.steps:
@@ -121,10 +124,9 @@ def run_experiment(
             return run.record
         if run.changed:
             run.drop_short_step(experiment.every, [site.group for site in resolve(subject.model)])
-        held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
         result = prune(
             subject.model,
-            calibration.batches(experiment.batch_size),
+            calibrating,
             config=experiment,
             evaluation=held_out,
             observers=[run, *([] if on_step is None else [Callback(on_step)])],
@@ -138,7 +140,7 @@ def run_experiment(
         }
         record["result"] = _result(result)
         if measure and result.dense is not None:
-            batch = (evaluation or calibration).batches(experiment.batch_size)[-1]
+            batch = (calibrating if held_out is None else held_out)[-1]
             folders = {"dense": Path(experiment.model), "pruned": out / "model"}
             record["savings"] = savings(result.dense, result.model, batch, folders=folders)
         run.finish(record)

@@ -47,10 +47,17 @@ def load_subject(experiment: Experiment) -> Subject:
 
 def read_examples(experiment: Experiment, model: PreTrainedModel, task: Task, source: str) -> Examples:
     reading: dict[str, Any] = {
-        "columns": Columns(experiment.text_column, experiment.pair_column, experiment.label_column),
+        "columns": Columns(
+            experiment.text_column,
+            experiment.pair_column,
+            experiment.label_column,
+            experiment.context_column,
+            experiment.choices_column,
+        ),
         "split": experiment.split,
         "max_length": experiment.max_length,
         "seed": experiment.seed,
+        "task": task,
     }
     return load_examples(model, source, processor=experiment.processor or processor_of(experiment.model), **reading)
 

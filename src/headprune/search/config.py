@@ -155,6 +155,8 @@ class Experiment(PruneConfig):
     text_column: str | None = option(None, "Column with the text; found by its usual names.")
     pair_column: str | None = option(None, "Column with the second text of a pair.")
     label_column: str | None = option(None, "Column with the label; found by its usual names.")
+    context_column: str | None = option(None, "Column with the text that answers a question; found by its usual names.")
+    choices_column: str | None = option(None, "Column with the list of choices; found by its usual names.")
     split: str | None = option(None, "Split of a data set, or of an .npz with x_SPLIT and y_SPLIT.")
     calibration: str | None = option(None, "Data to score and repair on, apart from --data, which then evaluates.")
     calibration_samples: int = option(128, "Samples to score and repair on.", minimum=1)

@@ -9,20 +9,21 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedModel
 
+VOCABULARIES = ("tokenizer*", "vocab*", "merges.txt", "*.spm", "*.model", "*.tiktoken")  # a tokenizer has one of these
 PATTERNS = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
+    *VOCABULARIES,
     "special_tokens_map.json",
     "added_tokens.json",
-    "*.spm",
-    "*.model",
-    "*.tiktoken",
     "chat_template*",
     "*preprocessor_config.json",
     "processor_config.json",
     "normalizer.json",
 )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer was saved in this folder. transformers makes one up from the model's config if none was."""
+    return any(file.is_file() for pattern in VOCABULARIES for file in folder.glob(pattern))
 
 
 def carry_processor(model: PreTrainedModel, processor: Any, target: Path) -> None:
@@ -43,10 +44,10 @@ def source_folder(model: PreTrainedModel) -> Path | None:
     name = getattr(model.config, "_name_or_path", "")
     if not name:
         return None
-    if Path(name).is_dir():
-        return Path(name)
     try:
+        if Path(name).is_dir():
+            return Path(name)
         cached = try_to_load_from_cache(name, "config.json", revision=getattr(model.config, "_commit_hash", None))
-    except ValueError:  # not the form of a hub name
+    except (ValueError, OSError):  # not the form of a hub name, or too long for a path
         return None
     return Path(cached).parent if isinstance(cached, str) else None
