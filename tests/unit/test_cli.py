@@ -64,7 +64,15 @@ def refused(done: Done, *parts: str) -> None:
 def test_inspect() -> None:
     found = program("inspect", material().bert, "--json").json
     assert found["model_type"] == "bert"
-    site = {"kind": "encoder self", "heads": 4, "original_heads": 4, "kv_heads": 4, "head_dim": 6, "applications": 1}
+    site = {
+        "kind": "heads",
+        "place": "encoder self",
+        "heads": 4,
+        "original_heads": 4,
+        "kv_heads": 4,
+        "head_dim": 6,
+        "applications": 1,
+    }
     assert len(found["sites"]) == 3
     for number, one in enumerate(found["sites"]):
         assert one.items() >= {**site, "path": f"bert.encoder.layer.{number}.attention.self"}.items()
@@ -377,15 +385,14 @@ REFUSED_RUNS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "compensation-in-the-name": (["{bert}", "{data_csv}", "--criterion", "gnorm+lstsq"], ["--compensate"]),
     "unknown-schedule": (["{bert}", "{data_csv}", "--schedule", "lazy"], ["no schedule 'lazy'; choose one of greedy"]),
-    "two-rules": (
-        ["{bert}", "{data_csv}", "--keep", "3", "--max-drop", "0.1"],
-        ["Choose one of keep, max_drop and knee"],
-    ),
     "bad-keep": (["{bert}", "{data_csv}", "--keep", "half"], ["--keep takes a share such as 0.5", "'half'"]),
     "keep-too-large": (["{bert}", "{data_csv}", "--keep", "1.5"], ["between 0 and 1, but it is 1.5"]),
     "keep-too-many": (["{bert}", "{data_csv}", "--keep", "99"], ["has 12 heads, so 99 cannot be kept"]),
     "negative-drop": (["{bert}", "{data_csv}", "--max-drop", "-0.1"], ["max_drop must not be negative"]),
-    "no-labels-to-evaluate": (["{bert}", "{unlabelled_csv}"], ["no labels", "--label-column"]),
+    "no-labels-to-evaluate": (
+        ["{bert}", "{unlabelled_csv}", "--metric", "accuracy"],
+        ["no labels", "--label-column", "--metric fidelity"],
+    ),
     "missing-calibration": (["{bert}", "{data_csv}", "--calibration", "{bad}/no.csv"], ["There is no file"]),
 }
 

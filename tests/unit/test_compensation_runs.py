@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_journal_and_the_settings_say_what_was_done(run: Path) -> None:
     settings = json.loads((run / "run.json").read_text())["settings"]
-    assert (settings["criterion"], settings["compensate"]) == ("repair", "lstsq")
+    assert (settings["criterion"], settings["compensate"]) == ("residual-gradient", "lstsq")
     dense, *steps = steps_of(run)
     assert dense["compensation"] == []
     for step in steps:
@@ -62,7 +62,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(run: Path, tmp_path: Path,
 
 def test_the_report_and_the_card_name_the_compensation(run: Path) -> None:
     page = (run / "report.html").read_text()
-    assert "by repair with least-squares compensation" in " ".join(page.split())
+    assert "by residual-gradient with least-squares compensation" in " ".join(page.split())
     assert "Compensation made up for" in page
     assert "compensation `lstsq`" in (run / "model" / "README.md").read_text()
 

@@ -58,7 +58,7 @@ def _parameter(field: Any, default: Any) -> inspect.Parameter:
     flags = [about["flag"] or f"--{field.name.replace('_', '-')}"]
     limits = {} if about["minimum"] is None else {"min": about["minimum"]}
     wanted = kind if default is not None else kind | None
-    annotation = Annotated[wanted, typer.Option(*flags, help=about["help"], **limits)]
+    annotation: Any = Annotated[wanted, typer.Option(*flags, help=about["help"], **limits)]
     required = field.name == "data"
     return inspect.Parameter(
         field.name,

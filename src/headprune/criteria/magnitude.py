@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.criteria.registry import Criterion, criterion
-from headprune.units import AttentionSite, nan_scores
+from headprune.units import AttentionSite, Site, nan_scores
 from headprune.units.linear import is_transposed
 
 
@@ -23,10 +23,10 @@ from headprune.units.linear import is_transposed
 class Magnitude(Criterion):
     """L2 norm of the head's Q, K and V rows and output columns together; biases do not count."""
 
-    def from_weights(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> torch.Tensor:
+    def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         scores = nan_scores(sites)
         for site in sites:
-            if not site.kept:
+            if not site.kept or not isinstance(site, AttentionSite):
                 continue
             squares = torch.zeros(site.heads, dtype=torch.float64)
             for projection in (site.q, site.k, site.v):

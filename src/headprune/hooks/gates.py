@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -75,7 +76,7 @@ class Gates(nn.Module):
         (model,) = self._model
         for site in self.sites:
             if site.kept:
-                hook = _hook(site, lambda site=site: self(site))
+                hook = _hook(site, functools.partial(self, site))
                 self._handles.append(model.get_submodule(site.o).register_forward_pre_hook(hook))
         return self
 

@@ -25,7 +25,7 @@ from headprune.report.page import write_report
 from headprune.runs.journal import Run
 from headprune.runs.subject import Subject, load_subject, read_examples
 from headprune.search.config import Experiment, stop_settings
-from headprune.search.pruner import Callback, PruneResult, prune
+from headprune.search.pruner import PruneResult, prune
 from headprune.store.checkpoint import save
 from headprune.store.files import write_text
 from headprune.units import resolve
@@ -129,8 +129,8 @@ def run_experiment(
             calibrating,
             config=experiment,
             evaluation=held_out,
-            observers=[run, *([] if on_step is None else [Callback(on_step)])],
-            known=list(run.steps),
+            run=run,
+            on_step=on_step,
             keep_dense=measure,
         )
         save(_in_precision_of(experiment.model, result.model), out / "model")

@@ -23,8 +23,8 @@ from filelock import FileLock, Timeout
 
 from headprune.errors import RunError
 from headprune.measure.trajectory import Step, curve_csv
-from headprune.search.config import migrated
-from headprune.search.pruner import Observer
+from headprune.search.config import default_settings, migrated
+from headprune.search.pruner import Journal
 from headprune.store.files import write_text
 from headprune.store.rundir import read_run
 
@@ -33,7 +33,7 @@ FORMAT = 1
 __all__ = ["Run", "read_run"]
 
 
-class Run(Observer):
+class Run(Journal):
     """An open run directory; one process at a time. Use it as a context manager, and as an observer of a pruner.
 
     `free` are settings that may differ from those of an earlier process: they decide where the trajectory ends only.
@@ -95,10 +95,11 @@ class Run(Observer):
             known = self.record["settings"]
         except (ValueError, KeyError, TypeError):
             raise RunError(f"{described} is damaged; start again with --overwrite.") from None
-        if "criterion" in self.settings:  # an experiment's, which earlier versions wrote otherwise
+        if "compensate" in self.settings:  # an experiment's, which earlier versions wrote otherwise
             known = migrated(known)
         keys = dict.fromkeys([*known, *self.settings])
-        different = [key for key in keys if known.get(key) != self.settings.get(key)]
+        silent = default_settings()
+        different = [key for key in keys if known.get(key, silent.get(key)) != self.settings.get(key)]
         self.changed = any(key in self.free for key in different)
         different = [key for key in different if key not in self.free]
         if different:

@@ -40,7 +40,7 @@ def load_subject(experiment: Experiment) -> Subject:
     if experiment.dtype not in DTYPES:
         raise DataError(f"There is no precision {experiment.dtype!r}; choose one of {', '.join(DTYPES)}.")
     device = find_device(experiment.device)
-    model = load(experiment.model, dtype=DTYPES[experiment.dtype]).to(device)  # type: ignore[arg-type]
+    model = load(experiment.model, dtype=DTYPES[experiment.dtype]).to(device)
     task = task_of(model, experiment.task)
     return Subject(model, task, read_examples(experiment, model, task, experiment.data))
 

@@ -194,8 +194,12 @@ def migrated(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in (result.pop("columns", None) or {}).items():
         result[f"{name}_column"] = value
     result["criterion"] = _full_name(result.get("criterion"))
-    defaults = {field.name: field.default for field in dataclasses.fields(Experiment) if field.name not in result}
-    return {**result, **defaults}
+    return result
+
+
+def default_settings() -> dict[str, Any]:
+    """What settings are that a run, of an earlier version, does not mention."""
+    return {field.name: field.default for field in dataclasses.fields(Experiment)}
 
 
 def _full_name(criterion: Any) -> Any:

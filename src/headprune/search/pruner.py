@@ -47,6 +47,12 @@ class Observer:
         """A step of an earlier process was taken over."""
 
 
+class Journal(Observer):
+    """An observer that keeps the steps, those of earlier processes included."""
+
+    steps: list[Step]
+
+
 class Callback(Observer):
     """A plain function as an observer; it sees replayed steps as well."""
 
@@ -299,8 +305,8 @@ def prune(
     *,
     config: PruneConfig | None = None,
     evaluation: Iterable[Mapping[str, Any]] | None = None,
+    run: Journal | None = None,
     observers: Sequence[Observer] = (),
-    known: Sequence[Step] = (),
     keep_dense: bool = False,
     on_step: OnStep | None = None,
     **options: Any,
@@ -315,10 +321,12 @@ def prune(
     After every removal the heads that stay at its site take over what they can of what left, from the calibration
     batches (`compensate="lstsq"`), or the output bias takes its mean ("mean"), or nothing does ("none").
 
-    If anything goes wrong on the way, the model is put back as it was.
+    Steps are written to a `run`, and those that it has already are taken over. If anything goes wrong on the way, the
+    model is put back as it was.
     """
     settings = config_from(options, config)
-    watching = [*observers, *([] if on_step is None else [Callback(on_step)])]
+    watching = [*([] if run is None else [run]), *observers, *([] if on_step is None else [Callback(on_step)])]
+    known = [] if run is None else list(run.steps)
     pruner = Pruner(model, batches, settings, evaluation=evaluation, observers=watching, known=known)
     dense = copy.deepcopy(model) if keep_dense else None
     undo = Undo(model)

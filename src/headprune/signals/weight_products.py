@@ -34,7 +34,7 @@ class _ProductMeter(ProjectionMeter):
             for projection in roles:
                 # <W, dW> = sum_t delta_t . (W x_t), and W x_t is the output without its bias.
                 values = widened(projection.of(call.outputs))
-                bias: torch.Tensor | None = self.view.model.get_submodule(projection.module).bias  # type: ignore[assignment]
+                bias: torch.Tensor | None = self.view.model.get_submodule(projection.module).bias
                 values = values if bias is None else values - widened(projection.of(bias))
                 products = (values * widened(projection.of(call.delta))).sum(dim=(1, 3))
                 own = by_query_head(site, projection, products)
