@@ -1,8 +1,8 @@
 """How sure a number is: 95 % intervals over samples, and whether two numbers on the same samples differ.
 
 A metric of n samples comes with `outcomes`, one number per sample whose mean is the metric (its jackknife
-pseudo-values): for accuracy 1 where a sample is right and 0 where it is wrong. Their spread over the square root of n is
-the metric's standard error, and the spread of differences of outcomes that of a difference.
+pseudo-values): for accuracy 1 where a sample is right and 0 where it is wrong. Their spread over the square root of n
+is the metric's standard error, and the spread of differences of outcomes that of a difference.
 """
 
 from __future__ import annotations
