@@ -273,7 +273,8 @@ def _comparison_cell(row: Comparison, share: str) -> str:
     name = row.measured.name
 
     def short(kind: str, value: float | None) -> str:
-        return value_text(kind, value) if kind not in SHARES_OF_ONE or value is None else f"{100 * value:.1f}"
+        text = value_text(kind, value)
+        return f"{100 * value:.1f}" if text.endswith("%") and value is not None else text
 
     lines = [
         f"{short(name, row.metric[share])} / {short('agreement', row.agreement[share])}",

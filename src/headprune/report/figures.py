@@ -59,8 +59,8 @@ def curve(runs: Sequence[ReportRun], field: str, *, title: str, axis: str) -> al
     for number, entry in enumerate(entry for entry in shown if entry.boxes):
         layers.append(
             alt.Chart(alt.Data(values=_box_rows(entry, field)), name="random" + (f"-{number}" if number else ""))
-            .mark_boxplot(orient="vertical", size=9, opacity=0.75, extent="min-max")
-            .encode(x=x, y=y, color=colours)
+            .mark_boxplot(orient="vertical", size=9, color=looks[entry.name][0], opacity=0.75, extent="min-max")
+            .encode(x=x, y=y)
         )
     if drawn:
         tooltip = [
