@@ -256,9 +256,9 @@ def test_the_verdict_says_where_a_curve_is_ahead() -> None:
         "Ranked by the accuracy up to 30% of the heads removed: as far as any run stays within 10 points of dense."
     )
     assert said[1].startswith("a is ahead of b by 4.3 points [")  # 0, 4, 6 and 6 by trapezoids
-    assert " up to 30%; at 25% ahead by 6.0 points [" in said[1]
-    assert "; at 50% behind by 30.0 points [" in said[1]
-    assert "; at 75% behind by 30.0 points [" in said[1]
+    assert " up to 30%; at 25% ahead by 6.0 [" in said[1]
+    assert "; at 50% behind by 30.0 [" in said[1]
+    assert "; at 75% behind by 30.0 [" in said[1]
 
 
 def test_the_verdict_says_what_cannot_be_told_apart() -> None:

@@ -258,6 +258,19 @@ def test_seeds_of_random_are_one_entry(tmp_path: Path) -> None:
     assert '<td class="name">random-seed0' not in page
 
 
+def test_runs_of_random_alone(tmp_path: Path) -> None:
+    """A page with one row: its mean and its spread, and nothing that it could be better than."""
+    for seed in range(4):
+        make_run(tmp_path / "runs" / f"r{seed}", seed=seed, criterion=f"random(seed={seed})", savings=False)
+    runs = load_runs([tmp_path / "runs"])
+    values = [run.steps[6].metric for run in runs]
+    text = write_report([tmp_path / "runs"], tmp_path / "report.html").read_text()
+    assert "4 runs: random (4 runs)." in text
+    assert "Best" not in text.split("<script>")[0]
+    assert f"<td>{sum(values) / 4:.2%}" in text
+    assert f"<small>{100 * min(values):.1f}..{100 * max(values):.1f}</small>" in text
+
+
 def test_which_runs_saw_the_same_samples(tmp_path: Path) -> None:
     same = load_runs([compared_runs(tmp_path / "runs")])
     assert len({run.samples for run in same}) == 1

@@ -94,11 +94,11 @@ def render(runs: Sequence[ReportRun]) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     shown = entries(runs)
-    several = len(shown) > 1
     curves = _curves(runs)
     specifications = {**curves, "mask": figures.mask(runs[0]), "scores": figures.scores(runs[0])}
     against = [curve_of(entry.name, entry.runs) for entry in shown]
-    rows = compared(against) if several else []
+    rows = compared(against) if len(runs) > 1 else []
+    ranked = comparable(against)
     return environment.from_string(template).render(
         runs=runs,
         entries=shown,
@@ -111,10 +111,11 @@ def render(runs: Sequence[ReportRun]) -> str:
         javascript=_libraries(),
         saved=[_saved(run) for run in runs if run.record.get("savings")],
         comparison=[_shown_row(row) for row in rows],
-        comparable=several and comparable(against),
+        comparable=ranked,
+        best=rows[0].name if ranked and len(rows) > 1 else None,
         until=f"{rows[0].usable_until:.0%}" if rows and rows[0].usable_until else None,
         verdict=verdict(rows),
-        command=comparison_command(runs) if several else None,
+        command=comparison_command(runs) if rows else None,
         shares=[f"{share:.0%}" for share in SHARES],
         drops=[f"{drop:.0%}" for drop in DROPS],
         value=_value,

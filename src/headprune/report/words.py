@@ -110,7 +110,10 @@ def _ahead_sentence(row: Comparison, ahead: Ahead) -> str:
         said = f"{row.name} and {ahead.of} cannot be told apart{over} ({difference_text(metric, gap)})"
         if rest and not sure:
             return f"{said}, nor at {_listed(rest)}."
-    parts = [f"at {share} {_place(there).split()[0]} by {_size(metric, there)}" for share, there in sure.items()]
+    parts = [
+        f"at {share} {_place(there).split()[0]} by {_size(metric, there).replace(' points', '')}"
+        for share, there in sure.items()
+    ]
     if rest:
         parts.append(f"at {_listed(rest)} cannot be told apart")
     return f"{said}{'; ' if parts else ''}{'; '.join(parts)}."
