@@ -517,5 +517,6 @@ def test_scores_fit_the_terminal(width: int, cell: int) -> None:
     for end, number in numbers:  # a number ends above the cell of its head
         assert end == len("site 0") + cell * (number + 1)
     low, high = wilson(5, 6)
+    assert "6 samples, 30 positions, " in text.getvalue()  # four patches and the class token of six images
     said = f"accuracy of the model as it is: 83.33% [{100 * low:.1f}, {100 * high:.1f}]"
     assert said in " ".join(text.getvalue().split())

@@ -85,10 +85,11 @@ def print_inspection(name: str, seen: Inspection, console: Console | None = None
     console.print(modules)
     console.print()
     heads = sum(site.heads for site in seen.sites)
+    images = all(site.stack == "vision" for site in seen.sites)
+    what = f"an image of {seen.flops.tokens} positions" if images else f"a {seen.flops.tokens}-token input"
     console.print(
         f"Its {heads} heads hold {seen.head_parameters / seen.parameters:.1%} of the parameters and "
-        f"{seen.flops.head_share:.1%} of the FLOPs of a {seen.flops.tokens}-token input: the most that removing them "
-        "all could save."
+        f"{seen.flops.head_share:.1%} of the FLOPs of {what}: the most that removing them all could save."
     )
     obstacles = {site.obstacle: site.path for site in seen.sites if site.obstacle}
     for obstacle, path in obstacles.items():
@@ -151,7 +152,8 @@ def print_scores(model: PreTrainedModel, name: str, result: ScoreResult, console
     for what, part in (("least", flat[:5]), ("most", flat[::-1][:5])):
         listed = ", ".join(f"({site}, {head}) {value:.3g}" for value, site, head in part)
         console.print(f"{what} important (site, head): {listed}", highlight=False)
-    seen = [f"{result.samples} samples", f"{result.tokens} tokens"] if result.samples else []
+    places = "tokens" if model.main_input_name == "input_ids" else "positions"  # patches of images, frames of sounds
+    seen = [f"{result.samples} samples", f"{result.tokens} {places}"] if result.samples else []
     console.print(", ".join([*seen, f"{result.seconds:.1f} s"]) + _measured(result), highlight=False, markup=False)
 
 
@@ -237,6 +239,7 @@ def print_comparison(out: Path, rows: Sequence[Comparison], console: Console | N
     name, until = rows[0].measured.name, rows[0].usable_until
     unit = " in percent" if name in SHARES_OF_ONE else ""
     legend = f"{name}{unit} / agreement with the dense model · [low, high]: 95% interval"
+    legend += f" · area: of -log {name}" if rows[0].measured.logarithmic else ""
     legend += " · low..high: over the runs" if any(len(row.runs) > 1 for row in rows) else ""
     table = Table(
         title="Best first",
