@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import html
 import io
 import json
 import math
-import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 import typer
 import yaml
 from rich.console import Console
 
-import headprune
 from headprune.cli import main as cli
-from headprune.cli.live import LiveCurve
-from headprune.cli.tables import print_inspection, print_run, print_scores
+from headprune.cli.tables import print_run
 from headprune.errors import RunError
-from headprune.measure.inspection import inspect
 from headprune.measure.intervals import wilson
 from headprune.report.card import model_card
-from headprune.report.loading import ReportRun, entries, load_runs
+from headprune.report.loading import load_runs
 from headprune.report.page import charts, write_report
 from headprune.runs.experiment import Experiment
 from headprune.runs.journal import Run
@@ -192,122 +185,6 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytes
     assert here.command.endswith(f"--out {folders[0].resolve()}")  # "." would be another place for a reader
 
 
-# --- comparisons ---
-
-
-def compared_runs(folder: Path, *, trials: int = 2, samples: int = 64) -> Path:
-    """A directory as `compare` leaves it: gnorm, his with a compensation of its own, and random."""
-    options: dict[str, Any] = {"savings": False, "samples": samples, "explore": True, "seed": 5}
-    make_run(folder / "gnorm", criterion="gnorm", compensate="none", **options)
-    make_run(folder / "his+mean", criterion="his", compensate="mean", **options)
-    for trial in range(trials):
-        make_run(folder / f"random-seed{trial}", criterion=f"random(seed={trial})", compensate="none", **options)
-    rows = [
-        {"name": "gnorm", "runs": ["gnorm"]},
-        {"name": "his+mean", "runs": ["his+mean"]},
-        {"name": "random", "runs": [f"random-seed{trial}" for trial in range(trials)]},
-    ]
-    about = {"criteria": [row["name"] for row in rows], "trials": trials, "compensate": "none"}
-    (folder / "comparison.json").write_text(json.dumps({"format": 2, "compared": about, "criteria": rows}))
-    return folder
-
-
-def commands(folder: Path) -> list[str]:
-    page = write_report([folder], folder / "report.html").read_text()
-    return [html.unescape(part.split("</pre>")[0]) for part in page.split("<script>")[0].split("<pre>")[1:]]
-
-
-def test_the_page_of_a_comparison_names_its_command(tmp_path: Path) -> None:
-    folder = compared_runs(tmp_path / "runs")
-    expected = (
-        f"headprune compare org/tiny-bert --data data.csv --criteria gnorm,his+mean,random --trials 2 --out {folder}"
-    )
-    assert commands(folder) == [expected]
-    content = json.loads((folder / "comparison.json").read_text())
-    (folder / "comparison.json").write_text(json.dumps(content["criteria"]))  # as it was written before
-    assert commands(folder) == [expected]
-
-
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"criteria": [{"name": "gnorm", "runs": ["gnorm"]}]}'])
-def test_runs_that_are_no_comparison_name_their_own_commands(tmp_path: Path, content: str) -> None:
-    folder = compared_runs(tmp_path / "runs")
-    (folder / "comparison.json").write_text(content)
-    found = commands(folder)
-    assert len(found) == 4
-    for name in ("gnorm", "his+mean", "random-seed0", "random-seed1"):
-        assert any(one.endswith(f"--out {folder / name}") for one in found)
-    assert f"--criterion gnorm --compensate none --explore --out {folder / 'gnorm'}" in found[0]
-
-
-def test_a_run_of_a_comparison_by_itself_is_pruned(tmp_path: Path) -> None:
-    folder = compared_runs(tmp_path / "runs")
-    assert commands(folder / "his+mean")[0].startswith("headprune prune org/tiny-bert --data data.csv --criterion his")
-
-
-def test_seeds_of_random_are_one_entry(tmp_path: Path) -> None:
-    folder = compared_runs(tmp_path / "runs")
-    make_run(folder / "random-seed0+lstsq", criterion="random", compensate="lstsq", savings=False)
-    make_run(folder / "random-seed1+lstsq", criterion="random(seed=1)", compensate="lstsq", savings=False)
-    found = entries(load_runs([folder]))
-    names = ["gnorm", "his+mean", "random (2 runs)", "random+lstsq (2 runs)"]
-    assert sorted(entry.name for entry in found) == names
-    assert {len(entry.runs) for entry in found if entry.is_random} == {2}
-    page = write_report([folder], folder / "report.html").read_text()
-    for name in names:
-        assert page.count(f'<td class="name">{name}</td>') == 2  # a row for the metric, one for the agreement
-    assert '<td class="name">random-seed0' not in page
-
-
-def test_runs_of_random_alone(tmp_path: Path) -> None:
-    """A page with one row: its mean and its spread, and nothing that it could be better than."""
-    for seed in range(4):
-        make_run(tmp_path / "runs" / f"r{seed}", seed=seed, criterion=f"random(seed={seed})", savings=False)
-    runs = load_runs([tmp_path / "runs"])
-    values = [run.steps[6].metric for run in runs]
-    text = write_report([tmp_path / "runs"], tmp_path / "report.html").read_text()
-    assert "4 runs: random (4 runs)." in text
-    assert "Best" not in text.split("<script>")[0]
-    assert f"<td>{sum(values) / 4:.2%}" in text
-    assert f"<small>{100 * min(values):.1f}..{100 * max(values):.1f}</small>" in text
-
-
-def test_which_runs_saw_the_same_samples(tmp_path: Path) -> None:
-    same = load_runs([compared_runs(tmp_path / "runs")])
-    assert len({run.samples for run in same}) == 1
-    (tmp_path / "data.csv").write_text("text,label\na,0\n")
-    options: dict[str, dict[str, Any]] = {
-        "base": {},
-        "seed": {"seed": 1},
-        "count": {"evaluation_samples": 10},
-        "calibrated on more": {"calibration_samples": 64},
-        "labels": {"labels": "self"},
-        "data": {"data": str(tmp_path / "data.csv")},
-    }
-    settings = {
-        name: {"model": "m", "data": "d", **Experiment(model="m", data="d").settings(), **one}
-        for name, one in options.items()
-    }
-    kinds = {ReportRun(name, tmp_path, {"settings": one}, []).samples for name, one in settings.items()}
-    assert len(kinds) == len(options)
-    apart = [{**settings["base"], "calibration": "c", "calibration_samples": n} for n in (8, 64)]
-    assert len({ReportRun("x", tmp_path, {"settings": one}, []).samples for one in apart}) == 1
-
-
-def test_the_page_of_a_comparison_says_what_is_real(tmp_path: Path) -> None:
-    dense = [0.9] * 5 + [0.5] * 8
-    good, poor = [0.9] * 9 + [0.5] * 4, [0.9, 0.8, 0.7] + [0.5] * 10
-    for name, values in (("dense", dense), ("good", good), ("poor", poor)):
-        make_run(tmp_path / "runs" / name, values=values, samples=100, savings=False)
-    make_run(tmp_path / "runs" / "unknown", values=good, savings=False)
-    text = write_report([tmp_path / "runs"], tmp_path / "report.html").read_text()
-    assert "Best: <strong>good</strong>" in text
-    assert "<p>good is ahead of dense by " in text
-    assert "good and unknown cannot be paired: what they did on each sample is not known." in text
-    low, high = wilson(90, 100)
-    assert f"<td>90.00%<small>[{100 * low:.1f}, {100 * high:.1f}]</small>" in text
-    assert "<td>90.00%</td>" in "".join(text.split('<td class="name">unknown</td>')[1].split("</tr>")[0].split("\n"))
-
-
 # --- intervals ---
 
 
@@ -354,48 +231,6 @@ def test_one_wide_interval_does_not_flatten_the_curves(tmp_path: Path) -> None:
         tuple(layer["encoding"]["y"]["scale"]["domain"]) for layer in layers if "scale" in layer["encoding"]["y"]
     }
     assert domain == pytest.approx((9.0, 22 + 0.2 * 12))
-
-
-# --- the terminal ---
-
-
-@pytest.mark.parametrize("width", [120, 80, 60])
-def test_an_inspection_is_whole_on_a_narrow_terminal(width: int) -> None:
-    """Headings and numbers are never cut; of paths, all letters are there."""
-    config = transformers.BartConfig(
-        **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
-        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 16),
-        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8),
-        d_model=32,
-        vocab_size=30,
-    )
-    with torch.device("meta"):
-        model = transformers.BartModel(config)
-    text = io.StringIO()
-    print_inspection("a/name", inspect(model), Console(file=text, width=width))
-    lines = text.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    assert "\u2026" not in text.getvalue()
-    heading = next(line for line in lines if "site" in line and "path" in line)
-    assert heading.split() == ["site", "path", "kind", "heads", "KV", "width", "uses"]
-    column = slice(heading.index("path"), heading.index("kind"))
-    start = lines.index(heading) + 2
-    written = "".join(line[column].strip() for line in lines[start : lines.index("", start) if "" in lines else None])
-    for site in inspect(model).sites:
-        assert site.path in written
-    assert text.getvalue().count("16 / 16") == 3
-
-
-def test_a_live_curve_of_values_that_are_no_numbers(tmp_path: Path) -> None:
-    known = load_runs([make_run(tmp_path / "known", values=[0.9, *[math.nan] * 12])])[0].steps
-    curve = LiveCurve("x", None, Console(file=io.StringIO()))
-    curve.steps = known
-    assert len(curve.curve()) == 11
-    assert "metric nan (dense 0.9000)" in curve.status().plain
-    sure = load_runs([make_run(tmp_path / "sure", values=[0.9] * 13, samples=100)])[0].steps
-    curve.steps = sure
-    low, high = wilson(90, 100)
-    assert f"metric 0.9000 \u00b1 {(high - low) / 2:.2g} (dense" in curve.status().plain
 
 
 # --- how it was made ---
@@ -484,39 +319,3 @@ def test_model_card_without_numbers(tmp_path: Path) -> None:
     _, body = card(tmp_path / "run", values=[0.9] + [math.nan] * 12, savings=False, model=EVIL)
     assert "| accuracy | 90.00% | - |" in body
     assert "\n# title\\>\\<img" in body  # escaped, so that it is text
-
-
-@pytest.mark.parametrize(("width", "cell"), [(160, 3), (80, 2), (50, 1)])
-def test_scores_fit_the_terminal(width: int, cell: int) -> None:
-    """Thirty-two heads in a row: every one has its place, however narrow."""
-    model = transformers.ViTForImageClassification(
-        transformers.ViTConfig(
-            hidden_size=64,
-            num_attention_heads=32,
-            num_hidden_layers=2,
-            intermediate_size=8,
-            image_size=4,
-            patch_size=2,
-            num_labels=2,
-        )
-    )
-    torch.manual_seed(0)
-    images = torch.randn(6, 3, 4, 4)
-    with torch.no_grad():
-        labels = model(pixel_values=images).logits.argmax(-1)
-    labels[0] = 1 - labels[0]
-    result = headprune.score(model, [{"pixel_values": images, "labels": labels}], criterion="magnitude")
-    text = io.StringIO()
-    print_scores(model, "magnitude", result, Console(file=text, width=width))
-    lines = text.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    rows = [line.removeprefix(f"site {site}") for site, line in enumerate(lines[2:4])]
-    assert [len(row) for row in rows] == [32 * cell] * 2
-    numbers = [(place.end(), int(place.group())) for place in re.finditer(r"\d+", lines[1])]
-    assert len(numbers) > 5
-    for end, number in numbers:  # a number ends above the cell of its head
-        assert end == len("site 0") + cell * (number + 1)
-    low, high = wilson(5, 6)
-    assert "6 samples, 30 positions, " in text.getvalue()  # four patches and the class token of six images
-    said = f"accuracy of the model as it is: 83.33% [{100 * low:.1f}, {100 * high:.1f}]"
-    assert said in " ".join(text.getvalue().split())
