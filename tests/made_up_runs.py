@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from headprune.measure.intervals import interval
 from headprune.measure.trajectory import Step
 from headprune.runs.experiment import Experiment, settings_of
 from headprune.runs.journal import Run
@@ -32,11 +33,13 @@ def make_run(
     scores: float | None = None,
     savings: bool = True,
     repaired: Sequence[float] = (),
+    samples: int = 0,
     **settings: Any,
 ) -> Path:
     """A run directory as `prune` leaves it. `stop` is the share of steps at which it stopped, None for a run that has
     not come to its end; `values` are those of the metric `measured`, `scores` is one value for all scores; `repaired`
-    is the part of each step's error, from the first on, that compensation made up for."""
+    is the part of each step's error, from the first on, that compensation made up for. With `samples`, the metric is
+    that of so many samples, each right up to a step of its own, and every step has an interval and outcomes."""
     rng = random.Random(seed)
     bend = rng.uniform(0.2, 1.5)
     units = [Head(site, head) for site, count in enumerate(heads) for head in range(count)]
@@ -53,12 +56,14 @@ def make_run(
             now[head.site, head.index] = math.nan
         gone += removed
         left = len(units) - len(gone)
+        metric = values[number] if values else 0.5 + 0.4 * (left / len(units)) ** bend - 0.02 * rng.random()
+        outcomes = measured_on(samples, metric) if samples else None
         journal.append(
             Step(
                 step=number,
                 removed=removed,
                 score=0.1 if number else None,
-                metric=values[number] if values else 0.5 + 0.4 * (left / len(units)) ** bend - 0.02 * rng.random(),
+                metric=metric if outcomes is None else float(outcomes.mean()),
                 agreement=left / len(units),
                 loss=1.0 - left / len(units),
                 units={"heads": left},
@@ -70,6 +75,8 @@ def make_run(
                     {"site": head.site, "kind": "lstsq", "error_without": 4.0, "error": 4.0 * (1 - share)}
                     for head, share in zip(removed, repaired[number - 1 : number], strict=False)
                 ),
+                interval=None if outcomes is None else interval(outcomes),
+                outcomes=outcomes,
             )
         )
     with Run(folder, settings_of(Experiment(**{"model": "org/tiny-bert", "data": "data.csv", **settings}))) as run:
@@ -80,16 +87,26 @@ def make_run(
     return folder
 
 
+def measured_on(samples: int, share: float) -> torch.Tensor:
+    """About this share of the samples is right, the same ones first: runs differ where they differ in their share."""
+    return (torch.arange(samples) < share * samples).double()
+
+
 def _record(journal: list[Step], heads: Sequence[int], stop: int, metric: str, savings: bool) -> dict[str, Any]:
     gone = {head for step in journal[: stop + 1] for head in step.removed}
     wide = range(max(heads))
     result = {
         "step": stop,
         "steps": len(journal) - 1,
+        "rule": "keep 0.5",
         "metric": metric,
         "higher_is_better": metric != "perplexity",
         "dense": journal[0].metric,
         "pruned": journal[stop].metric,
+        **{
+            f"{name}_interval": None if step.interval is None else list(step.interval)
+            for name, step in (("dense", journal[0]), ("pruned", journal[stop]))
+        },
         "agreement": journal[stop].agreement,
         "heads_before": journal[0].heads,
         "heads_after": journal[stop].heads,

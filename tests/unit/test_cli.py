@@ -148,7 +148,7 @@ def test_compare(tmp_path: Path) -> None:
     )
     assert done.code == 0, done.err
     assert {row["name"] for row in done.json["criteria"]} == {"magnitude", "random"}
-    assert done.json["criteria"] == json.loads((out / "comparison.json").read_text())
+    assert done.json["criteria"] == json.loads((out / "comparison.json").read_text())["criteria"]
 
 
 def test_criteria_lists_all() -> None:

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import html
 import json
 import math
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import headprune
+from headprune.cli import main as cli
 from headprune.criteria import REGISTRY
 from headprune.errors import CriterionError
 from headprune.measure.curves import at_share, removable, signed_area, weighted_area
 from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step
-from headprune.runs.compare import ALPHAS, check_sweep, compare, expand, run_name, split_names, sweep_alpha, with_alpha
+from headprune.report.words import verdict
+from headprune.runs.compare import (
+    ALPHAS,
+    check_sweep,
+    compare,
+    expand,
+    run_name,
+    split_names,
+    sweep_alpha,
+    with_alpha,
+    write_comparison,
+)
 from headprune.runs.experiment import Experiment, load
 from headprune.runs.journal import read_run
 from runs import headprune as program
@@ -166,14 +182,60 @@ def test_a_row_says_what_its_curve_says(compared: tuple[Path, list[Any]]) -> Non
     assert row.metric == {f"{share:.0%}": at_share(steps, share).metric for share in (0.25, 0.5, 0.75)}
     assert row.agreement == {f"{share:.0%}": at_share(steps, share).agreement for share in (0.25, 0.5, 0.75)}
     assert row.removable == {f"{drop:.0%}": removable(ACCURACY, steps, drop) for drop in (0.01, 0.05)}
-    assert row.to_json().keys() == {"name", "runs", "area", "metric", "agreement", "removable"}
+    assert row.interval == {f"{share:.0%}": at_share(steps, share).interval for share in (0.25, 0.5, 0.75)}
+    assert row.usable_area == pytest.approx(signed_area(ACCURACY, steps, row.usable_until or None))
+    curves = [read_run(out / name)[1] for one in rows for name in one.runs]
+    useful = [((12 - step.heads) / 12, curves[0][0].metric - step.metric) for steps in curves for step in steps[:2]]
+    assert all(drop > 0.1 for share, drop in useful if share)  # the first step is already too much for all of them,
+    assert row.usable_until == 0  # so the whole curve ranks
+    assert all(one.usable_until == row.usable_until for one in rows)
+    written = row.to_json()
+    assert set(written) == {field.name for field in dataclasses.fields(row)}
+    assert written["measured"] == "accuracy"
+    assert all(end is not None for ends in written["interval"].values() for end in ends)
 
 
 def test_the_best_comes_first(compared: tuple[Path, list[Any]]) -> None:
     _, rows = compared
-    areas = [row.area for row in rows]
+    areas = [row.usable_area for row in rows]
     assert areas == sorted(areas, reverse=True)
     assert len(set(areas)) == 3
+
+
+def test_runs_of_one_comparison_are_paired(compared: tuple[Path, list[Any]]) -> None:
+    _, rows = compared
+    assert [ahead.of for ahead in rows[0].ahead] == [row.name for row in rows[1:]]
+    for row in rows[1:]:
+        ahead = next(one for one in rows[0].ahead if one.of == row.name)
+        assert ahead.unpaired is None
+        assert ahead.usable_area.value == pytest.approx(rows[0].usable_area - row.usable_area)
+        assert ahead.area.value == pytest.approx(rows[0].area - row.area)
+        for share, gap in ahead.metric.items():
+            assert gap.value == pytest.approx(rows[0].metric[share] - row.metric[share])
+
+
+def test_what_is_written_beside_the_runs(compared: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    """The rows, what they mean, and what was compared, so that the page names the command of the comparison."""
+    out = tmp_path / "all of them"
+    shutil.copytree(compared[0], out)
+    write_comparison(out, compared[1])
+    written = json.loads((out / "comparison.json").read_text())
+    assert written["criteria"] == [row.to_json() for row in compared[1]]
+    names = [row.name for row in compared[1]]
+    assert written["compared"] == {"criteria": names, "trials": 3, "compensate": "lstsq"}
+    assert written["verdict"] == verdict(compared[1])
+    assert written["usable_until"] == compared[1][0].usable_until
+    assert len(written["verdict"]) >= 3
+    page = (out / "report.html").read_text()
+    (command,) = [html.unescape(text.split("</pre>")[0]) for text in page.split("<script>")[0].split("<pre>")[1:]]
+    words = shlex.split(command)
+    assert words[:2] == ["headprune", "compare"]
+    parsed = typer.main.get_command(cli.app).commands["compare"].make_context("compare", words[2:]).params
+    assert split_names(parsed["criteria"]) == names
+    assert (parsed["trials"], parsed["compensate"], Path(parsed["out"])) == (3, "lstsq", out)
+    expected = experiment()
+    for name in ("model", "data", "calibration_samples", "batch_size", "every", "schedule", "seed"):
+        assert parsed[name] == getattr(expected, name)
 
 
 def test_random_is_the_mean_of_its_trials(compared: tuple[Path, list[Any]]) -> None:
@@ -326,7 +388,8 @@ def test_the_program_says_which_alpha_it_took(tmp_path: Path, monkeypatch: pytes
     assert len(steps_of(tmp_path / "runs" / "hies-alpha0.3")) == 3
 
 
-def test_the_table(compared: tuple[Path, list[Any]]) -> None:
+@pytest.mark.parametrize("width", [160, 80])
+def test_the_table(compared: tuple[Path, list[Any]], width: int) -> None:
     import io
 
     from rich.console import Console
@@ -335,10 +398,19 @@ def test_the_table(compared: tuple[Path, list[Any]]) -> None:
 
     out, rows = compared
     text = io.StringIO()
-    print_comparison(out, rows, Console(file=text, width=160))
+    print_comparison(out, rows, Console(file=text, width=width))
+    assert "\u2026" not in text.getvalue()  # nothing is cut
+    assert max(map(len, text.getvalue().splitlines()[:-1])) <= width
     table = " ".join(text.getvalue().split())
-    for heading in ("criterion", "area", "25% gone", "50% gone", "75% gone", "within 1%", "within 5%"):
+    for heading in ("criterion", "area", "25% gone", "50% gone", "75% gone", "1% / 5%"):
         assert heading in table
-    places = [table.index(f" {row.name} ") for row in rows]
-    assert places == sorted(places)
-    assert "random (3 runs)" in table
+    low, high = rows[0].interval["25%"]
+    assert f"[{100 * low:.1f}, {100 * high:.1f}]" in table
+    for sentence in verdict(rows):
+        assert sentence in table
+    if width == 160:
+        places = [table.index(f" {row.name} ") for row in rows]
+        assert places == sorted(places)
+        assert "random (3 runs)" in table
+        random = next(row for row in rows if row.name == "random").spread["50%"]
+        assert f"{100 * random.low:.1f}..{100 * random.high:.1f}" in table

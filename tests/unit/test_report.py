@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,20 @@ def rings(page: Page) -> int:
     )
 
 
+def legend(page: Page, chart: str = "metric") -> list[str]:
+    return page.evaluate(
+        f"[...document.querySelectorAll('#chart-{chart} svg .role-legend-label text')].map(text => text.textContent)"
+    )
+
+
+def bands(page: Page) -> list[list[str]]:
+    """Colour and opacity of the bands of intervals."""
+    return page.evaluate(
+        "[...document.querySelectorAll('#chart-metric svg .mark-area path')]"
+        ".map(area => [area.getAttribute('fill'), area.getAttribute('fill-opacity') ?? area.getAttribute('opacity')])"
+    )
+
+
 # --- one run ---
 
 
@@ -115,7 +130,36 @@ def test_one_run_is_drawn_with_its_stop(page: Page, tmp_path: Path) -> None:
     text = page.evaluate("document.body.innerText")
     for expected in ("6 of 12 heads removed", "What was saved", "batch of 32", "embeddings", "torch version", "4% of"):
         assert expected in text.replace("\n", " ")
-    assert "headprune prune org/tiny-bert --data data.csv --criterion repair --compensate lstsq" in text
+    assert "headprune prune org/tiny-bert --data data.csv --out" in text
+
+
+def test_intervals_are_bands(page: Page, tmp_path: Path) -> None:
+    """As faint as can be seen, in the colour of their line; where a run does not know them, there is none."""
+    runs = [make_run(tmp_path / name, samples=100, criterion=name) for name in ("gnorm", "his")]
+    show(page, *runs, make_run(tmp_path / "unknown", criterion="hies"))
+    assert bands(page) == [["#0072B2", "0.12"], ["#D55E00", "0.12"]]
+    assert legend(page) == ["gnorm", "his", "unknown"]
+    step = load_runs(runs[:1])[0].steps[6]
+    assert step.interval is not None
+    low, high = (f"{100 * end:.1f}" for end in step.interval)
+    assert f"accuracy {step.metric:.2%} [{low}, {high}], agreement" in status(page)
+    show(page, tmp_path / "unknown")
+    assert bands(page) == []
+    assert "[" not in status(page)
+
+
+def test_two_seeds_of_random_are_thin_lines_with_one_name(page: Page, tmp_path: Path) -> None:
+    for seed in range(2):
+        make_run(tmp_path / "runs" / f"r{seed}", seed=seed, criterion=f"random(seed={seed})", samples=64)
+    make_run(tmp_path / "runs" / "gnorm", criterion="gnorm", samples=64)
+    page.open(write_report([tmp_path / "runs"], tmp_path / "report.html"), READY)
+    assert legend(page) == ["gnorm", "random (2 runs)"]
+    lines = page.evaluate(
+        "[...document.querySelectorAll('#chart-metric svg .mark-line path')]"
+        ".map(line => [line.getAttribute('stroke'), line.getAttribute('stroke-width')])"
+    )
+    assert sorted(lines) == [["#0072B2", "2"], ["#8a8a8a", "1.2"], ["#8a8a8a", "1.2"]]
+    assert bands(page) == [["#0072B2", "0.12"]]
 
 
 def test_slider_moves_mask_status_and_point(page: Page, tmp_path: Path) -> None:
@@ -186,8 +230,8 @@ def test_many_runs_with_random_trials_as_boxes(page: Page, many_page: Path) -> N
         assert 12 <= boxes <= 24
     assert rings(page) == 2
     text = page.evaluate("document.body.innerText")
-    assert "2 runs and 50 random trials" in text
-    assert "random, mean of 50 trials" in text
+    assert "52 runs: gnorm, his and random (50 runs)." in text
+    assert legend(page) == ["gnorm", "his", "random (50 runs)"]
     assert page.evaluate("document.querySelectorAll('#run option').length") == 52
 
 
@@ -249,8 +293,13 @@ def test_paper(browser: Browser, tmp_path: Path) -> None:
 
 def test_names_are_text(page: Page, tmp_path: Path) -> None:
     odd = tmp_path / "run<b>x'\"&"
-    make_run(odd, measured=EVIL, metric=EVIL, model=EVIL, data=EVIL, criterion=EVIL)
-    make_run(tmp_path / "other", criterion=EVIL)
+    make_run(odd, measured=EVIL, metric=EVIL, model=EVIL, data=EVIL)
+    make_run(tmp_path / "other")
+    for folder in (odd, tmp_path / "other"):  # as a plugin's criterion that is not there any more
+        record = json.loads((folder / "run.json").read_text())
+        record["settings"]["criterion"] = EVIL
+        record["result"]["rule"] = EVIL
+        (folder / "run.json").write_text(json.dumps(record))
     out = write_report([odd, tmp_path / "other"], tmp_path / "report.html")
     page.open(out, READY)
     move(page, 2)
@@ -276,6 +325,8 @@ ODD: dict[str, dict[str, Any]] = {
     "ragged": {"heads": (2, 5, 3)},
     "32 heads wide": {"heads": (32, 32)},
     "no savings": {"savings": False},
+    "one sample": {"samples": 1},
+    "all right": {"samples": 8, "values": [1.0] * 13},
 }
 
 

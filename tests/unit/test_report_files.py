@@ -16,8 +16,8 @@ from rich.console import Console
 
 from headprune.cli import main as cli
 from headprune.cli.tables import print_run
-from headprune.data import Columns
 from headprune.errors import RunError
+from headprune.measure.intervals import wilson
 from headprune.report.card import model_card
 from headprune.report.loading import load_runs
 from headprune.report.page import charts, write_report
@@ -29,14 +29,20 @@ from made_up_runs import EVIL, make_run
 
 
 def test_comparison_leaves_out_what_a_run_did_not_reach(tmp_path: Path) -> None:
-    make_run(tmp_path / "long", savings=False)
-    make_run(tmp_path / "short", steps=4, savings=False)
-    text = write_report([tmp_path], tmp_path / "report.html").read_text()
+    """The area is that of the range that both cover; without one, areas do not compare."""
+    falling = [0.9 - 0.02 * step for step in range(13)]
+    make_run(tmp_path / "runs" / "long", values=falling, savings=False)
+    make_run(tmp_path / "runs" / "short", steps=4, values=falling, savings=False)
+    text = write_report([tmp_path / "runs"], tmp_path / "report.html").read_text()
     row = text.split('<td class="name">short</td>')[1].split("</tr>")[0]
     assert row.count("<td>\u2013</td>") == 2
     assert "\u2013" not in text.split('<td class="name">long</td>')[1].split("</tr>")[0]
+    assert "<th>area to 33%</th>" in text
+    assert "their areas do not compare" not in text
+    make_run(tmp_path / "runs" / "other", measured="perplexity", savings=False)
+    text = write_report([tmp_path / "runs"], tmp_path / "report.html").read_text()
     assert "their areas do not compare" in text
-    assert "Best by area" not in text
+    assert "Best: " not in text
 
 
 def test_heads_that_are_not_there_are_not_drawn(tmp_path: Path) -> None:
@@ -176,7 +182,55 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(folders[0])
     here = load_runs(["."])[0]
     assert here.name == "run"
-    assert here.command.endswith("--out run")
+    assert here.command.endswith(f"--out {folders[0].resolve()}")  # "." would be another place for a reader
+
+
+# --- intervals ---
+
+
+def test_the_summary_has_intervals_and_says_why_it_stopped(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", values=[0.9] * 6 + [0.8] * 7, samples=200)
+    text = io.StringIO()
+    print_run(folder, json.loads((folder / "run.json").read_text()), Console(file=text, width=200))
+    said = [f"[{100 * low:.1f}, {100 * high:.1f}]" for low, high in (wilson(180, 200), wilson(160, 200))]
+    first = f"Removed 6 of 12 heads: accuracy 90.00% {said[0]} -> 80.00% {said[1]}, agreement"
+    assert first in text.getvalue()
+    assert "Stopped at step 6 of 12 by keep 0.5." in text.getvalue()
+    page = said_first(folder)
+    assert f"accuracy 90.00% {said[0]} \u2192 <strong>80.00% {said[1]}</strong>" in page
+    assert "Stopped at step 6 of 12 by keep 0.5." in page
+    body = model_card(json.loads((folder / "run.json").read_text()))
+    cells = [one.replace("[", "\\[").replace("]", "\\]") for one in said]
+    assert f"| accuracy | 90.00% {cells[0]} | 80.00% {cells[1]} |" in body
+    assert "95% interval" in body
+
+
+def test_bands_are_where_intervals_are(tmp_path: Path) -> None:
+    known = make_run(tmp_path / "known", samples=64, criterion="gnorm")
+    unknown = make_run(tmp_path / "unknown", criterion="his")
+    drawn = charts(load_runs([known, unknown]))
+    bands = next(layer for layer in drawn["metric"].to_dict()["layer"] if layer["mark"].get("type") == "area")
+    steps = load_runs([known])[0].steps
+    rows = bands["data"]["values"]
+    assert [(row["low"], row["high"]) for row in rows] == [tuple(step.interval) for step in steps]  # type: ignore[arg-type]
+    assert {row["run"] for row in rows} == {"known"}
+    assert bands["mark"]["opacity"] == pytest.approx(0.12)
+    assert all(layer["mark"].get("type") != "area" for layer in drawn["agreement"].to_dict()["layer"])
+    alone = charts(load_runs([unknown]))["metric"].to_dict()
+    assert all(layer["mark"].get("type") != "area" for layer in alone["layer"])
+
+
+def test_one_wide_interval_does_not_flatten_the_curves(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", values=[10.0 + step for step in range(13)], measured="perplexity")
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["interval"] = [9.0, 1e9]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    layers = charts(load_runs([folder]))["metric"].to_dict()["layer"]
+    (domain,) = {
+        tuple(layer["encoding"]["y"]["scale"]["domain"]) for layer in layers if "scale" in layer["encoding"]["y"]
+    }
+    assert domain == pytest.approx((9.0, 22 + 0.2 * 12))
 
 
 # --- how it was made ---
@@ -193,20 +247,18 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_the_command_parses_again(tmp_path: Path, settings: dict[str, Any]) -> None:
-    columns = Columns("a text", None, "y") if settings else Columns()
-    experiment = Experiment(model="org/tiny", data="data.csv", columns=columns, **settings)
+    columns = {"text_column": "a text", "label_column": "y"} if settings else {}
+    experiment = Experiment(model="org/tiny", data="data.csv", **{**columns, **settings})
     values = {name: getattr(experiment, name) for name in experiment.__dataclass_fields__}
     run = load_runs([make_run(tmp_path / "my run", steps=1, **values)])[0]
     words = shlex.split(run.command)
     assert words[:3] == ["headprune", "prune", "org/tiny"]
     command = typer.main.get_command(cli.app).commands["prune"]  # type: ignore[attr-defined]
     parsed = command.make_context("prune", words[2:]).params
-    assert str(parsed["out"]) == "my run"
+    assert parsed["out"] == tmp_path / "my run"
     assert (None if parsed["keep"] is None else float(parsed["keep"])) == experiment.keep
-    for name in ("text", "pair", "label"):
-        assert parsed[f"{name}_column"] == getattr(columns, name)
     for name, value in values.items():
-        if name not in ("columns", "keep"):
+        if name != "keep":
             assert parsed[name] == value, name
 
 
@@ -265,5 +317,5 @@ def test_a_folder_that_looks_like_a_hub_name(tmp_path: Path, monkeypatch: pytest
 
 def test_model_card_without_numbers(tmp_path: Path) -> None:
     _, body = card(tmp_path / "run", values=[0.9] + [math.nan] * 12, savings=False, model=EVIL)
-    assert "| accuracy | 0.9000 | - |" in body
+    assert "| accuracy | 90.00% | - |" in body
     assert "\n# title\\>\\<img" in body  # escaped, so that it is text

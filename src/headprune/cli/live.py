@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,19 +42,24 @@ class LiveCurve:
     def status(self) -> Text:
         first, last = self.steps[0], self.steps[-1]
         agree = "" if last.agreement is None else f", agreement {last.agreement:.3f}"
+        between = last.interval
+        known = between is not None and math.isfinite(between.high - between.low)
+        sure = f" ± {(between.high - between.low) / 2:.2g}" if between is not None and known else ""
         seconds = time.monotonic() - self.started
         return Text(
             f"{self.title}: {first.heads - last.heads} of {first.heads} heads removed, "
-            f"metric {last.metric:.4f} (dense {first.metric:.4f}){agree}, {seconds:.0f} s"
+            f"metric {last.metric:.4f}{sure} (dense {first.metric:.4f}){agree}, {seconds:.0f} s"
         )
 
     def curve(self) -> list[Text]:
         """Bars of the metric, scaled from its lowest to its highest value, over all heads from none to all removed."""
         total = max(1, self.steps[0].heads)
-        values = [step.metric for step in self.steps]
+        values = [step.metric for step in self.steps if math.isfinite(step.metric)] or [0.0]
         low, high = min(values), max(values)
         columns: list[float | None] = [None] * (WIDTH + 1)
         for step in self.steps:
+            if not math.isfinite(step.metric):
+                continue
             height = (step.metric - low) / (high - low) if high > low else 1.0
             columns[round((total - step.heads) / total * WIDTH)] = height
         lines = []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,9 +20,19 @@ from transformers import PreTrainedModel
 
 from headprune.criteria import Criterion
 from headprune.criteria.scoring import ScoreResult
+from headprune.measure.comparing import Comparison
 from headprune.measure.costs import megabytes
 from headprune.measure.inspection import Inspection
-from headprune.runs.compare import Comparison
+from headprune.measure.metrics import SHARES_OF_ONE
+from headprune.report.words import (
+    interval_text,
+    measured_text,
+    removed_text,
+    spread_text,
+    stop_text,
+    value_text,
+    verdict,
+)
 from headprune.units import resolve
 
 # Viridis at six points, dark = unimportant: safe for the colour-blind and readable in grey.
@@ -28,22 +40,32 @@ SHADES = ((68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209,
 
 GLYPHS = "\u00b7\u2591\u2592\u2593\u2588"  # the same scale where there is no colour
 
+LEAN: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}  # tables that fit 80 columns
+
 
 def print_inspection(name: str, seen: Inspection, console: Console | None = None) -> None:
     console = console or Console()
-    console.print(f"[bold]{escape(name)}[/bold] · {seen.model_type} · {seen.sites[0].family} family")
+    console.print(f"[bold]{escape(name)}[/bold] · {seen.model_type} · {seen.sites[0].family} family", soft_wrap=True)
+    shared = _shared_start([site.path for site in seen.sites])
     sites = Table(
-        title="Attention sites",
+        title="Attention sites" + (f" in {escape(shared)}" if shared else ""),
         title_justify="left",
         caption="heads: kept / original · KV: key-value heads · width: of one head · uses: per forward pass",
         caption_justify="left",
+        **LEAN,
     )
     for heading in ("site", "path", "kind", "heads", "KV", "width", "uses"):
-        sites.add_column(heading, justify="left" if heading in ("path", "kind") else "right", no_wrap=True)
+        # A narrow terminal folds paths, and nothing else: headings and numbers stay whole.
+        sites.add_column(
+            heading,
+            justify="left" if heading in ("path", "kind") else "right",
+            no_wrap=heading != "path",
+            overflow="fold",
+        )
     for site in seen.sites:
         sites.add_row(
             str(site.index),
-            site.path,
+            site.path.removeprefix(f"{shared}."),
             site.place,
             f"{site.heads} / {site.original_heads}",
             str(site.kv_heads),
@@ -51,23 +73,34 @@ def print_inspection(name: str, seen: Inspection, console: Console | None = None
             str(site.applications),
         )
     console.print(sites)
-    modules = Table(title="Parameters", title_justify="left")
+    console.print()
+    modules = Table(title="Parameters", title_justify="left", **LEAN)
     for heading in ("module", "parameters", "MB", "share"):
-        modules.add_column(heading, justify="left" if heading == "module" else "right")
+        left = heading == "module"
+        modules.add_column(heading, justify="left" if left else "right", no_wrap=not left, overflow="fold")
     for module, count in seen.modules.items():
-        modules.add_row(module, f"{count:,}", f"{megabytes(count):.2f}", f"{count / seen.parameters:.1%}")
+        modules.add_row(escape(module), f"{count:,}", f"{megabytes(count):.2f}", f"{count / seen.parameters:.1%}")
     modules.add_section()
     modules.add_row("total", f"{seen.parameters:,}", f"{megabytes(seen.parameters):.2f}", "100.0%")
     console.print(modules)
+    console.print()
     heads = sum(site.heads for site in seen.sites)
+    images = all(site.stack == "vision" for site in seen.sites)
+    what = f"an image of {seen.flops.tokens} positions" if images else f"a {seen.flops.tokens}-token input"
     console.print(
         f"Its {heads} heads hold {seen.head_parameters / seen.parameters:.1%} of the parameters and "
-        f"{seen.flops.head_share:.1%} of the FLOPs of a {seen.flops.tokens}-token input: the most that removing them "
-        "all could save."
+        f"{seen.flops.head_share:.1%} of the FLOPs of {what}: the most that removing them all could save."
     )
     obstacles = {site.obstacle: site.path for site in seen.sites if site.obstacle}
     for obstacle, path in obstacles.items():
         console.print(f"[yellow]Not removable at {escape(path)}: {escape(obstacle)}.[/yellow]")
+
+
+def _shared_start(paths: Sequence[str]) -> str:
+    """The modules that all paths begin with, which need not be said in every row."""
+    parts = [path.split(".")[:-1] for path in paths]
+    same = itertools.takewhile(lambda words: len(set(words)) == 1, zip(*parts, strict=False))
+    return ".".join(words[0] for words in same) if len(paths) > 1 else ""
 
 
 @contextmanager
@@ -97,28 +130,39 @@ def print_scores(model: PreTrainedModel, name: str, result: ScoreResult, console
     sites = resolve(model)
     ranks = _ranks(result.scores)
     width = len(str(len(sites) - 1))
-    console.print(f"[bold]{escape(name)}[/bold] on {result.samples} samples; brighter = more important")
-    console.print(Text(" " * (width + 5) + "".join(f"{head:>3}" for head in range(result.scores.shape[1]))))
+    on = f"on {result.samples} samples" if result.samples else "from the weights alone"
+    console.print(f"[bold]{escape(name)}[/bold] {on}; brighter = more important", highlight=False)
+    heads = result.scores.shape[1]
+    cell = max(1, min(3, (console.width - width - 6) // max(1, heads)))
+    named = {3: 1, 2: 2}.get(cell, 5)  # every so many heads have their number above them
+    numbers = "".join(f"{head:>{cell * named}}" for head in range(0, heads, named))
+    console.print(Text(" " * (width + 5 - cell * (named - 1)) + numbers), no_wrap=True, overflow="crop")
     for site in sites:
         row = Text(f"site {site.index:>{width}}")
-        for head in range(site.original_heads):
+        for head in range(site.original):
             if head in site.kept:
                 rank = ranks[site.index, head].item()
-                row.append(
-                    f"  {GLYPHS[round(rank * 4)]}" if console.color_system is None else "\u2588" * 3, _shade(rank)
-                )
+                glyph = GLYPHS[round(rank * 4)].rjust(cell) if console.color_system is None else "\u2588" * cell
+                row.append(glyph, _shade(rank))
             else:
-                row.append("   ")
+                row.append(" " * cell)
         console.print(row, no_wrap=True, overflow="crop")
     flat = [(result.scores[site.index, head].item(), site.index, head) for site in sites for head in site.kept]
     flat.sort()
     for what, part in (("least", flat[:5]), ("most", flat[::-1][:5])):
         listed = ", ".join(f"({site}, {head}) {value:.3g}" for value, site, head in part)
         console.print(f"{what} important (site, head): {listed}", highlight=False)
-    accuracy = "" if result.accuracy is None else f" · accuracy of the model as it is: {result.accuracy:.2%}"
-    console.print(
-        f"{result.samples} samples, {result.tokens} tokens, {result.seconds:.1f} s{accuracy}", highlight=False
-    )
+    places = "tokens" if model.main_input_name == "input_ids" else "positions"  # patches of images, frames of sounds
+    seen = [f"{result.samples} samples", f"{result.tokens} {places}"] if result.samples else []
+    console.print(", ".join([*seen, f"{result.seconds:.1f} s"]) + _measured(result), highlight=False, markup=False)
+
+
+def _measured(result: ScoreResult) -> str:
+    """What the model is worth as it is, where there are labels to say it."""
+    metric, measured = result.metric, result.measured
+    if metric is None or measured is None:
+        return ""
+    return f" · {metric.name} of the model as it is: {measured_text(metric.name, measured.value, measured.interval)}"
 
 
 def _ranks(scores: torch.Tensor) -> torch.Tensor:
@@ -143,17 +187,20 @@ def print_run(out: Path, record: Mapping[str, Any], console: Console | None = No
     """How a run ended: what was removed, what it cost, what it saved, and where it is."""
     console = console or Console()
     result = record["result"]
-    removed = result["heads_before"] - result["heads_after"]
     name = result["metric"]
+    dense = measured_text(name, result["dense"], result.get("dense_interval"))
+    pruned = measured_text(name, result["pruned"], result.get("pruned_interval"))
     console.print(
-        f"Removed [bold]{removed} of {result['heads_before']}[/bold] heads: {name} {_value(name, result['dense'])} -> "
-        f"[bold]{_value(name, result['pruned'])}[/bold], agreement with the dense model "
-        f"{_value('agreement', result['agreement'])}",
+        f"Removed [bold]{removed_text(result)}[/bold]: {escape(f'{name} {dense} -> ')}[bold]{escape(pruned)}[/bold], "
+        f"agreement with the dense model {value_text('agreement', result['agreement'])}",
         highlight=False,
     )
     compensate = record["settings"].get("compensate", "none")
+    stopped = f" {stop_text(result)}" if stop_text(result) else ""
     console.print(
-        f"Criterion {record['settings']['criterion']}, compensation {compensate}.", highlight=False, markup=False
+        f"Criterion {record['settings']['criterion']}, compensation {compensate}.{stopped}",
+        highlight=False,
+        markup=False,
     )
     saved = record.get("savings")
     if saved:
@@ -186,28 +233,55 @@ def _savings_table(saved: Mapping[str, Any]) -> Table:
     return table
 
 
-def _value(metric: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.2%}" if metric in ("accuracy", "agreement", "f1") else f"{value:.4g}"
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
 def print_comparison(out: Path, rows: Sequence[Comparison], console: Console | None = None) -> None:
+    """The table, best first, and what it means: which differences are real."""
     console = console or Console()
-    table = Table(title="Best first", title_justify="left")
-    table.add_column("criterion", no_wrap=True)
-    table.add_column("area", justify="right")
+    name, until = rows[0].measured.name, rows[0].usable_until
+    unit = " in percent" if name in SHARES_OF_ONE else ""
+    legend = f"{name}{unit} / agreement with the dense model · [low, high]: 95% interval"
+    legend += f" · area: of -log {name}" if rows[0].measured.logarithmic else ""
+    legend += " · low..high: over the runs" if any(len(row.runs) > 1 for row in rows) else ""
+    table = Table(
+        title="Best first",
+        title_justify="left",
+        caption=escape(legend),
+        caption_justify="left",
+        **LEAN,
+    )
+    table.add_column("criterion", overflow="fold", min_width=9)
+    table.add_column(f"area to\n{until:.0%} (all)" if until else "area", justify="right", no_wrap=True)
     for share in rows[0].metric:
-        table.add_column(f"{share} gone\nmetric / agree", justify="right")
-    for drop in rows[0].removable:
-        table.add_column(f"heads\nwithin {drop}", justify="right")
+        table.add_column(f"{share} gone", justify="right", no_wrap=True)
+    table.add_column("heads\nwithin\n" + " / ".join(rows[0].removable), justify="right", no_wrap=True)
     for row in rows:
         runs = f" ({len(row.runs)} runs)" if len(row.runs) > 1 else ""
-        pairs = [f"{_short(row.metric[share])} / {_short(row.agreement[share])}" for share in row.metric]
-        table.add_row(row.name + runs, f"{row.area:.4f}", *pairs, *map(str, row.removable.values()))
+        areas = [f"{row.usable_area:.4f}", f"({row.area:.4f})" if until else ""]
+        if row.spread_area is not None:
+            areas.append(f"{row.spread_area.low:.2f}..{row.spread_area.high:.2f}")
+        table.add_row(
+            escape(row.name + runs),
+            "\n".join(filter(None, areas)).replace("nan", "-"),
+            *(_comparison_cell(row, share) for share in row.metric),
+            " / ".join(map(str, row.removable.values())),
+        )
     console.print(table)
+    console.print()
+    for sentence in verdict(rows):
+        console.print(sentence, highlight=False, markup=False)
     console.print(f"The runs are in {escape(str(out))}.", highlight=False)
+
+
+def _comparison_cell(row: Comparison, share: str) -> str:
+    """The metric and the agreement, below them the interval, and the spread of several runs."""
+    name = row.measured.name
+
+    def short(kind: str, value: float | None) -> str:
+        text = value_text(kind, value)
+        return f"{100 * value:.1f}" if text.endswith("%") and value is not None else text
+
+    lines = [
+        f"{short(name, row.metric[share])} / {short('agreement', row.agreement[share])}",
+        interval_text(name, row.interval[share]),
+        spread_text(name, row.spread[share]),
+    ]
+    return escape("\n".join(line for line in lines if line))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+
+import torch
 
 from headprune.measure.metrics import Metric
 from headprune.measure.trajectory import Step
@@ -14,38 +15,105 @@ SHARES = (0.25, 0.5, 0.75)  # of heads removed, at which curves are compared
 DROPS = (0.01, 0.05)  # of the metric, within which removable heads are counted
 
 
+def shares(steps: Sequence[Step]) -> list[float]:
+    """The share of heads that is gone at each step; of members of any kind where there are no heads."""
+    left = [step.heads if steps[0].heads else step.left for step in steps]
+    return [(left[0] - now) / left[0] if left[0] else 0.0 for now in left]
+
+
+def weights(steps: Sequence[Step], until: float | None = None) -> list[float]:
+    """What each step counts in the mean of the curve from its start to `until`, a share of heads removed, or to its
+    end: trapezoids, the last of them cut where the range ends. All zero where nothing was removed."""
+    places = shares(steps)
+    end = places[-1] if until is None else min(until, places[-1])
+    result = [0.0] * len(steps)
+    if not end > 0:
+        return result
+    for number, (left, right) in enumerate(itertools.pairwise(places)):
+        if not left < end or left == right:
+            continue
+        width = min(right, end) - left
+        part = width / (right - left)
+        result[number] += width * (2 - part) / 2 / end
+        result[number + 1] += width * part / 2 / end
+    return result
+
+
 def area(steps: Sequence[Step]) -> float:
     """Area under the curve of the metric over the share of heads removed, by trapezoids; NaN for a single step."""
-    total = steps[0].heads - steps[-1].heads
-    if not total:
-        return math.nan
-    return sum((a.heads - b.heads) * (a.metric + b.metric) / 2 for a, b in itertools.pairwise(steps)) / total
+    return _mean(weights(steps), [step.metric for step in steps])
 
 
-def signed_area(metric: Metric, steps: Sequence[Step]) -> float:
-    """Area under the curve, larger = better: for perplexity the area of its negative logarithm."""
-    if metric.higher_is_better:
-        return area(steps)
-    return area([replace(step, metric=-math.log(step.metric)) for step in steps])
+def signed_area(metric: Metric, steps: Sequence[Step], until: float | None = None) -> float:
+    """Area under the curve, larger = better: of the negative metric where smaller values are better, for perplexity of
+    its negative logarithm."""
+    return _mean(weights(steps, until), [signed(metric, step.metric) for step in steps])
+
+
+def signed(metric: Metric, value: float) -> float:
+    """The metric so that larger is better, on the scale on which values average."""
+    if metric.logarithmic:
+        return -math.log(value) if value > 0 else math.nan
+    return value if metric.higher_is_better else -value
+
+
+def unsigned(metric: Metric, value: float) -> float:
+    """The metric from its signed value."""
+    if metric.logarithmic:
+        return math.exp(-value) if not value < -700 else math.inf
+    return value if metric.higher_is_better else -value
+
+
+def signed_outcomes(metric: Metric, step: Step | None) -> torch.Tensor | None:
+    """One number per sample whose mean is the signed metric; None where they are not known."""
+    if step is None or step.outcomes is None or not torch.isfinite(step.outcomes).all():
+        return None
+    return step.outcomes if metric.higher_is_better else -step.outcomes
+
+
+def area_outcomes(metric: Metric, steps: Sequence[Step], until: float | None = None) -> torch.Tensor | None:
+    """One number per sample whose mean is the signed area: the area under the curve of its own outcomes."""
+    parts = [
+        (weight, signed_outcomes(metric, step))
+        for weight, step in zip(weights(steps, until), steps, strict=True)
+        if weight
+    ]
+    known = [weight * part for weight, part in parts if part is not None]
+    if not known or len(known) < len(parts) or len({len(part) for part in known}) > 1:
+        return None
+    return torch.stack(known).sum(0)
 
 
 def at_share(steps: Sequence[Step], share: float) -> Step | None:
     """The first step at which at least this share of the heads is gone; None for a run that did not go that far."""
-    wanted = math.ceil(share * steps[0].heads - 1e-9)
-    return next((step for step in steps if steps[0].heads - step.heads >= wanted), None)
+    places = shares(steps)
+    return next((step for step, place in zip(steps, places, strict=True) if place >= share - 1e-9), None)
 
 
 def removable(metric: Metric, steps: Sequence[Step], drop: float) -> int:
     """How many heads can go before the metric is worse than dense by more than `drop`."""
-    gone = 0
-    for step in steps:
+    return steps[0].heads - steps[_last_within(metric, steps, drop)].heads
+
+
+def within(metric: Metric, steps: Sequence[Step], drop: float) -> float:
+    """The share of heads that can go before the metric is worse than dense by more than `drop`."""
+    return shares(steps)[_last_within(metric, steps, drop)]
+
+
+def _last_within(metric: Metric, steps: Sequence[Step], drop: float) -> int:
+    """The last step before the first whose metric is too bad."""
+    for number, step in enumerate(steps):
         if not metric.drop(steps[0].metric, step.metric) <= drop + 1e-12:  # NaN is worse than any drop
-            break
-        gone = steps[0].heads - step.heads
-    return gone
+            return max(0, number - 1)
+    return len(steps) - 1
 
 
 def weighted_area(metric: Metric, steps: Sequence[Step]) -> float:
-    weights = [step.heads / steps[0].heads for step in steps]
-    values = [step.metric if metric.higher_is_better else -math.log(step.metric) for step in steps]
-    return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
+    """The mean of the signed metric in which a step weighs the share of heads that are left."""
+    return _mean([1 - place for place in shares(steps)], [signed(metric, step.metric) for step in steps])
+
+
+def _mean(counts: Sequence[float], values: Sequence[float]) -> float:
+    """Weighted; what weighs nothing may be anything, and NaN where nothing weighs."""
+    total = sum(counts)
+    return sum(w * v for w, v in zip(counts, values, strict=True) if w) / total if total else math.nan

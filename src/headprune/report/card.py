@@ -10,14 +10,16 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from headprune.report.loading import finite
+from headprune.report.words import measured_text, removed_text, stop_text, value_text
 
 
 def model_card(record: Mapping[str, Any]) -> str:
     """README.md with the yaml header that model hubs read."""
     settings, result = record["settings"], record["result"]
     removed = result["heads_before"] - result["heads_after"]
-    name = str(settings["model"])
+    name, metric = str(settings["model"]), result["metric"]
+    dense = measured_text(metric, result["dense"], result.get("dense_interval"))
+    pruned = measured_text(metric, result["pruned"], result.get("pruned_interval"))
     header = [
         "---",
         "library_name: transformers",
@@ -31,20 +33,22 @@ def model_card(record: Mapping[str, Any]) -> str:
     lines = [
         *header,
         "",
-        f"# {_plain(Path(name).name or name)}, {removed} of {result['heads_before']} attention heads removed",
+        f"# {_plain(Path(name).name or name)}, {_gone(result)} removed",
         "",
         f"Pruned by headprune {record['versions']['headprune']}: criterion "
         f"`{settings['criterion']}`, compensation `{settings.get('compensate', 'none')}`, schedule "
         f"`{settings['schedule']}`, seed {settings['seed']}, "
         f"{record['samples']['calibration']} calibration samples, {record['samples']['evaluation']} evaluation samples"
-        + (" (the same ones)." if settings["same_data"] else "."),
+        + (" (the same ones). " if settings["same_data"] else ". ")
+        + _plain(stop_text(result)),
         "",
         "| | dense | pruned |",
         "|---|---|---|",
         f"| heads | {result['heads_before']} | {result['heads_after']} |",
-        f"| {_plain(result['metric'])} | {_number(result['dense'])} | {_number(result['pruned'])} |",
-        f"| agreement with the dense model | 1 | {_number(result['agreement'])} |",
+        f"| {_plain(metric)} | {_plain(dense)} | {_plain(pruned)} |",
+        f"| agreement with the dense model | 100.00% | {value_text('agreement', result['agreement'])} |",
         *_savings(record.get("savings")),
+        *(["", "In brackets: 95% interval."] if "[" in dense + pruned else []),
         "",
         _heads(result["mask"], removed),
         "",
@@ -57,6 +61,10 @@ def model_card(record: Mapping[str, Any]) -> str:
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _gone(result: Mapping[str, Any]) -> str:
+    return removed_text(result).replace("heads", "attention heads")
 
 
 def _savings(saved: Mapping[str, Any] | None) -> list[str]:
@@ -99,7 +107,3 @@ def _on_hub(name: str) -> bool:
 def _plain(text: str) -> str:
     """Text that markdown shows as it is, in one line."""
     return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#" else sign for sign in " ".join(text.split()))
-
-
-def _number(value: float | None) -> str:
-    return "-" if finite(value) is None else f"{value:.4f}"

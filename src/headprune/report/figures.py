@@ -10,7 +10,9 @@ from typing import Any
 
 import altair as alt
 
-from headprune.report.loading import ReportRun, finite, ranks, scores_of, split_random
+from headprune.measure.curves import shares
+from headprune.report.loading import Entry, ReportRun, entries, finite, ranks, scores_of
+from headprune.report.words import interval_text
 
 # Okabe and Ito's palette without black and yellow, which vanish on a dark or a white page: tells six things apart for
 # every kind of colour vision. More runs than that differ in their dashes.
@@ -20,58 +22,59 @@ RANDOM_GREY = "#8a8a8a"
 KEPT, NEW, GONE = "#0072B2", "#D55E00", "rgba(128,128,128,0.22)"
 WIDTH, HEIGHT, CELL = 620, 300, 22
 BOXES = 16
+FAINT = 0.12  # opacity of the bands of intervals: several of them must not hide the lines,
+FAINTER = 0.07  # and many even less
+ROOM = 0.2  # of the curves' range, which bands may add to either side of it: one wide interval must not flatten them
 STATES = ["kept", "removed in this step", "removed before"]
 
 
 def curve(runs: Sequence[ReportRun], field: str, *, title: str, axis: str) -> alt.LayerChart:
     """A quantity of every step over the share of heads removed. A ring is where a run stopped; the filled point is at
-    the parameters `at_removed` and `at_value`, in the colour `at_colour`."""
-    lines, trials = split_random(runs)
-    reach = max(_share(run, step.heads) for run in runs for step in run.steps)
+    the parameters `at_removed` and `at_value`, in the colour `at_colour`. The metric has a band for its interval."""
+    shown = entries(runs)
+    drawn = [entry for entry in shown if not entry.boxes]
+    looks = _looks(shown)
+    reach = max(shares(run.steps)[-1] for run in runs)
     x = alt.X(
         "removed:Q",
         title="share of heads removed",
         axis=alt.Axis(format="%", tickCount=5),
         scale=alt.Scale(domain=[0, reach or 1]),
     )
-    y = alt.Y("value:Q", title=axis, scale=alt.Scale(domain=_extent(runs, field), nice=True, zero=False))
-    layers: list[Any] = []
-    boxes = _box_rows(trials, field) if trials else []
-    if boxes:
-        layers.append(
-            alt.Chart(alt.Data(values=boxes), name="random")
-            .mark_boxplot(orient="vertical", size=9, color=RANDOM_GREY, opacity=0.75, extent="min-max")
-            .encode(x=x, y=y)
-        )
-    names = [run.name for run in lines]
-    look = {run.name: _look(number) for number, run in enumerate(lines)}
-    # One run per row: a wide legend would take its width from the curve on a phone.
+    bands = _band_rows(drawn) if field == "metric" else []
+    y = alt.Y("value:Q", title=axis, scale=alt.Scale(domain=_extent(runs, field, bands), nice=True, zero=False))
+    names, ranges = list(looks), list(zip(*looks.values(), strict=True))
+    # One name per row: a wide legend would take its width from the curve on a phone.
     symbols = {"symbolType": "stroke", "symbolSize": 300, "symbolStrokeWidth": 3, "symbolOpacity": 1}
     legend = alt.Legend(orient="bottom", columns=1, labelLimit=280, **symbols) if len(runs) > 1 else None
-    if lines:
-        base = alt.Chart(alt.Data(values=[row for run in lines for row in _rows(run, field)])).encode(
-            x=x,
-            y=y,
-            color=alt.Color(
-                "run:N",
-                title=None,
-                legend=legend,
-                scale=alt.Scale(domain=names, range=[look[n][0] for n in names]),
-            ),
-            tooltip=[
-                alt.Tooltip("run:N"),
-                alt.Tooltip("step:Q"),
-                alt.Tooltip("heads:Q", title="heads left"),
-                alt.Tooltip("value:Q", title=axis, format=".4f"),
-            ],
+    colours = alt.Color("run:N", title=None, legend=legend, scale=alt.Scale(domain=names, range=list(ranges[0])))
+    dashes = alt.StrokeDash("run:N", title=None, legend=legend, scale=alt.Scale(domain=names, range=list(ranges[1])))
+    layers: list[Any] = []
+    if bands:
+        layers.append(
+            alt.Chart(alt.Data(values=bands), name="bands")
+            .mark_area(opacity=FAINT if len(drawn) <= 3 else FAINTER, clip=True)
+            .encode(x=x, y=alt.Y("low:Q", title=axis), y2="high:Q", color=colours, detail="trial:N")
         )
-        dashes = alt.StrokeDash(
-            "run:N",
-            title=None,
-            legend=legend,
-            scale=alt.Scale(domain=names, range=[look[n][1] for n in names]),
+    for number, entry in enumerate(entry for entry in shown if entry.boxes):
+        layers.append(
+            alt.Chart(alt.Data(values=_box_rows(entry, field)), name="random" + (f"-{number}" if number else ""))
+            .mark_boxplot(orient="vertical", size=9, color=looks[entry.name][0], opacity=0.75, extent="min-max")
+            .encode(x=x, y=y)
         )
-        layers.append(base.mark_line(strokeWidth=2).encode(strokeDash=dashes))
+    if drawn:
+        tooltip = [
+            alt.Tooltip("trial:N", title="run"),
+            alt.Tooltip("step:Q"),
+            alt.Tooltip("heads:Q", title="heads left"),
+            alt.Tooltip("value:Q", title=axis, format=".4f"),
+            *([alt.Tooltip("between:N", title="95% interval")] if bands else []),
+        ]
+        base = alt.Chart(
+            alt.Data(values=[row for entry in drawn for run in entry.runs for row in _rows(run, field, entry)])
+        ).encode(x=x, y=y, color=colours, tooltip=tooltip)
+        thin = alt.condition("datum.thin", alt.value(1.2), alt.value(2))
+        layers.append(base.mark_line().encode(strokeDash=dashes, detail="trial:N", strokeWidth=thin))
         layers.append(
             base.transform_filter("datum.stop").mark_point(shape="circle", size=160, filled=False, strokeWidth=2.5)
         )
@@ -89,16 +92,17 @@ def curve(runs: Sequence[ReportRun], field: str, *, title: str, axis: str) -> al
             alt.param(name="at_colour", value=colour(runs, first)),
         )
     )
-    notes = ["ring: where a run stopped" if any(run.stop is not None for run in lines) else ""]
-    notes += [f"grey boxes: {len(trials)} random trials, lowest to highest" if boxes else ""]
+    notes = ["band: 95% interval" if bands else ""]
+    notes += ["ring: where a run stopped" if any(run.stop is not None for e in drawn for run in e.runs) else ""]
+    notes += ["boxes: runs of random, lowest to highest" if len(drawn) < len(shown) else ""]
     heading = alt.TitleParams(title, subtitle=[note for note in notes if note], anchor="start")
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=heading)
 
 
 def colour(runs: Sequence[ReportRun], run: ReportRun) -> str:
     """The colour of a run among others."""
-    lines, trials = split_random(runs)
-    return RANDOM_GREY if run in trials else _look(lines.index(run))[0]
+    shown = entries(runs)
+    return _looks(shown)[next(entry.name for entry in shown if run in entry.runs)][0]
 
 
 def mask(run: ReportRun) -> alt.Chart:
@@ -168,44 +172,72 @@ def _grid(run: ReportRun, title: str) -> alt.Chart:
     )
 
 
-def _look(number: int) -> tuple[str, list[int]]:
-    return PALETTE[number % len(PALETTE)], DASHES[number // len(PALETTE) % len(DASHES)]
+def _looks(shown: Sequence[Entry]) -> dict[str, tuple[str, list[int]]]:
+    """Colour and dashes of every entry. The first random group is grey: what the others are measured against."""
+    looks: dict[str, tuple[str, list[int]]] = {}
+    grey = next((entry for entry in shown if entry.is_random and len(shown) > 1), None)
+    others = 0
+    for entry in shown:
+        if entry is grey:
+            looks[entry.name] = RANDOM_GREY, DASHES[0]
+            continue
+        looks[entry.name] = PALETTE[others % len(PALETTE)], DASHES[others // len(PALETTE) % len(DASHES)]
+        others += 1
+    return looks
 
 
-def _share(run: ReportRun, left: int) -> float:
-    total = max(1, run.steps[0].heads)
-    return round((total - left) / total, 6)
-
-
-def _extent(runs: Sequence[ReportRun], field: str) -> list[float]:
-    """From the lowest to the highest value, with some room where all are equal; 0 to 1 where there is none."""
+def _extent(runs: Sequence[ReportRun], field: str, bands: Sequence[dict[str, Any]]) -> list[float]:
+    """From the lowest to the highest value, with some room for bands, or where all are equal; 0 to 1 where there is
+    none."""
     values = [value for run in runs for step in run.steps if (value := finite(getattr(step, field))) is not None]
     if not values:
         return [0, 1]
     low, high = min(values), max(values)
+    span = high - low or 0.25 * (abs(low) or 1)
+    within = [*(row["low"] for row in bands), *(row["high"] for row in bands)]
+    if within:
+        low = max(min(low, *within), low - ROOM * span)
+        high = min(max(high, *within), high + ROOM * span)
     return [low, high] if low < high else [low - 0.05 * (abs(low) or 1), high + 0.05 * (abs(high) or 1)]
 
 
-def _rows(run: ReportRun, field: str) -> list[dict[str, Any]]:
+def _rows(run: ReportRun, field: str, entry: Entry | None = None) -> list[dict[str, Any]]:
+    places = shares(run.steps)
     return [
         {
-            "run": run.name,
+            "run": run.name if entry is None else entry.name,
+            "trial": run.name,
+            "thin": entry is not None and len(entry.runs) > 1,
             "step": step.step,
             "heads": step.heads,
-            "removed": _share(run, step.heads),
+            "removed": round(place, 6),
             "value": finite(getattr(step, field)),
             "stop": step.step == run.stop,
+            "between": (interval_text(run.metric.name, step.interval) or "unknown") if field == "metric" else None,
         }
-        for step in run.steps
+        for step, place in zip(run.steps, places, strict=True)
     ]
 
 
-def _box_rows(runs: Sequence[ReportRun], field: str) -> list[dict[str, Any]]:
-    """Trials at about sixteen shares of heads removed: a box per step would be a wall."""
-    every = max(1, min(len(run.steps) for run in runs) // BOXES)
+def _band_rows(drawn: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Where the metric lies for 95 %, of every entry that is one line; none of runs that do not know it."""
     return [
-        {"removed": row["removed"], "value": row["value"]}
-        for run in runs
+        {"run": entry.name, "trial": run.name, "removed": round(place, 6), "low": low, "high": high}
+        for entry in drawn
+        for run in entry.runs[: 1 if len(entry.runs) == 1 else 0]
+        for step, place in zip(run.steps, shares(run.steps), strict=True)
+        if step.interval is not None
+        and (low := finite(step.interval.low)) is not None
+        and (high := finite(step.interval.high)) is not None
+    ]
+
+
+def _box_rows(entry: Entry, field: str) -> list[dict[str, Any]]:
+    """Trials at about sixteen shares of heads removed: a box per step would be a wall."""
+    every = max(1, min(len(run.steps) for run in entry.runs) // BOXES)
+    return [
+        {"run": entry.name, "removed": row["removed"], "value": row["value"]}
+        for run in entry.runs
         for row in _rows(run, field)
         if row["step"] % every == 0 and row["value"] is not None
     ]

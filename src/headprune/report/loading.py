@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import re
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from headprune.errors import RunError
+from headprune.measure.comparing import Curve
 from headprune.measure.metrics import METRICS, Metric
 from headprune.measure.trajectory import Step
-from headprune.search.config import command_words
+from headprune.search.config import Experiment, command_words, migrated
 from headprune.store.rundir import read_run
 from headprune.units import Head
 
 COMPENSATIONS = {"lstsq": "with least-squares compensation", "mean": "with the mean moved into the bias"}
 BOXES_FROM = 3  # random trials are drawn together as boxes, fewer of them as lines
+COMPARISON = "comparison.json"  # beside the runs of a comparison: what was compared, and the result
+# The settings that decide which samples a run is evaluated on, and what is right there.
+EVALUATED_ON = (
+    *("data", "data_fingerprint", "split", "text_column", "pair_column", "label_column", "labels", "task"),
+    *("calibration", "calibration_samples", "evaluation_samples", "same_data", "seed", "max_length", "processor"),
+)
 
 
 @dataclass(frozen=True)
@@ -100,9 +110,109 @@ class ReportRun:
         return {head: step.step for step in self.steps for head in step.removed}
 
     @property
+    def samples(self) -> Hashable:
+        """Equal for runs that were evaluated on the same samples."""
+        settings = migrated(self.settings)
+        if settings.get("data_fingerprint"):  # the same file under whatever name
+            settings["data"] = None
+        if settings["calibration"] is not None:  # all of the data evaluates, however many samples calibrate
+            settings["calibration"], settings["calibration_samples"] = "apart", None
+        return tuple(str(settings.get(name)) for name in EVALUATED_ON)
+
+    @property
     def command(self) -> str:
         """The command that repeats this run."""
-        return shlex.join([*command_words(self.settings), "--out", str(self.path)])
+        return shlex.join([*command_words(self.settings), "--out", named_path(self.path)])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What has one row in tables and one name in legends: a run, or the runs of random that differ in their seed."""
+
+    name: str
+    runs: tuple[ReportRun, ...]
+
+    @property
+    def is_random(self) -> bool:
+        return self.runs[0].is_random
+
+    @property
+    def boxes(self) -> bool:
+        """Whether its runs are drawn together as boxes."""
+        return self.is_random and len(self.runs) >= BOXES_FROM
+
+
+def entries(runs: Sequence[ReportRun]) -> list[Entry]:
+    """The runs, with those of random together that differ in nothing but its seed."""
+    groups: dict[str, list[ReportRun]] = {}
+    for run in runs:
+        groups.setdefault(_group(run) if run.is_random else run.name, []).append(run)
+    names: list[str] = []
+    for group in groups.values():
+        name = group[0].name
+        if len(group) > 1:
+            plain = _without_seed(str(group[0].settings["criterion"]))
+            own = group[0].settings.get("compensate", "none")
+            others = {run.settings.get("compensate", "none") for run in runs}
+            name = f"{plain}{f'+{own}' if len(others) > 1 and own != 'none' else ''} ({len(group)} runs)"
+            name = name if name not in names else f"{group[0].name} and {len(group) - 1} more"
+        names.append(name)
+    return [Entry(name, tuple(group)) for name, group in zip(names, groups.values(), strict=True)]
+
+
+def _group(run: ReportRun) -> str:
+    settings = {**migrated(run.settings), "criterion": _without_seed(str(run.settings["criterion"]))}
+    return json.dumps([settings, run.metric.name], sort_keys=True, default=str)
+
+
+def _without_seed(criterion: str) -> str:
+    return re.sub(r"\(seed=-?\d+\)", "", criterion)
+
+
+def curve_of(name: str, runs: Sequence[ReportRun]) -> Curve:
+    """Runs of one criterion as they are compared with those of others."""
+    same = {run.samples for run in runs}
+    samples = next(iter(same)) if len(same) == 1 else object()  # runs on different samples pair with nothing
+    return Curve(name, [run.path.resolve().name for run in runs], runs[0].metric, [run.steps for run in runs], samples)
+
+
+def named_path(path: Path) -> str:
+    """A path that means the same wherever a page is read: as it was given, unless that was relative to a folder that
+    has no name in it."""
+    return str(path.resolve()) if not path.name or ".." in path.parts else str(path)
+
+
+def comparison_command(runs: Sequence[ReportRun]) -> str | None:
+    """The command that made the comparison of these runs; None where they are not all the runs of one."""
+    folder = runs[0].path.parent
+    try:
+        content = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
+        rows = content if isinstance(content, list) else content["criteria"]
+        listed = {name: row["name"] for row in rows for name in row["runs"]}
+        about = {} if isinstance(content, list) else content["compared"]
+        names = about.get("criteria") or [row["name"] for row in rows]
+        trials = about.get("trials") or max(len(row["runs"]) for row in rows)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if {run.path.resolve() for run in runs} != {(folder / name).resolve() for name in listed}:
+        return None
+    # A comparison names its criteria and follows every curve to its end.
+    own = ("criterion", "compensate", "explore", "keep", "max_drop", "knee")
+    defaults = {field.name: field.default for field in dataclasses.fields(Experiment) if field.name in own}
+    first = {**migrated(runs[0].settings), **defaults}
+    shared = next(
+        (run.settings.get("compensate") for run in runs if "+" not in listed[run.path.resolve().name]), "none"
+    )
+    compensate = about.get("compensate") or shared or "none"
+    return shlex.join(
+        [
+            *command_words(first, "compare"),
+            *("--criteria", ",".join(names)),
+            *(["--trials", str(trials)] if trials > 1 else []),
+            *(["--compensate", compensate] if compensate != "none" else []),
+            *("--out", named_path(folder)),
+        ]
+    )
 
 
 def load_runs(paths: Sequence[str | Path]) -> list[ReportRun]:
@@ -136,14 +246,6 @@ def _named(runs: list[ReportRun]) -> list[ReportRun]:
         if len(set(names)) == len(names):
             break
     return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
-
-
-def split_random(runs: Sequence[ReportRun]) -> tuple[list[ReportRun], list[ReportRun]]:
-    """The runs that are drawn as lines, and the random trials that are drawn as boxes."""
-    trials = [run for run in runs if run.is_random]
-    if len(trials) < BOXES_FROM:
-        return list(runs), []
-    return [run for run in runs if not run.is_random], trials
 
 
 def scores_of(run: ReportRun, step: int) -> list[float | None]:

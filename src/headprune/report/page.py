@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -15,16 +14,34 @@ import jinja2
 import vl_convert
 
 from headprune.errors import RunError
+from headprune.measure.comparing import Comparison, comparable, compared
 from headprune.measure.costs import megabytes
-from headprune.measure.curves import DROPS, SHARES, at_share, removable, signed_area
+from headprune.measure.curves import DROPS, SHARES
+from headprune.measure.metrics import SHARES_OF_ONE
 from headprune.report import figures
 from headprune.report.export import save_figure
-from headprune.report.loading import ReportRun, finite, load_runs, scores_of, split_random
+from headprune.report.loading import (
+    ReportRun,
+    comparison_command,
+    curve_of,
+    entries,
+    finite,
+    load_runs,
+    scores_of,
+)
+from headprune.report.words import (
+    interval_text,
+    measured_text,
+    removed_text,
+    spread_text,
+    stop_text,
+    value_text,
+    verdict,
+)
 from headprune.store.files import write_text
 
 VEGA = "window.vegaEmbed = vegaEmbed;"  # what the bundled libraries hand to the page
 NOTHING = "\u2013"  # stands where there is no value
-SHARES_OF_ONE = ("accuracy", "f1")  # metrics that read well as percent
 
 
 def write_report(paths: Sequence[str | Path], out: Path, *, figure_folder: Path | None = None) -> Path:
@@ -49,8 +66,9 @@ def write_report(paths: Sequence[str | Path], out: Path, *, figure_folder: Path 
 def charts(runs: Sequence[ReportRun]) -> dict[str, Any]:
     """All figures by name: the curves of all runs, and the mask and first scores of each run that has a line."""
     result = _curves(runs)
-    lines, trials = split_random(runs)
-    for run in lines or trials[:1]:
+    shown = entries(runs)
+    lines = [run for entry in shown if not entry.boxes for run in entry.runs]
+    for run in lines or shown[0].runs[:1]:
         name = re.sub(r"[^\w.=-]+", "-", run.name).strip("-")
         name = name if f"mask-{name}" not in result else f"{name}-{len(result)}"
         result[f"mask-{name}"] = figures.mask(run)
@@ -75,14 +93,15 @@ def render(runs: Sequence[ReportRun]) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    lines, trials = split_random(runs)
+    shown = entries(runs)
     curves = _curves(runs)
     specifications = {**curves, "mask": figures.mask(runs[0]), "scores": figures.scores(runs[0])}
-    comparison = _comparison(lines, trials) if len(runs) > 1 else []
+    against = [curve_of(entry.name, entry.runs) for entry in shown]
+    rows = compared(against) if len(runs) > 1 else []
+    ranked = comparable(against)
     return environment.from_string(template).render(
         runs=runs,
-        lines=lines,
-        trials=trials,
+        entries=shown,
         first=runs[0],
         models=list(dict.fromkeys(str(run.settings["model"]) for run in runs)),
         curves=list(curves),
@@ -91,11 +110,18 @@ def render(runs: Sequence[ReportRun]) -> str:
         percents=_script_json(SHARES_OF_ONE),
         javascript=_libraries(),
         saved=[_saved(run) for run in runs if run.record.get("savings")],
-        comparison=comparison,
-        comparable=len({(run.metric.name, run.steps[-1].heads / max(1, run.steps[0].heads)) for run in runs}) == 1,
+        comparison=[_shown_row(row) for row in rows],
+        comparable=ranked,
+        best=rows[0].name if ranked and len(rows) > 1 else None,
+        until=f"{rows[0].usable_until:.0%}" if rows and rows[0].usable_until else None,
+        verdict=verdict(rows),
+        command=comparison_command(runs) if rows else None,
         shares=[f"{share:.0%}" for share in SHARES],
         drops=[f"{drop:.0%}" for drop in DROPS],
         value=_value,
+        measured=_measured,
+        removed=removed_text,
+        stopped=stop_text,
     )
 
 
@@ -124,6 +150,7 @@ def _replay(run: ReportRun, colour: str) -> dict[str, Any]:
             "metric": [finite(step.metric) for step in run.steps],
             "agreement": [finite(step.agreement) for step in run.steps],
         },
+        "between": [interval_text(run.metric.name, step.interval) for step in run.steps],
         "heads": [step.heads for step in run.steps],
         "parameters": [step.parameters for step in run.steps],
         "scores": _scores(run),
@@ -179,36 +206,30 @@ def _saved(run: ReportRun) -> dict[str, Any]:
     }
 
 
-def _comparison(lines: Sequence[ReportRun], trials: Sequence[ReportRun]) -> list[dict[str, Any]]:
-    """A row per line and one for the random trials, best first."""
-    rows = [_row(run.name, [run]) for run in lines]
-    if trials:
-        rows.append(_row(f"random, mean of {len(trials)} trials", trials))
-    return sorted(rows, key=lambda row: -(row["area"] if row["area"] is not None else float("-inf")))
-
-
-def _row(name: str, runs: Sequence[ReportRun]) -> dict[str, Any]:
-    def mean(number: Callable[[ReportRun], float | None]) -> float | None:
-        values = [finite(number(run)) for run in runs]
-        return None if None in values else statistics.fmean(value for value in values if value is not None)
-
-    def at(share: float, field: str) -> float | None:
-        """None for a run that did not go that far."""
-        return mean(lambda run: getattr(at_share(run.steps, share), field, None))
-
+def _shown_row(row: Comparison) -> dict[str, Any]:
+    """A row of the comparison as its tables show it."""
+    name = row.measured.name
     return {
-        "name": name,
-        "metric_name": runs[0].metric.name,
-        "area": mean(lambda run: signed_area(run.metric, run.steps)),
-        "metric": [at(share, "metric") for share in SHARES],
-        "agreement": [at(share, "agreement") for share in SHARES],
-        "removable": [
-            round(statistics.fmean(removable(run.metric, run.steps, drop) for run in runs)) for drop in DROPS
+        "name": row.name,
+        "metric_name": name,
+        "metric": [
+            {
+                "value": _value(name, row.metric[share]),
+                "interval": interval_text(name, row.interval[share]),
+                "spread": spread_text(name, row.spread[share]),
+            }
+            for share in row.metric
         ],
+        "agreement": [_value("agreement", value) for value in row.agreement.values()],
+        "area": NOTHING if finite(row.area) is None else f"{row.area:.4f}",
+        "usable_area": NOTHING if finite(row.usable_area) is None else f"{row.usable_area:.4f}",
+        "removable": list(row.removable.values()),
     }
 
 
 def _value(metric: str, value: float | None) -> str:
-    if finite(value) is None:
-        return NOTHING
-    return f"{value:.2%}" if metric in SHARES_OF_ONE else f"{value:.4g}"
+    return value_text(metric, value, NOTHING)
+
+
+def _measured(metric: str, value: float | None, between: Sequence[float | None] | None) -> str:
+    return measured_text(metric, value, between, NOTHING)

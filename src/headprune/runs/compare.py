@@ -6,19 +6,21 @@ import copy
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from headprune.criteria import make
 from headprune.criteria.hies import Hies
 from headprune.errors import CriterionError
-from headprune.measure.curves import DROPS, SHARES, at_share, removable, signed_area, weighted_area
-from headprune.measure.metrics import METRICS
+from headprune.measure.comparing import Comparison, compared
+from headprune.measure.curves import weighted_area
 from headprune.measure.trajectory import Step
 from headprune.repair.plan import check_compensation
 from headprune.repair.solve import Compensation
+from headprune.report.loading import COMPARISON, curve_of, load_runs
 from headprune.report.page import write_report
+from headprune.report.words import verdict
 from headprune.runs.experiment import Experiment, load, run_experiment
 from headprune.search.config import PruneConfig
 from headprune.search.pruner import prune
@@ -27,21 +29,7 @@ from headprune.store.rundir import read_run
 from headprune.units import resolve
 
 ALPHAS = tuple(step / 10 for step in range(10))
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One row of the table: a criterion, or the mean over the trials of random."""
-
-    name: str
-    runs: list[str]
-    area: float
-    metric: dict[str, float | None]  # share removed -> metric; None where a run did not go that far
-    agreement: dict[str, float | None]
-    removable: dict[str, int]  # allowed drop -> heads that can go before the metric has fallen that far
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+FORMAT = 2  # of comparison.json; 1 was the list of rows alone
 
 
 def compare(
@@ -56,9 +44,10 @@ def compare(
 ) -> list[Comparison]:
     """Run every criterion to the end of its curve, or go on with what is there, and compare; best first.
 
-    A criterion may bring its own compensation, as in "gnorm+lstsq"; the others take the experiment's.
+    A criterion may bring its own compensation, as in "gnorm+lstsq"; the others take the experiment's. The best has the
+    largest area under its curve over the range in which models are of use.
     """
-    rows = []
+    curves = []
     for spec in expand(criteria, experiment.compensate):
         criterion, compensate = combination(spec, experiment.compensate)
         suffix = spec.removeprefix(criterion)
@@ -73,8 +62,8 @@ def compare(
                 on_run(one)
             own = replace(experiment, criterion=one.removesuffix(suffix), compensate=compensate, explore=True)
             run_experiment(own, folder, overwrite=overwrite, measure=False, on_step=on_step)
-        rows.append(_row(spec, out, folders))
-    return sorted(rows, key=lambda row: -row.area)
+        curves.append(curve_of(spec, load_runs([out / folder for folder in folders])))
+    return compared(curves)
 
 
 def with_alpha(names: Sequence[str], alpha: float) -> list[str]:
@@ -102,8 +91,27 @@ def split_names(text: str) -> list[str]:
 
 def write_comparison(out: Path, rows: Sequence[Comparison]) -> None:
     """comparison.json, best first, and report.html beside the runs."""
-    write_text(out / "comparison.json", json.dumps([row.to_json() for row in rows], indent=2) + "\n")
+    content = {
+        "format": FORMAT,
+        "compared": _compared(out, rows),
+        "usable_until": rows[0].usable_until,
+        "verdict": verdict(rows),
+        "criteria": [row.to_json() for row in rows],
+    }
+    write_text(out / COMPARISON, json.dumps(content, indent=2, allow_nan=False) + "\n")
     write_report([out / name for row in rows for name in row.runs], out / "report.html")
+
+
+def _compared(out: Path, rows: Sequence[Comparison]) -> dict[str, Any]:
+    """What a command needs to compare the same again: the names, the trials of random, and the compensation of all
+    criteria that do not bring their own."""
+    shared = [read_run(out / row.runs[0])[0]["settings"].get("compensate") for row in rows if not _split(row.name)[1]]
+    trials = [len(row.runs) for row in rows if _split(row.name)[0] == "random"]
+    return {
+        "criteria": [row.name for row in rows],
+        "trials": max(trials, default=1),
+        "compensate": next(iter(shared), "none"),
+    }
 
 
 def expand(criteria: Sequence[str], compensate: str = "none") -> list[str]:
@@ -137,29 +145,6 @@ def _split(spec: str) -> tuple[str, str]:
 def run_name(spec: str) -> str:
     """A folder name for a criterion: letters, digits and a few signs that every file system takes."""
     return spec.replace(":", "-").replace("(", "-").replace(")", "").replace(",", "-").replace("=", "")
-
-
-def _row(name: str, out: Path, folders: Sequence[str]) -> Comparison:
-    runs = [read_run(out / folder) for folder in folders]
-    metric = METRICS.get(runs[0][0]["result"]["metric"], METRICS["accuracy"])
-    curves = [steps for _, steps in runs]
-
-    def mean(values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return sum(known) / len(known) if len(known) == len(values) else None
-
-    points = {f"{share:.0%}": [at_share(steps, share) for steps in curves] for share in SHARES}
-    return Comparison(
-        name=name,
-        runs=list(folders),
-        area=sum(signed_area(metric, steps) for steps in curves) / len(curves),
-        metric={share: mean([getattr(step, "metric", None) for step in at]) for share, at in points.items()},
-        agreement={share: mean([getattr(step, "agreement", None) for step in at]) for share, at in points.items()},
-        removable={
-            f"{drop:.0%}": round(sum(removable(metric, steps, drop) for steps in curves) / len(curves))
-            for drop in DROPS
-        },
-    )
 
 
 def sweep_alpha(experiment: Experiment, alphas: Sequence[float] = ALPHAS) -> tuple[float, dict[float, float]]:

@@ -1,0 +1,242 @@
+"""Curves against each other: which is better where models are of use, by how much, and whether that is more than noise.
+
+Curves of runs on the same samples are compared sample by sample: what is hard for one model is hard for the other, so
+the difference is known far better than either value.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from headprune.measure.curves import (
+    DROPS,
+    SHARES,
+    area_outcomes,
+    at_share,
+    removable,
+    shares,
+    signed,
+    signed_area,
+    signed_outcomes,
+    unsigned,
+    within,
+)
+from headprune.measure.intervals import Difference, Interval, interval, paired
+from headprune.measure.metrics import Metric
+from headprune.measure.trajectory import Step, plain
+
+USABLE = 0.10  # the drop up to which a model is of use
+OTHER_SAMPLES = "they were evaluated on different samples"
+NO_OUTCOMES = "what they did on each sample is not known"
+Outcomes = Callable[[Sequence[Step]], torch.Tensor | None]  # of one run, for a step or a range of it
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is compared: the runs of one criterion, several of them for random."""
+
+    name: str
+    runs: Sequence[str]
+    metric: Metric
+    trials: Sequence[Sequence[Step]]  # the steps of each run
+    samples: Hashable = None  # equal where runs were evaluated on the same samples
+
+    def outcomes(self, of: Outcomes) -> torch.Tensor | None:
+        """Per sample, the mean over the runs."""
+        found = [part for part in map(of, self.trials) if part is not None]
+        if len(found) < len(self.trials) or len({len(part) for part in found}) > 1:
+            return None
+        return torch.stack(found).mean(0)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """How far a row is ahead of another one, paired over samples; below 0 it is behind. In units of the metric, for
+    perplexity of its logarithm; None where the two cannot be paired, and `unpaired` says why."""
+
+    of: str
+    usable_area: Difference | None
+    area: Difference | None
+    metric: dict[str, Difference | None]  # share removed -> difference there
+    unpaired: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "of": self.of,
+            "usable_area": _difference_json(self.usable_area),
+            "area": _difference_json(self.area),
+            "metric": {share: _difference_json(gap) for share, gap in self.metric.items()},
+            "unpaired": self.unpaired,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row of the table: a criterion, or the mean over the trials of random."""
+
+    name: str
+    runs: list[str]
+    measured: Metric
+    area: float  # of the whole curve
+    usable_area: float  # of the range in which models are of use, which ranks
+    usable_until: float  # the share of heads removed at which that range ends; the same for all rows
+    metric: dict[str, float | None]  # share removed -> metric; None where a run did not go that far
+    interval: dict[str, Interval | None]  # of the metric, 95 %
+    agreement: dict[str, float | None]
+    removable: dict[str, int]  # allowed drop -> heads that can go before the metric has fallen that far
+    spread: dict[str, Interval | None]  # share removed -> lowest and highest of several runs
+    spread_area: Interval | None  # the same of the usable area
+    ahead: list[Ahead] = field(default_factory=list)  # the best row: of every other; others: of the next
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "runs": self.runs,
+            "measured": self.measured.name,
+            "area": plain(self.area),
+            "usable_area": plain(self.usable_area),
+            "usable_until": self.usable_until,
+            "metric": {share: plain(value) for share, value in self.metric.items()},
+            "interval": {share: _interval_json(value) for share, value in self.interval.items()},
+            "agreement": self.agreement,
+            "removable": self.removable,
+            "spread": {share: _interval_json(value) for share, value in self.spread.items()},
+            "spread_area": _interval_json(self.spread_area),
+            "ahead": [one.to_json() for one in self.ahead],
+        }
+
+
+def comparable(curves: Sequence[Curve]) -> bool:
+    """Whether one can be called the best: one metric, and one range that all of them cover."""
+    reaches = {round(shares(steps)[-1], 6) for curve in curves for steps in curve.trials}
+    return len({curve.metric.name for curve in curves}) == 1 and (usable_until(curves) > 0 or len(reaches) == 1)
+
+
+def usable_until(curves: Sequence[Curve]) -> float:
+    """The share of heads removed up to which models are of use: as far as any of the runs stays within the drop USABLE
+    of its dense model, and all of them go. 0 where none can lose a head, or nothing is known."""
+    if not curves:
+        return 0.0
+    useful = max(within(curve.metric, steps, USABLE) for curve in curves for steps in curve.trials)
+    return min(useful, *(shares(steps)[-1] for curve in curves for steps in curve.trials))
+
+
+def compared(curves: Sequence[Curve]) -> list[Comparison]:
+    """A row per curve, best first by the usable area, or by the whole one where no range is of use; in the given order
+    where they cannot be compared."""
+    until = usable_until(curves)
+    rows = [(_row(curve, until), curve) for curve in curves]
+    if not comparable(curves):
+        return [row for row, _ in rows]
+    rows.sort(key=lambda pair: tuple(-math.inf if math.isnan(v) else v for v in _merit(pair[0])), reverse=True)
+    for place, (row, curve) in enumerate(rows[:-1]):
+        others = rows[1:] if place == 0 else rows[place + 1 : place + 2]
+        row.ahead.extend(_ahead(curve, other, until) for _, other in others)
+    return [row for row, _ in rows]
+
+
+def _merit(row: Comparison) -> tuple[float, float]:
+    return row.usable_area, row.area
+
+
+def _row(curve: Curve, until: float) -> Comparison:
+    metric, trials = curve.metric, curve.trials
+    points = {f"{share:.0%}": [at_share(steps, share) for steps in trials] for share in SHARES}
+    values = {share: [None if step is None else step.metric for step in steps] for share, steps in points.items()}
+    usable = [signed_area(metric, steps, until or None) for steps in trials]
+    return Comparison(
+        name=curve.name,
+        runs=list(curve.runs),
+        measured=metric,
+        area=statistics.fmean(signed_area(metric, steps) for steps in trials),
+        usable_area=statistics.fmean(usable),
+        usable_until=until,
+        metric={share: _mean_metric(metric, known) for share, known in values.items()},
+        interval={f"{share:.0%}": _interval_at(curve, share) for share in SHARES},
+        agreement={
+            share: _mean([None if step is None else step.agreement for step in steps])
+            for share, steps in points.items()
+        },
+        removable={
+            f"{drop:.0%}": round(statistics.fmean(removable(metric, steps, drop) for steps in trials)) for drop in DROPS
+        },
+        spread={share: _extremes(known) for share, known in values.items()},
+        spread_area=_extremes(usable),
+    )
+
+
+def _ahead(one: Curve, other: Curve, until: float) -> Ahead:
+    metric = one.metric
+
+    def gap(of: Outcomes) -> Difference | None:
+        mine, theirs = one.outcomes(of), other.outcomes(of)
+        if one.samples != other.samples or mine is None or theirs is None or len(mine) != len(theirs):
+            return None
+        return paired(mine, theirs)
+
+    found = Ahead(
+        of=other.name,
+        usable_area=gap(lambda steps: area_outcomes(metric, steps, until or None)),
+        area=gap(lambda steps: area_outcomes(metric, steps)) if _same_reach(one, other) else None,
+        metric={
+            f"{share:.0%}": gap(lambda steps, share=share: signed_outcomes(metric, at_share(steps, share)))  # type: ignore[misc]
+            for share in SHARES
+        },
+    )
+    if found.usable_area is not None:
+        return found
+    first = [curve.outcomes(lambda steps: steps[0].outcomes) for curve in (one, other)]
+    known = [part for part in first if part is not None]
+    apart = one.samples != other.samples or (len(known) == 2 and len(known[0]) != len(known[1]))
+    return Ahead(found.of, None, found.area, found.metric, OTHER_SAMPLES if apart else NO_OUTCOMES)
+
+
+def _same_reach(one: Curve, other: Curve) -> bool:
+    return len({round(shares(steps)[-1], 6) for curve in (one, other) for steps in curve.trials}) == 1
+
+
+def _interval_at(curve: Curve, share: float) -> Interval | None:
+    """Of the metric at a share removed: the run's own, or that of the mean over the runs."""
+    steps = [at_share(steps, share) for steps in curve.trials]
+    if len(steps) == 1:
+        found = None if steps[0] is None else steps[0].interval
+    else:
+        outcomes = curve.outcomes(lambda trial: signed_outcomes(curve.metric, at_share(trial, share)))
+        ends = [] if outcomes is None else sorted(unsigned(curve.metric, end) for end in interval(outcomes))
+        found = Interval(*ends) if ends else None
+    return found if found is not None and all(map(math.isfinite, found)) else None
+
+
+def _mean_metric(metric: Metric, values: Sequence[float | None]) -> float | None:
+    """On the scale on which values average: the geometric mean for perplexity."""
+    if len(values) == 1:
+        return values[0]
+    mean = _mean([None if value is None else signed(metric, value) for value in values])
+    return None if mean is None else unsigned(metric, mean)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def _extremes(values: Sequence[float | None]) -> Interval | None:
+    """Lowest and highest of several values, where all of them are numbers."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return Interval(min(known), max(known)) if len(known) == len(values) > 1 else None
+
+
+def _interval_json(value: Interval | None) -> list[float | None] | None:
+    return None if value is None else list(map(plain, value))
+
+
+def _difference_json(gap: Difference | None) -> dict[str, Any] | None:
+    if gap is None:
+        return None
+    return {"value": plain(gap.value), "low": plain(gap.low), "high": plain(gap.high), "real": gap.real}

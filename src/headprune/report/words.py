@@ -1,0 +1,132 @@
+"""Numbers and verdicts as people read them: the same in the terminal, on a page and in a model card."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headprune.measure.comparing import USABLE, Ahead, Comparison
+from headprune.measure.intervals import Difference
+from headprune.measure.metrics import SHARES_OF_ONE, Metric
+
+END = "the end of the curve"  # what a run stops by that has no rule, or did not meet it
+
+
+def value_text(metric: str, value: float | None, nothing: str = "-") -> str:
+    if value is None or not math.isfinite(value):
+        return nothing
+    return f"{value:.2%}" if metric in SHARES_OF_ONE else f"{value:.4g}"
+
+
+def interval_text(metric: str, between: Sequence[float | None] | None) -> str:
+    """[low, high], in percent without the sign where the metric is a share; empty where there is none."""
+    ends = [end for end in between or () if end is not None and math.isfinite(end)]
+    if len(ends) != 2:
+        return ""
+    low, high = (f"{100 * end:.1f}" if metric in SHARES_OF_ONE else f"{end:.4g}" for end in ends)
+    return f"[{low}, {high}]"
+
+
+def measured_text(metric: str, value: float | None, between: Sequence[float | None] | None, nothing: str = "-") -> str:
+    """A value with its interval, where it has one."""
+    return f"{value_text(metric, value, nothing)} {interval_text(metric, between)}".rstrip()
+
+
+def spread_text(metric: str, between: Sequence[float | None] | None) -> str:
+    """Lowest..highest, in percent without the sign where the metric is a share; empty where there is none."""
+    return interval_text(metric, between).strip("[]").replace(", ", "..")
+
+
+def difference_text(metric: Metric, gap: Difference) -> str:
+    """A size with its interval: points, a share of the perplexity, or the metric's own unit."""
+    numbers = (gap.value, gap.low, gap.high)
+    if metric.logarithmic:  # exp(difference) is the ratio of the two
+        value, low, high = (f"{100 * math.expm1(min(number, 700)):.2g}" for number in numbers)
+        return f"{value}% [{low}, {high}]"
+    if metric.name in SHARES_OF_ONE:
+        value, low, high = (f"{100 * number:.1f}" for number in numbers)
+        return f"{value} points [{low}, {high}]"
+    value, low, high = (f"{number:.3g}" for number in numbers)
+    return f"{value} [{low}, {high}]"
+
+
+def stop_text(result: Mapping[str, Any]) -> str:
+    """Why a run ended where it did; empty where that was not written down."""
+    rule = result.get("rule")
+    if not rule:
+        return ""
+    where = f"step {result['step']} of {result['steps']}"
+    return f"At {where}, {END}." if rule == END else f"Stopped at {where} by {rule}."
+
+
+def removed_text(result: Mapping[str, Any]) -> str:
+    """How much of each kind of unit went: "6 of 12 heads"."""
+    counts = {"heads": [result["heads_before"], result["heads_after"]], **(result.get("units") or {})}
+    gone = [f"{before - after} of {before} {kind}" for kind, (before, after) in counts.items() if before]
+    return " and ".join(gone) or "0 of 0 heads"
+
+
+def verdict(rows: Sequence[Comparison]) -> list[str]:
+    """What a comparison says, in sentences: over which range it ranks, where the best row is ahead of each other one,
+    and which neighbours cannot be told apart."""
+    if len(rows) < 2 or not rows[0].ahead:
+        return []
+    best = rows[0]
+    said = [_range_sentence(best), *(_ahead_sentence(best, ahead) for ahead in best.ahead)]
+    close = [
+        f"{row.name} and {ahead.of}"
+        for row in rows[1:]
+        for ahead in row.ahead
+        if ahead.usable_area is not None and not ahead.usable_area.real
+    ]
+    if close:
+        said.append(f"Neighbours that cannot be told apart either: {'; '.join(close)}.")
+    return said
+
+
+def _range_sentence(row: Comparison) -> str:
+    word = row.measured.name
+    share = f"{USABLE:.0%}" if row.measured.relative else f"{USABLE:g}"
+    limit = f"{100 * USABLE:g} points" if word in SHARES_OF_ONE else share
+    if not row.usable_until:
+        return f"No run can lose heads while its {word} stays within {limit} of dense, so the whole curve ranks."
+    return (
+        f"Ranked by the {word} up to {row.usable_until:.0%} of the heads removed: as far as any run stays within "
+        f"{limit} of dense."
+    )
+
+
+def _ahead_sentence(row: Comparison, ahead: Ahead) -> str:
+    if ahead.usable_area is None:
+        return f"{row.name} and {ahead.of} cannot be paired: {ahead.unpaired}."
+    metric, gap = row.measured, ahead.usable_area
+    over = f" up to {row.usable_until:.0%}" if row.usable_until else ""
+    sure = {share: there for share, there in ahead.metric.items() if there is not None and there.real}
+    rest = [share for share, there in ahead.metric.items() if there is not None and not there.real]
+    if gap.real:
+        said = f"{row.name} is {_place(gap)} {ahead.of} by {_size(metric, gap)}{over}"
+    else:
+        said = f"{row.name} and {ahead.of} cannot be told apart{over} ({difference_text(metric, gap)})"
+        if rest and not sure:
+            return f"{said}, nor at {_listed(rest)}."
+    parts = [
+        f"at {share} {_place(there).split()[0]} by {_size(metric, there).replace(' points', '')}"
+        for share, there in sure.items()
+    ]
+    if rest:
+        parts.append(f"at {_listed(rest)} cannot be told apart")
+    return f"{said}{'; ' if parts else ''}{'; '.join(parts)}."
+
+
+def _place(gap: Difference) -> str:
+    return "ahead of" if gap.value > 0 else "behind"
+
+
+def _size(metric: Metric, gap: Difference) -> str:
+    """Of a difference whose direction is said beside it."""
+    return difference_text(metric, gap if gap.value > 0 else Difference(-gap.value, -gap.high, -gap.low))
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,0 +1,96 @@
+"""Tables and curves in terminals of any width, whatever the numbers."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from rich.console import Console
+
+import headprune
+from headprune.cli.live import LiveCurve
+from headprune.cli.tables import print_inspection, print_scores
+from headprune.measure.inspection import inspect
+from headprune.measure.intervals import wilson
+from headprune.report.loading import load_runs
+from made_up_runs import make_run
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_an_inspection_is_whole_on_a_narrow_terminal(width: int) -> None:
+    """Headings and numbers are never cut; of paths, all letters are there."""
+    config = transformers.BartConfig(
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 16),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8),
+        d_model=32,
+        vocab_size=30,
+    )
+    with torch.device("meta"):
+        model = transformers.BartModel(config)
+    text = io.StringIO()
+    print_inspection("a/name", inspect(model), Console(file=text, width=width))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "\u2026" not in text.getvalue()
+    heading = next(line for line in lines if "site" in line and "path" in line)
+    assert heading.split() == ["site", "path", "kind", "heads", "KV", "width", "uses"]
+    column = slice(heading.index("path"), heading.index("kind"))
+    start = lines.index(heading) + 2
+    written = "".join(line[column].strip() for line in lines[start : lines.index("", start) if "" in lines else None])
+    for site in inspect(model).sites:
+        assert site.path in written
+    assert text.getvalue().count("16 / 16") == 3
+
+
+def test_a_live_curve_of_values_that_are_no_numbers(tmp_path: Path) -> None:
+    known = load_runs([make_run(tmp_path / "known", values=[0.9, *[math.nan] * 12])])[0].steps
+    curve = LiveCurve("x", None, Console(file=io.StringIO()))
+    curve.steps = known
+    assert len(curve.curve()) == 11
+    assert "metric nan (dense 0.9000)" in curve.status().plain
+    sure = load_runs([make_run(tmp_path / "sure", values=[0.9] * 13, samples=100)])[0].steps
+    curve.steps = sure
+    low, high = wilson(90, 100)
+    assert f"metric 0.9000 \u00b1 {(high - low) / 2:.2g} (dense" in curve.status().plain
+
+
+@pytest.mark.parametrize(("width", "cell"), [(160, 3), (80, 2), (50, 1)])
+def test_scores_fit_the_terminal(width: int, cell: int) -> None:
+    """Thirty-two heads in a row: every one has its place, however narrow."""
+    model = transformers.ViTForImageClassification(
+        transformers.ViTConfig(
+            hidden_size=64,
+            num_attention_heads=32,
+            num_hidden_layers=2,
+            intermediate_size=8,
+            image_size=4,
+            patch_size=2,
+            num_labels=2,
+        )
+    )
+    torch.manual_seed(0)
+    images = torch.randn(6, 3, 4, 4)
+    with torch.no_grad():
+        labels = model(pixel_values=images).logits.argmax(-1)
+    labels[0] = 1 - labels[0]
+    result = headprune.score(model, [{"pixel_values": images, "labels": labels}], criterion="magnitude")
+    text = io.StringIO()
+    print_scores(model, "magnitude", result, Console(file=text, width=width))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    rows = [line.removeprefix(f"site {site}") for site, line in enumerate(lines[2:4])]
+    assert [len(row) for row in rows] == [32 * cell] * 2
+    numbers = [(place.end(), int(place.group())) for place in re.finditer(r"\d+", lines[1])]
+    assert len(numbers) > 5
+    for end, number in numbers:  # a number ends above the cell of its head
+        assert end == len("site 0") + cell * (number + 1)
+    low, high = wilson(5, 6)
+    assert "6 samples, 30 positions, " in text.getvalue()  # four patches and the class token of six images
+    said = f"accuracy of the model as it is: 83.33% [{100 * low:.1f}, {100 * high:.1f}]"
+    assert said in " ".join(text.getvalue().split())
