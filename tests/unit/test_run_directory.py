@@ -556,13 +556,28 @@ def test_settings_that_differ_are_named(tmp_path: Path) -> None:
     m = material()
     program(*prune_command(m.bert, m.data_csv, tmp_path / "run", "--keep", "10"))
     before = files_of(tmp_path / "run")
-    done = program(*prune_command(m.bert, m.data_csv, tmp_path / "run", "--keep", "9"))
+    done = program(*prune_command(m.bert, m.data_csv, tmp_path / "run", "--keep", "10", "--every", "2"))
     assert done.code == 2
-    assert "keep was 10 and is now 9" in " ".join(done.err.split())
+    assert "every was 1 and is now 2" in " ".join(done.err.split())
     assert files_of(tmp_path / "run") == before
-    done = program(*prune_command(m.bert, m.data_csv, tmp_path / "run", "--keep", "9", "--overwrite", "--json"))
+    more = ("--keep", "9", "--every", "2", "--overwrite", "--json")
+    done = program(*prune_command(m.bert, m.data_csv, tmp_path / "run", *more))
     assert (done.code, done.json["heads_after"]) == (0, 9)
-    assert len(steps_of(tmp_path / "run")) == 4
+    assert len(steps_of(tmp_path / "run")) == 3
+
+
+@pytest.mark.parametrize("every", ["1", "2"])
+def test_a_finished_run_is_taken_further_and_back(every: str, tmp_path: Path) -> None:
+    """Only where to stop is another: the journal has what was done, and the end is that of a run that went there."""
+    m, more = material(), ("--every", every)
+    for keep, place in (("9", "run"), ("0.5", "run"), ("0.5", "straight"), ("9", "short")):
+        done = program(*prune_command(m.bert, m.data_csv, tmp_path / place, "--keep", keep, *more, "--json"))
+        assert (done.code, done.json["heads_after"]) == (0, {"9": 9, "0.5": 6}[keep])
+    same_but_timing(tmp_path / "run", tmp_path / "straight")
+    assert "6 of 12" in (tmp_path / "run" / "model" / "README.md").read_text()
+    done = program(*prune_command(m.bert, m.data_csv, tmp_path / "run", "--keep", "10", *more, "--json"))
+    assert (done.code, done.json["heads_after"]) == (0, 10)
+    assert len(headprune.resolve(headprune.load(tmp_path / "run"))[0].kept) <= 4  # the run itself can be loaded
 
 
 @pytest.mark.parametrize("mistake", [["--schedule", "lazy"], ["--keep", "99"], ["--metric", "speed"]], ids=str)

@@ -17,6 +17,7 @@ import typer
 
 from headprune.errors import HeadpruneError, RegistrationError
 from headprune.search.config import Experiment
+from headprune.store.files import is_there
 
 Model = Annotated[str, typer.Argument(help="A local folder or a hub name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
@@ -91,6 +92,7 @@ def resumable(out: Path) -> Iterator[None]:
 def import_plugins(names: list[str] | None) -> None:
     """Import Python files or modules that register criteria or families."""
     for name in names or ():
+        is_there(name, RegistrationError)
         try:
             if name.endswith(".py"):
                 spec = importlib.util.spec_from_file_location(Path(name).stem, name)

@@ -8,8 +8,8 @@ import zlib
 from pathlib import Path
 
 from headprune.errors import DataError
+from headprune.store import files
 
-SHOWN = 80  # characters of a path that is too long to be shown as a whole
 MARKS = (  # UTF-32 before UTF-16, whose mark it begins with
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -19,12 +19,7 @@ MARKS = (  # UTF-32 before UTF-16, whose mark it begins with
 
 
 def is_there(place: str | Path) -> bool:
-    """Whether there is a file or folder of this name; a name that the system cannot even look up is refused."""
-    try:
-        return Path(place).exists()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"{short(place)} cannot be looked up ({reason}); give a shorter or another path.") from None
+    return files.is_there(place, DataError)
 
 
 def refuse_missing(path: Path) -> None:
@@ -32,11 +27,6 @@ def refuse_missing(path: Path) -> None:
         raise DataError(f"There is no file {path}; check the path.")
     if path.is_dir():
         raise DataError(f"{path} is a folder, not a file; name the file in it.")
-
-
-def short(place: str | Path) -> str:
-    text = str(place)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def suffix_of(path: Path) -> str:

@@ -17,10 +17,11 @@ from transformers import PreTrainedModel
 from headprune.data import labels, packages
 from headprune.data.batches import Examples
 from headprune.data.columns import LABEL, Columns
-from headprune.data.files import is_there, short, suffix_of
+from headprune.data.files import is_there, suffix_of
 from headprune.data.lazy import Row, Rows
 from headprune.data.tables import TABLES, missing, read_table
 from headprune.errors import DataError
+from headprune.store.files import short
 from headprune.task import Task
 
 log = logging.getLogger(__name__)

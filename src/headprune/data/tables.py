@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from headprune.data import packages
-from headprune.data.files import is_there, read_text, refuse_missing, short, suffix_of
+from headprune.data.files import is_there, read_text, refuse_missing, suffix_of
 from headprune.errors import DataError
+from headprune.store.files import short
 
 TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 SEPARATORS = (",", ";", "\t", "|")

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from headprune.data.files import is_there, short
+from headprune.data.files import is_there
 from headprune.errors import DataError
+from headprune.store.files import short
 from headprune.store.processors import has_tokenizer
 from headprune.task import IGNORED, Task
 

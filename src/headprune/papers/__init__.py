@@ -18,7 +18,7 @@ from headprune.papers.published import mask_of_order, published_panels, read_mas
 from headprune.papers.runs import run_panels
 from headprune.papers.tables import make_tables
 from headprune.report.export import save_figure
-from headprune.store.files import write_text
+from headprune.store.files import is_there, write_text
 
 __all__ = ["ReproductionError", "reproduce_greedy_gnorm"]
 
@@ -41,7 +41,7 @@ def reproduce_greedy_gnorm(
     gradients on; without it the demo's model serves, where the packages that bring it are installed.
     """
     console = console or Console()
-    if out.exists() and not out.is_dir():
+    if is_there(out, ReproductionError) and not out.is_dir():
         raise ReproductionError(f"{out} is a file; choose a directory for the tables and figures.")
     charts, notes = _curves_and_masks(published, runs)
     task = gradients.demo_task() if figure2 is None else gradients.given_task(*figure2)

@@ -19,6 +19,7 @@ from headprune.measure.comparing import Curve
 from headprune.measure.metrics import METRICS, Metric
 from headprune.measure.trajectory import Step
 from headprune.search.config import Experiment, command_words, migrated
+from headprune.store.files import is_there
 from headprune.store.rundir import read_run
 from headprune.units import Head
 
@@ -219,6 +220,7 @@ def load_runs(paths: Sequence[str | Path]) -> list[ReportRun]:
     """The runs at these places; a folder of runs, as `compare` writes it, counts as all the runs in it."""
     folders: list[Path] = []
     for path in map(Path, paths):
+        is_there(path, RunError)
         inside = [] if (path / "run.json").is_file() else sorted(file.parent for file in path.glob("*/run.json"))
         folders += [folder for folder in inside or [path] if folder not in folders]
     if not folders:

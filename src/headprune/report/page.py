@@ -38,7 +38,7 @@ from headprune.report.words import (
     value_text,
     verdict,
 )
-from headprune.store.files import write_text
+from headprune.store.files import is_there, write_text
 
 VEGA = "window.vegaEmbed = vegaEmbed;"  # what the bundled libraries hand to the page
 NOTHING = "\u2013"  # stands where there is no value
@@ -47,6 +47,7 @@ NOTHING = "\u2013"  # stands where there is no value
 def write_report(paths: Sequence[str | Path], out: Path, *, figure_folder: Path | None = None) -> Path:
     """Write the report of one run or many to `out`, and every figure as png, svg and pdf to `figure_folder`."""
     runs = load_runs(paths)
+    is_there(out, RunError)
     if not out.parent.is_dir():
         raise RunError(f"There is no directory {out.parent} to write {out.name} to; make it first.")
     if out.is_dir():

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from headprune.criteria.scoring import ScoreResult
 from headprune.errors import DataError
-from headprune.store.files import write_bytes, write_text
+from headprune.store.files import is_there, write_bytes, write_text
 from headprune.units import resolve
 
 PICTURES = ("png", "svg", "pdf")
@@ -21,6 +21,7 @@ def check_target(out: Path) -> None:
     """Refuse a place that cannot be written to, before anything is computed."""
     if out.suffix.lower().lstrip(".") not in FORMATS:
         raise DataError(f"Scores are written as {', '.join(FORMATS)}, by the ending of the name, not as {out.name}.")
+    is_there(out, DataError)
     if not out.parent.is_dir():
         raise DataError(f"There is no directory {out.parent} to write {out.name} to; make it first.")
     if out.is_dir():

@@ -25,7 +25,7 @@ from headprune.errors import RunError
 from headprune.measure.trajectory import Step, curve_csv
 from headprune.search.config import default_settings, migrated
 from headprune.search.pruner import Journal
-from headprune.store.files import write_text
+from headprune.store.files import is_there, write_text
 from headprune.store.rundir import read_run
 
 FORMAT = 1
@@ -57,6 +57,7 @@ class Run(Journal):
     # --- opening ---
 
     def _prepare(self, overwrite: bool) -> None:
+        is_there(self.path, RunError)
         if self.path.is_file():
             raise RunError(f"{self.path} is a file; choose a directory for the run.")
         if self.path.is_dir() and not (self.path / "run.json").is_file() and not _is_blank(self.path):

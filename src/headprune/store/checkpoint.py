@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from headprune.errors import CheckpointError, HeadpruneError
 from headprune.store import fingerprint, portability
-from headprune.store.files import recover_directory, replaced_directory
+from headprune.store.files import is_there, recover_directory, replaced_directory
 from headprune.store.processors import carry_processor
 from headprune.surgery.plan import shrink
 from headprune.units import AttentionSite, resolve
@@ -112,6 +112,8 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
 def load_structure(path: str | Path) -> PreTrainedModel:
     """The model of a folder, a config.json or a hub name without its weights: shapes on the meta device only."""
     place = Path(path)
+    if is_there(place / "run.json", CheckpointError) and (place / "model").is_dir():
+        place = path = place / "model"
     if place.is_dir():
         recover_directory(place)
         _refuse_bad_config(place / "config.json")
@@ -166,7 +168,13 @@ def _pruned(dense: type[PreTrainedModel], removed: Mapping[int, list[int]]) -> A
 
 def _folder(path: str | Path, options: Mapping[str, Any]) -> Path:
     folder = Path(path)
+    is_there(folder, CheckpointError)  # refuses what cannot even be looked up
     recover_directory(folder)
+    if (folder / "run.json").is_file():  # a run keeps its model in a folder of its own
+        folder = folder / "model"
+        recover_directory(folder)
+        if not folder.is_dir():
+            raise CheckpointError(f"The run {path} has not come to its end, so it has no model; go on with it first.")
     if folder.is_dir():
         return folder
     if folder.exists():

@@ -10,11 +10,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headprune.errors import CheckpointError
+from headprune.errors import CheckpointError, HeadpruneError
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model*.bin.index.json")
+SHOWN = 80  # characters of a path that is too long to be shown as a whole
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux's renameat2: two names swap their directories in one step
 _HERE = -100  # AT_FDCWD
+
+
+def is_there(place: str | Path, error: type[HeadpruneError]) -> bool:
+    """Whether there is a file or folder of this name; a name that the system cannot even look up is refused."""
+    try:
+        return Path(place).exists()
+    except (OSError, ValueError) as failure:
+        reason = getattr(failure, "strerror", None) or str(failure)
+        raise error(f"{short(place)} cannot be looked up ({reason}); give a shorter or another path.") from None
+
+
+def short(place: str | Path) -> str:
+    """A path as a sentence can hold it."""
+    text = str(place)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 @contextmanager
@@ -24,6 +40,7 @@ def replaced_directory(target: Path) -> Iterator[Path]:
     Files of an earlier checkpoint in `target` that are not weights and were not written anew (notes, a model card)
     are kept.
     """
+    is_there(target, CheckpointError)
     target = target.resolve()  # a link stays a link, and what it points to is replaced
     if target.is_file():
         raise CheckpointError(f"{target} is a file; choose a directory to save to.")
