@@ -23,6 +23,7 @@ from headprune.cli.options import (
     with_options,
 )
 from headprune.errors import HeadpruneError
+from headprune.search.config import VERB_DEFAULTS, stop_settings
 
 # What decides how a model is pruned, and not how it is scored.
 NOT_OF_SCORE = (
@@ -181,7 +182,7 @@ def prune(
 
 
 @app.command()
-@with_options("criterion", "keep", "max_drop", "knee", "explore", compensate="none")
+@with_options("criterion", *stop_settings(), **VERB_DEFAULTS["compare"])
 def compare(
     model: Model,
     criteria: Annotated[
