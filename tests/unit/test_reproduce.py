@@ -423,7 +423,7 @@ def test_the_protocol_runs_on_stand_ins_and_its_runs_are_drawn(tmp_path: Path) -
     assert record["settings"]["schedule"] == "greedy"
     static, _ = read_run(tmp_path / "runs" / "albert" / "static" / "inverse-entropy")
     assert static["settings"]["schedule"] == "one-shot"
-    assert static["settings"]["columns"]["pair"] == "pair"
+    assert static["settings"]["pair_column"] == "pair"
     panels = run_panels(tmp_path / "runs")
     assert [panel.title for panel in panels] == ["ALBERT-base-v2", "RoBERTa-large"]
     assert panels[1].curves["gnorm"] == [(8 - step.heads, step.metric) for step in steps]
