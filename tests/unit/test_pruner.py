@@ -1,4 +1,4 @@
-"""One step at a time: what a pruner tells, how it is stopped and goes on, and what is left when something goes wrong."""
+"""One step at a time: what a pruner tells, how it is stopped and goes on, and what is left when it fails."""
 
 from __future__ import annotations
 
