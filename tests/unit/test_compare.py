@@ -13,11 +13,12 @@ import pytest
 
 import headprune
 from headprune.criteria import REGISTRY
+from headprune.criteria.registry import split_names
 from headprune.errors import CriterionError
 from headprune.measure.curves import at_share, removable, signed_area, weighted_area
 from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step
-from headprune.runs.compare import ALPHAS, check_sweep, compare, expand, run_name, split_names, sweep_alpha, with_alpha
+from headprune.runs.compare import ALPHAS, check_sweep, compare, expand, run_name, sweep_alpha, with_alpha
 from headprune.runs.experiment import Experiment, load
 from headprune.runs.journal import read_run
 from runs import headprune as program

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from headprune.measure.trajectory import Step
+if TYPE_CHECKING:
+    from headprune.measure.trajectory import Step
 
 WIDTH, HEIGHT = 64, 10
 EIGHTHS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"

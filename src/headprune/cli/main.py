@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import transformers
 import typer
 
 from headprune.cli.options import (
@@ -80,11 +79,15 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show where a model's heads are, and the most that removing them could save. Reads the config alone."""
+    from headprune.store.places import refuse_missing_structure
+
+    import_plugins(plugin)
+    refuse_missing_structure(model)
+
     from headprune.cli.tables import print_inspection
     from headprune.measure.inspection import inspect as inspect_model
     from headprune.store.checkpoint import load_structure
 
-    import_plugins(plugin)
     seen = inspect_model(load_structure(model), tokens=tokens)
     if as_json:
         print_json(seen.to_json())
@@ -132,17 +135,22 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Score every head of a model on some data, and draw the scores as a heat map."""
-    from headprune.cli.tables import print_scores, progress_bar, scores_csv
+    from headprune.cli.early import check_early, quiet_transformers
     from headprune.criteria import make
-    from headprune.criteria.scoring import score as score_model
-    from headprune.data import Columns
     from headprune.errors import DataError
-    from headprune.runs.subject import load_task
 
     import_plugins(plugin)
+    check_early(model, data=[data], criteria=[criterion])
     chosen = make(criterion)
     if out is not None and not out.parent.is_dir():
         raise DataError(f"There is no directory {out.parent} to write {out.name} to; make it first.")
+
+    from headprune.cli.tables import print_scores, progress_bar, scores_csv
+    from headprune.criteria.scoring import score as score_model
+    from headprune.data import Columns
+    from headprune.runs.subject import load_task
+
+    quiet_transformers()
     task = load_task(
         model,
         data,
@@ -217,12 +225,18 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Remove heads from a model step by step, measure it after each, and save the result."""
+    options = locals()
+    from headprune.cli.early import check_early, quiet_transformers
+
+    import_plugins(plugin)
+    check_early(model, data=[data, calibration], criteria=[criterion], keep=keep)
+
     from headprune.cli.live import live_curve
     from headprune.cli.tables import print_run
     from headprune.runs.experiment import run_experiment
 
-    import_plugins(plugin)
-    experiment = experiment_of(locals())
+    quiet_transformers()
+    experiment = experiment_of(options)
     with resumable(out), live_curve(f"Pruning by {criterion}") as on_step:
         record = run_experiment(experiment, out, overwrite=overwrite, on_step=on_step)
     result = record["result"]
@@ -271,14 +285,21 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run several criteria from the same dense model on the same data, and say which is best."""
-    from headprune.cli.live import live_curve
-    from headprune.cli.tables import print_comparison
+    options = locals()
+    from headprune.cli.early import check_early, quiet_transformers, without_compensation
+    from headprune.criteria.registry import split_names
     from headprune.errors import CriterionError
-    from headprune.runs.compare import check_sweep, expand, split_names, sweep_alpha, with_alpha, write_comparison
-    from headprune.runs.compare import compare as compare_criteria
 
     import_plugins(plugin)
-    experiment = experiment_of(locals())
+    check_early(model, data=[data, calibration], criteria=without_compensation(split_names(criteria)))
+
+    from headprune.cli.live import live_curve
+    from headprune.cli.tables import print_comparison
+    from headprune.runs.compare import check_sweep, expand, sweep_alpha, with_alpha, write_comparison
+    from headprune.runs.compare import compare as compare_criteria
+
+    quiet_transformers()
+    experiment = experiment_of(options)
     names = expand(split_names(criteria), compensate)
     if alpha not in (None, "sweep"):
         raise CriterionError(
@@ -336,13 +357,17 @@ def reproduce(
     """Write the tables and figures of a paper, from its configurations, its published data, or runs of this tool."""
     from rich.console import Console
 
+    from headprune.cli.early import quiet_transformers
     from headprune.errors import DataError
-    from headprune.papers import reproduce_greedy_gnorm
 
     if paper != "greedy-gnorm":
         raise DataError(f"There is no reproduction of {paper!r}; there is: greedy-gnorm.")
     if (model is None) != (data is None):
         raise DataError("Figure 2 needs both --model and --data, or neither.")
+
+    from headprune.papers import reproduce_greedy_gnorm
+
+    quiet_transformers()
     figure2 = None if model is None or data is None else (model, data)
     files = reproduce_greedy_gnorm(
         out, published=published, runs=runs, figure2=figure2, console=Console(stderr=as_json)
@@ -360,7 +385,9 @@ def demo(
     from rich.console import Console
 
     from headprune.cli.demo import run_demo
+    from headprune.cli.early import quiet_transformers
 
+    quiet_transformers()
     with resumable(out):
         rows = run_demo(out, Console(stderr=as_json))
     if as_json:
@@ -369,8 +396,6 @@ def demo(
 
 def main() -> None:
     """Run the command line; a wrong input is one sentence on stderr and exit code 2."""
-    # transformers draws bars of its own while it loads and saves; its warnings and errors stay.
-    transformers.utils.logging.disable_progress_bar()
     try:
         app()
     except HeadpruneError as error:

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedModel
 
-from headprune.criteria import Criterion
-from headprune.criteria.scoring import ScoreResult
-from headprune.measure.costs import megabytes
-from headprune.measure.inspection import Inspection
-from headprune.runs.compare import Comparison
 from headprune.signals import Entropy
 from headprune.signals.requests import Attribution, GradientRequest
-from headprune.units import resolve
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from headprune.criteria import Criterion
+    from headprune.criteria.scoring import ScoreResult
+    from headprune.measure.inspection import Inspection
+    from headprune.runs.compare import Comparison
 
 # Viridis at six points, dark = unimportant: safe for the colour-blind and readable in grey.
 SHADES = ((68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37))
@@ -32,6 +33,8 @@ GLYPHS = "\u00b7\u2591\u2592\u2593\u2588"  # the same scale where there is no co
 
 
 def print_inspection(name: str, seen: Inspection, console: Console | None = None) -> None:
+    from headprune.measure.costs import megabytes
+
     console = console or Console()
     console.print(f"[bold]{escape(name)}[/bold] · {seen.model_type} · {seen.sites[0].family} family")
     sites = Table(
@@ -107,6 +110,8 @@ def print_criteria(criteria: Sequence[Criterion], console: Console | None = None
 
 def print_scores(model: PreTrainedModel, name: str, result: ScoreResult, console: Console | None = None) -> None:
     """One row per site, one cell per head, shaded by rank; heads that are gone are blank."""
+    from headprune.units import resolve
+
     console = console or Console()
     sites = resolve(model)
     ranks = _ranks(result.scores)
@@ -137,6 +142,8 @@ def print_scores(model: PreTrainedModel, name: str, result: ScoreResult, console
 
 def _ranks(scores: torch.Tensor) -> torch.Tensor:
     """Position of each score among all, scaled to [0, 1]: criteria differ by orders of magnitude, ranks do not."""
+    import torch
+
     there = ~scores.isnan()
     ranks = torch.zeros_like(scores)
     values = scores[there]
@@ -154,6 +161,8 @@ def _shade(rank: float) -> Style:
 
 
 def scores_csv(model: PreTrainedModel, result: ScoreResult) -> str:
+    from headprune.units import resolve
+
     lines = ["site,head,path,score"]
     for site in resolve(model):
         for head in range(site.original_heads):

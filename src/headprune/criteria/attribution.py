@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, criterion
 from headprune.errors import CriterionError
 from headprune.signals import Attribution, Request
+
+if TYPE_CHECKING:
+    import torch
 
 
 @criterion(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, check_choice, criterion
 from headprune.errors import CriterionError
 from headprune.signals import Entropy, Request
 from headprune.signals.requests import EntropyDeficit
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_entropy_options(made: Criterion, variant: str, epsilon: float) -> None:

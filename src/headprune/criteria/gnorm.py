@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, check_choice, criterion
 from headprune.signals import BlockNorms, Request
 from headprune.signals.requests import Aggregation, Objective
+
+if TYPE_CHECKING:
+    import torch
 
 
 @criterion(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.entropy import check_entropy_options
 from headprune.criteria.his import expected_gate_gradient
@@ -13,13 +12,16 @@ from headprune.criteria.registry import Criterion, criterion
 from headprune.errors import CriterionError
 from headprune.signals import Entropy, GateGradients, Request
 
+if TYPE_CHECKING:
+    import torch
+
 
 def minmax(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     """Scale the kept heads' values to [0, 1] over the whole model; all equal gives 0."""
     if not kept.any():
         return values
     low, high = values[kept].min(), values[kept].max()
-    return (values - low) / (high - low) if high > low else torch.zeros_like(values)
+    return (values - low) / (high - low) if high > low else values.new_zeros(values.shape)
 
 
 @criterion(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, criterion
 from headprune.signals import GateGradients, Request
+
+if TYPE_CHECKING:
+    import torch
 
 
 def expected_gate_gradient(sums: Mapping[str, torch.Tensor], samples: int) -> torch.Tensor:
@@ -35,6 +37,8 @@ class His(Criterion):
     def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
         score = expected_gate_gradient(sums, samples)
         if self.normalize:
+            import torch
+
             norms = score.nan_to_num(0.0).norm(dim=1, keepdim=True)
             score = score / norms.clamp_min(torch.finfo(score.dtype).tiny)
         return score

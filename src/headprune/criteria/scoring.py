@@ -15,8 +15,9 @@ from headprune.errors import CriterionError, DataError, NonFiniteError
 from headprune.hooks.outputs import evaluating, to_device
 from headprune.hooks.watch import watched
 from headprune.measure.quality import Quality
-from headprune.signals import Entropy, Request, ZeroProbabilities, observe
+from headprune.signals import Entropy, Request, ZeroProbabilities
 from headprune.signals.moments import Moments, gather
+from headprune.signals.observe import observe
 from headprune.signals.residuals import Residuals, residual_maps
 from headprune.task.objectives import IGNORED, Labels, batch_size, model_inputs
 from headprune.units import AttentionSite, resolve

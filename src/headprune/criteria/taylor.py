@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, criterion
 from headprune.signals import GateGradients, Request, WeightProducts
+
+if TYPE_CHECKING:
+    import torch
 
 
 @criterion(

@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from headprune.data import images, texts
 from headprune.data.batches import Examples
+from headprune.data.places import TABLES, looks_like_a_path, refuse_missing
 from headprune.errors import DataError
 
-TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 TEXT_NAMES = ("text", "sentence", "sentence1", "premise", "question")
 LABEL_NAMES = ("label", "labels", "target")
 
@@ -57,7 +57,7 @@ def load_examples(
 
 
 def _read_text(path: Path) -> str:
-    _refuse_missing(path)
+    refuse_missing(path)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -65,11 +65,6 @@ def _read_text(path: Path) -> str:
     if not text.strip():
         raise DataError(f"{path} is empty; give a file with some text.")
     return text
-
-
-def _refuse_missing(path: Path) -> None:
-    if not path.exists():
-        raise DataError(f"There is no file {path}; check the path.")
 
 
 def read_table(source: str | Path, split: str | None = None) -> dict[str, list[Any]]:
@@ -81,7 +76,7 @@ def read_table(source: str | Path, split: str | None = None) -> dict[str, list[A
         if path.exists():
             raise DataError(f"{path} is not a table; the suffix must be one of {', '.join(TABLES)} or .txt.")
         return _read_dataset(str(source), split)
-    _refuse_missing(path)
+    refuse_missing(path)
     try:
         if path.suffix == ".tsv":
             frame = pandas.read_csv(path, sep="\t", quoting=3, keep_default_na=False)
@@ -100,8 +95,8 @@ def read_table(source: str | Path, split: str | None = None) -> dict[str, list[A
 
 
 def _read_dataset(name: str, split: str | None) -> dict[str, list[Any]]:
-    if name.count("/") > 1 or name.startswith((".", "/", "~")):
-        raise DataError(f"There is no file {name}; check the path.")
+    if looks_like_a_path(name):
+        refuse_missing(Path(name))
     import datasets
 
     try:

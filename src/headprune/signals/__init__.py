@@ -1,6 +1,8 @@
-"""What criteria are made of: one instrumented forward, and the backward passes that were asked for, per batch."""
+"""What criteria are made of: one instrumented forward, and the backward passes that were asked for, per batch.
 
-from headprune.signals.observe import Observation, observe
+What can be asked for is here; what answers is imported from its module, since it needs torch.
+"""
+
 from headprune.signals.requests import (
     Attribution,
     BlockNorms,
@@ -18,11 +20,9 @@ __all__ = [
     "BlockNorms",
     "Entropy",
     "GateGradients",
-    "Observation",
     "Request",
     "ResidualErrors",
     "ResidualGradients",
     "WeightProducts",
     "ZeroProbabilities",
-    "observe",
 ]

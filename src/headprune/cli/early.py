@@ -1,0 +1,34 @@
+"""What a verb can refuse before torch and transformers are imported, which takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from headprune.cli.options import parse_keep
+from headprune.criteria import make
+from headprune.criteria.registry import split_suffix
+from headprune.data.places import refuse_missing_data
+from headprune.store.places import refuse_missing_model
+
+
+def check_early(model: str, *, data: Iterable[str | None] = (), criteria: Iterable[str] = (), keep: Any = None) -> None:
+    """Names of criteria, and files that must be there. Everything is checked again where it is used."""
+    for name in criteria:
+        make(name)
+    parse_keep(keep)
+    refuse_missing_model(model)
+    for source in data:
+        if source is not None:
+            refuse_missing_data(source)
+
+
+def without_compensation(names: Iterable[str]) -> list[str]:
+    return [split_suffix(name)[0] for name in names]
+
+
+def quiet_transformers() -> None:
+    """transformers draws bars of its own while it loads and saves; its warnings and errors stay."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
