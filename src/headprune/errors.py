@@ -57,5 +57,9 @@ class ScheduleError(HeadpruneError, ValueError):
     """A schedule or a stopping rule makes no sense."""
 
 
+class MissingPackageError(HeadpruneError, ImportError):
+    """A package that comes with an extra is not installed."""
+
+
 class RunError(HeadpruneError):
     """A run directory cannot be used, or belongs to another run."""

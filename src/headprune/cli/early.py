@@ -9,11 +9,21 @@ from headprune.cli.options import parse_keep
 from headprune.criteria import make
 from headprune.criteria.registry import split_suffix
 from headprune.data.places import refuse_missing_data
+from headprune.extras import need_report
 from headprune.store.places import refuse_missing_model
 
 
-def check_early(model: str, *, data: Iterable[str | None] = (), criteria: Iterable[str] = (), keep: Any = None) -> None:
-    """Names of criteria, and files that must be there. Everything is checked again where it is used."""
+def check_early(
+    model: str,
+    *,
+    data: Iterable[str | None] = (),
+    criteria: Iterable[str] = (),
+    keep: Any = None,
+    reports: bool = False,
+) -> None:
+    """Names of criteria, files and packages that must be there. All of it is checked again where it is used."""
+    if reports:
+        need_report()
     for name in criteria:
         make(name)
     parse_keep(keep)

@@ -229,7 +229,7 @@ def prune(
     from headprune.cli.early import check_early, quiet_transformers
 
     import_plugins(plugin)
-    check_early(model, data=[data, calibration], criteria=[criterion], keep=keep)
+    check_early(model, data=[data, calibration], criteria=[criterion], keep=keep, reports=True)
 
     from headprune.cli.live import live_curve
     from headprune.cli.tables import print_run
@@ -291,7 +291,8 @@ def compare(
     from headprune.errors import CriterionError
 
     import_plugins(plugin)
-    check_early(model, data=[data, calibration], criteria=without_compensation(split_names(criteria)))
+    names = without_compensation(split_names(criteria))
+    check_early(model, data=[data, calibration], criteria=names, reports=True)
 
     from headprune.cli.live import live_curve
     from headprune.cli.tables import print_comparison
@@ -331,6 +332,10 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one self-contained page about runs: curves, masks step by step, savings, and how they were made."""
+    from headprune.extras import need_report
+
+    need_report()
+
     from headprune.report.page import write_report
 
     write_report(runs, out, figure_folder=figures)
@@ -384,8 +389,13 @@ def demo(
     """Fine-tune a small real model to tell 20 languages apart, prune it, and compare with random."""
     from rich.console import Console
 
-    from headprune.cli.demo import run_demo
     from headprune.cli.early import quiet_transformers
+    from headprune.extras import need_demo, need_report
+
+    need_demo()
+    need_report()
+
+    from headprune.cli.demo import run_demo
 
     quiet_transformers()
     with resumable(out):

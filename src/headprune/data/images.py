@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from headprune.data.batches import Examples
 from headprune.data.texts import label_ids
 from headprune.errors import DataError
+from headprune.extras import needed
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif")
 
@@ -56,10 +57,8 @@ def _from_archive(path: Path, split: str | None) -> tuple[list[numpy.ndarray], l
 
 
 def _from_folder(folder: Path) -> tuple[list[numpy.ndarray], list[str]]:
-    try:
+    with needed("images", "Reading image files needs"):
         from PIL import Image
-    except ImportError:
-        raise DataError("Reading image files needs Pillow; install it with pip install pillow.") from None
     pictures, labels = [], []
     for file in sorted(folder.glob("*/*")):
         if file.suffix.lower() in SUFFIXES:

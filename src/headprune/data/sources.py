@@ -13,6 +13,7 @@ from headprune.data import images, texts
 from headprune.data.batches import Examples
 from headprune.data.places import TABLES, looks_like_a_path, refuse_missing
 from headprune.errors import DataError
+from headprune.extras import needed
 
 TEXT_NAMES = ("text", "sentence", "sentence1", "premise", "question")
 LABEL_NAMES = ("label", "labels", "target")
@@ -69,8 +70,8 @@ def _read_text(path: Path) -> str:
 
 def read_table(source: str | Path, split: str | None = None) -> dict[str, list[Any]]:
     """Column name -> values, from a csv, tsv, jsonl or parquet file or from a data set on the hub."""
-    import pandas
-
+    with needed("data", "Reading tables needs"):
+        import pandas
     path = Path(source)
     if path.suffix not in TABLES:
         if path.exists():
@@ -97,8 +98,8 @@ def read_table(source: str | Path, split: str | None = None) -> dict[str, list[A
 def _read_dataset(name: str, split: str | None) -> dict[str, list[Any]]:
     if looks_like_a_path(name):
         refuse_missing(Path(name))
-    import datasets
-
+    with needed("data", "Data sets by name need"):
+        import datasets
     try:
         data = datasets.load_dataset(name, split=split or "train")
     except Exception as error:
