@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from headprune.measure.trajectory import Step
-from headprune.runs.experiment import Experiment
+from headprune.runs.experiment import Experiment, settings_of
 from headprune.runs.journal import Run
 from headprune.units.members import Head
 
@@ -61,8 +61,8 @@ def make_run(
                 metric=values[number] if values else 0.5 + 0.4 * (left / len(units)) ** bend - 0.02 * rng.random(),
                 agreement=left / len(units),
                 loss=1.0 - left / len(units),
-                heads=left,
-                applied_heads=left,
+                units={"heads": left},
+                applied={"heads": left},
                 parameters=1_000_000 + 10_000 * left,
                 flops=1_000 * left,
                 scores=now if number else None,
@@ -72,7 +72,7 @@ def make_run(
                 ),
             )
         )
-    with Run(folder, Experiment(**{"model": "org/tiny-bert", "data": "data.csv", **settings}).settings()) as run:
+    with Run(folder, settings_of(Experiment(**{"model": "org/tiny-bert", "data": "data.csv", **settings}))) as run:
         run.steps = journal  # as Run.append leaves it, without a sync to disk after every line
         (folder / "steps.jsonl").write_text("".join(json.dumps(step.to_json()) + "\n" for step in journal))
         if stop is not None:

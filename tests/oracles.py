@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 import headprune
-from headprune.task.objectives import _seed, _signs
+from headprune.signals.objectives import content_seed, token_signs, vector_signs
 from headprune.units import AttentionSite
 from headprune.units.paths import layer_path
 
@@ -317,7 +317,13 @@ class Oracle:
         logits = self.logits(sample)
         if logits.dim() == 1 and len(logits) == 1:
             return logits.sum()
-        return (logits * _signs(logits, _seed(sample, 0)).double()).sum()
+        generator = torch.Generator().manual_seed(content_seed(sample, 0))
+        if logits.dim() == 1:
+            signs = vector_signs(len(logits), generator)
+        else:
+            signs = token_signs(*logits.shape, generator)
+            signs = signs - signs.mean(-1, keepdim=True)
+        return (logits * signs.double()).sum()
 
     def repair(self, *, residual: bool = True) -> torch.Tensor:
         """The mean square of <R, df/dZ>, R all of Z without `residual`; the applications of a tied site add up."""

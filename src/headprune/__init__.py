@@ -8,40 +8,51 @@ from headprune.late import late
 if TYPE_CHECKING:
     from headprune.criteria import Criterion, criterion
     from headprune.criteria.scoring import ScoreResult, score
-    from headprune.hooks.watch import gated
+    from headprune.hooks.gates import Gates, gated
     from headprune.measure.inspection import inspect
-    from headprune.search.pruner import PruneResult, prune
+    from headprune.repair.remove import remove
+    from headprune.search.config import PruneConfig
+    from headprune.search.pruner import Pruner, PruneResult, prune
     from headprune.store.checkpoint import load, save
-    from headprune.surgery.cut import remove
+    from headprune.task import Task, task_of
     from headprune.units import Layout, register_family, resolve
 else:  # the same once more, for importing each of them when it is used: `import headprune` alone takes no time
     __getattr__, __dir__ = late(
         __name__,
         {
             "Criterion": "headprune.criteria",
+            "Gates": "headprune.hooks.gates",
             "Layout": "headprune.units",
+            "PruneConfig": "headprune.search.config",
             "PruneResult": "headprune.search.pruner",
+            "Pruner": "headprune.search.pruner",
             "ScoreResult": "headprune.criteria.scoring",
+            "Task": "headprune.task",
             "criterion": "headprune.criteria",
-            "gated": "headprune.hooks.watch",
+            "gated": "headprune.hooks.gates",
             "inspect": "headprune.measure.inspection",
             "load": "headprune.store.checkpoint",
             "prune": "headprune.search.pruner",
             "register_family": "headprune.units",
-            "remove": "headprune.surgery.cut",
+            "remove": "headprune.repair.remove",
             "resolve": "headprune.units",
             "save": "headprune.store.checkpoint",
             "score": "headprune.criteria.scoring",
+            "task_of": "headprune.task",
         },
     )
 
 __version__ = "0.1.0"
 __all__ = [
     "Criterion",
+    "Gates",
     "HeadpruneError",
     "Layout",
+    "PruneConfig",
     "PruneResult",
+    "Pruner",
     "ScoreResult",
+    "Task",
     "criterion",
     "gated",
     "inspect",
@@ -52,4 +63,5 @@ __all__ = [
     "resolve",
     "save",
     "score",
+    "task_of",
 ]

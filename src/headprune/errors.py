@@ -61,5 +61,9 @@ class MissingPackageError(HeadpruneError, ImportError):
     """A package that comes with an extra is not installed."""
 
 
+class ReplayError(HeadpruneError):
+    """A step of a journal does not come out as it did when it was written."""
+
+
 class RunError(HeadpruneError):
     """A run directory cannot be used, or belongs to another run."""

@@ -127,7 +127,7 @@ def test_attention_probabilities_are_those_of_the_heads_that_are_left(entry: Ent
     for name, kinds in ATTENTIONS.items():
         if not expected.get(name):
             continue
-        uses = [site for site in sites if site.kind in kinds for _ in range(site.applications)]
+        uses = [site for site in sites if site.place in kinds for _ in range(site.applications)]
         wanted = [whole[:, site.kept] for whole, site in zip(expected[name], uses, strict=True) if site.kept]
         present = [part for part in got[name] if part is not None]
         assert [part.shape for part in present] == [part.shape for part in wanted]

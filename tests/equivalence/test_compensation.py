@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import headprune
+from headprune.repair.remove import remove_and_repair
 from headprune.repair.solve import Repair
 from headprune.runs.journal import Run
-from headprune.surgery.cut import remove_and_repair
 from headprune.units import AttentionSite
 from headprune.units.linear import is_transposed
 from helpers import difference, families, identical, kept_heads, outputs

@@ -30,7 +30,8 @@ ACCURACY, PERPLEXITY = METRICS["accuracy"], METRICS["perplexity"]
 def curve(*values: float, start: int | None = None) -> list[Step]:
     first = len(values) - 1 if start is None else start
     return [
-        Step(n, (), None, value, 1 - n / 100, None, first - n, first - n, 1, 1, None) for n, value in enumerate(values)
+        Step(n, (), None, value, 1 - n / 100, None, {"heads": first - n}, {"heads": first - n}, 1, 1, None)
+        for n, value in enumerate(values)
     ]
 
 

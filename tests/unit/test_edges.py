@@ -84,7 +84,7 @@ def test_whisper_returns_a_dict_when_a_cross_site_is_gone() -> None:
 
 
 def test_an_inferred_vision_model_is_a_vision_model() -> None:
-    assert {site.kind for site in headprune.resolve(ZOO["dinov2"].build())} == {"vision self"}
+    assert {site.place for site in headprune.resolve(ZOO["dinov2"].build())} == {"vision self"}
 
 
 def swin() -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 import headprune
 from headprune.measure.evaluator import Evaluator
@@ -23,9 +24,9 @@ def logits_of(model: Any, batch: Any) -> torch.Tensor:
 
 def test_quality_adds_up_over_batches() -> None:
     model, batches = ZOO["bert"].build(), [labelled(ZOO["bert"], seed) for seed in (0, 1)]
-    quality = Quality()
+    quality = Quality(headprune.task_of(model))
     for batch in batches:
-        quality.add(model, batch, logits_of(model, batch))
+        quality.add(batch, SequenceClassifierOutput(logits=logits_of(model, batch)))
     logits = torch.cat([logits_of(model, batch) for batch in batches])
     labels = torch.cat([batch["labels"] for batch in batches])
     assert quality.samples == 6
@@ -43,7 +44,7 @@ def test_without_labels_there_are_predictions_and_no_loss() -> None:
 
 
 def test_nothing_is_known_before_the_first_batch() -> None:
-    quality = Quality()
+    quality = Quality(headprune.task_of(ZOO["bert"].build()))
     assert (quality.predictions, quality.labels, quality.loss) == (None, None, None)
 
 

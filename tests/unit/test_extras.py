@@ -149,4 +149,4 @@ def test_every_extra_that_a_sentence_names_exists() -> None:
     sources = "\n".join(path.read_text() for path in (PROJECT.parent / "src").rglob("*.py"))
     named = set(re.findall(r'needed?\([^"]*"(\w+)", "[A-Z]', sources))
     assert {"cli", "data", "report"} <= named <= set(extras)
-    assert "headprune[data,metrics,report]" in extras["cli"]
+    assert "headprune[data,report]" in extras["cli"]

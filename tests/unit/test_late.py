@@ -48,8 +48,6 @@ WITHOUT_TORCH: dict[str, tuple[int, list[str]]] = {
     "version": (0, ["--version"]),
     "no-arguments": (2, []),
     "help-of-a-verb": (0, ["prune", "--help"]),
-    "criteria": (0, ["criteria"]),
-    "criteria-as-json": (0, ["criteria", "--json"]),
     "unknown-verb": (2, ["frobnicate"]),
     "unknown-option": (2, ["score", MODEL, "--data", DATA, "--nope"]),
     "unknown-criterion": (2, ["score", MODEL, "--data", DATA, "--criterion", "gnrom"]),

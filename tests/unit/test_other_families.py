@@ -122,7 +122,7 @@ def test_registering_an_interleaved_family() -> None:
         stack="decoder",
     )
     sites = headprune.resolve(persimmon())
-    assert {(site.family, site.storage, site.kind) for site in sites} == {("persimmon", "interleaved", "decoder self")}
+    assert {(site.family, site.storage, site.place) for site in sites} == {("persimmon", "interleaved", "decoder self")}
     assert "q_layernorm" in sites[0].per_head
     for heads in (some_heads(sites), flat(sites[1].units()), flat(all_units(sites)[1:])):
         check_exact(persimmon, decoder_batch(1), heads)
@@ -197,7 +197,7 @@ def test_registering_a_model_of_ones_own() -> None:
     )
     assert family.name == "renamed"
     sites = headprune.resolve(renamed())
-    assert [(site.path, site.kind, site.heads) for site in sites] == [
+    assert [(site.path, site.place, site.heads) for site in sites] == [
         ("rooms.0", "text self", 4),
         ("rooms.1", "text self", 4),
     ]

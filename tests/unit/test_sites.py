@@ -90,7 +90,7 @@ def test_heads_and_their_storage(entry: Entry) -> None:
 
 @pytest.mark.parametrize("entry", families(without=["dinov2"]))
 def test_kinds(entry: Entry) -> None:
-    assert [site.kind for site in headprune.resolve(entry.build())] == KINDS[entry.name]
+    assert [site.place for site in headprune.resolve(entry.build())] == KINDS[entry.name]
 
 
 @pytest.mark.parametrize("entry", families())
@@ -155,8 +155,8 @@ def test_a_site_without_heads_is_still_listed(entry: Entry) -> None:
     last = after[-1]
     assert (last.heads, last.kv_heads, last.kept, last.units()) == (0, 0, (), [])
     assert (last.original_heads, last.group, last.head_dim) == (entry.heads, before[-1].group, entry.head_dim)
-    assert (last.kind, last.storage, last.applications) == (
-        before[-1].kind,
+    assert (last.place, last.storage, last.applications) == (
+        before[-1].place,
         before[-1].storage,
         before[-1].applications,
     )
@@ -209,7 +209,7 @@ def test_sites_with_other_head_counts_share_a_padded_mask() -> None:
     model = encoder_decoder()
     sites = headprune.resolve(model)
     assert [site.heads for site in sites] == [4] * 3 + [3] * 6
-    assert [site.kind for site in sites] == [ENCODER] * 3 + [DECODER, CROSS] * 3
+    assert [site.place for site in sites] == [ENCODER] * 3 + [DECODER, CROSS] * 3
     headprune.remove(model, [(0, 3), (4, 2)])
     mask = kept_mask(headprune.resolve(model))
     assert mask.shape == (9, 4)

@@ -26,13 +26,13 @@ def step(number: int, heads: int, metric: float, **changes: Any) -> Step:
         "score": 0.125,
         "agreement": 0.75,
         "loss": 1.5,
-        "applied_heads": 3 * heads,
+        "applied": {"heads": 3 * heads},
         "parameters": 1000 - number,
         "flops": 500 - number,
         "scores": torch.tensor([[0.1, math.nan], [1e-30, 3.0]], dtype=torch.float64),
         **changes,
     }
-    return Step(step=number, heads=heads, metric=metric, **values)
+    return Step(step=number, units={"heads": heads}, metric=metric, **values)
 
 
 def test_a_step_survives_the_journal_bit_for_bit() -> None:

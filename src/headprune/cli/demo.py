@@ -33,7 +33,7 @@ def run_demo(out: Path, console: Console | None = None) -> list[Comparison]:
         max_length=langid.MAX_LENGTH,
         seed=langid.SEED,
     )
-    own = experiment.criterion
+    own = str(experiment.criterion)
     console.print(
         "\nPruning: score, remove the least important head, let the others take over what they can, score again.",
         highlight=False,

@@ -2,49 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from headprune.cli.options import (
-    BatchSize,
-    Calibration,
-    CalibrationSamples,
-    Compensate,
-    Data,
-    Dtype,
-    EvaluationSamples,
-    Every,
     Json,
-    Keep,
-    LabelColumn,
-    Labels,
-    MaxDrop,
-    MaxLength,
-    MetricName,
-    MinPerSite,
     Model,
     Overwrite,
-    PairColumn,
     Plugin,
-    Processor,
-    SameData,
     Samples,
-    Schedule,
-    Seed,
-    Split,
-    TextColumn,
     experiment_of,
     import_plugins,
     print_json,
     resumable,
+    with_options,
 )
 from headprune.errors import HeadpruneError
-from headprune.store.files import write_text
+
+# What decides how a model is pruned, and not how it is scored.
+NOT_OF_SCORE = ("compensate", "keep", "max_drop", "knee", "explore", "schedule", "every", "min_per_site", "metric") + (
+    "calibration",
+    "calibration_samples",
+    "evaluation_samples",
+    "same_data",
+)
 
 app = typer.Typer(
     help="Find the attention heads of a transformer that do not matter, and remove them from the weights.",
@@ -98,82 +83,64 @@ def inspect(
 @app.command()
 def criteria(plugin: Plugin = None, as_json: Json = False) -> None:
     """List the criteria: what each needs, when to use it, and where it comes from."""
-    from headprune.cli.tables import criterion_needs, print_criteria
+    from headprune.cli.tables import print_criteria
     from headprune.criteria import REGISTRY
 
     import_plugins(plugin)
     if as_json:
         fields = ("name", "reference", "use")
-        rows = [
-            {**{f: getattr(kind, f) for f in fields}, "needs": criterion_needs(kind())} for kind in REGISTRY.values()
-        ]
+        rows = [{**{f: getattr(kind, f) for f in fields}, "needs": kind().needs} for kind in REGISTRY.values()]
         print_json({"criteria": rows})
     else:
         print_criteria([kind() for kind in REGISTRY.values()])
 
 
 @app.command()
+@with_options(*NOT_OF_SCORE)
 def score(
     model: Model,
-    data: Data,
-    criterion: Annotated[
-        str, typer.Option(help="Name as in `headprune criteria`; inverse:NAME; options as in 'hies(alpha=0.7)'.")
-    ] = "gnorm",
-    text_column: TextColumn = None,
-    pair_column: PairColumn = None,
-    label_column: LabelColumn = None,
-    split: Split = None,
-    labels: Labels = "given",
     samples: Samples = None,
-    seed: Seed = 0,
-    batch_size: BatchSize = 32,
-    max_length: MaxLength = 128,
-    processor: Processor = None,
-    dtype: Dtype = "float32",
     plugin: Plugin = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the scores to this csv file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the scores here: .csv, or a picture: .png, .svg, .pdf.")
+    ] = None,
     as_json: Json = False,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Score every head of a model on some data, and draw the scores as a heat map."""
     from headprune.cli.early import check_early, quiet_transformers
-    from headprune.criteria import make
-    from headprune.errors import DataError
 
     import_plugins(plugin)
-    check_early(model, data=[data], criteria=[criterion])
-    chosen = make(criterion)
-    if out is not None and not out.parent.is_dir():
-        raise DataError(f"There is no directory {out.parent} to write {out.name} to; make it first.")
+    check_early(model, options)
 
-    from headprune.cli.tables import print_scores, progress_bar, scores_csv
+    from headprune.cli.tables import print_scores, progress_bar
     from headprune.criteria.scoring import score as score_model
-    from headprune.data import Columns
-    from headprune.runs.subject import load_task
+    from headprune.measure.trajectory import plain
+    from headprune.report.scores import check_target, write_scores
+    from headprune.runs.subject import load_subject
 
     quiet_transformers()
-    task = load_task(
-        model,
-        data,
-        columns=Columns(text_column, pair_column, label_column),
-        split=split,
-        processor=processor,
-        max_length=max_length,
-        dtype=dtype,
-        seed=seed,
-    )
-    examples = task.examples.sample(samples, seed)
-    task.check_labels(chosen, labels)
+    experiment = experiment_of(model, options)
+    chosen = experiment.made_criterion
+    if out is not None:
+        check_target(out)
+    subject = load_subject(experiment)
+    examples = subject.examples.sample(samples, experiment.seed)
+    subject.check_labels(chosen, experiment.labels)
     with progress_bar(f"Scoring by {chosen}", len(examples)) as advance:
         result = score_model(
-            task.model,
-            examples.batches(batch_size),
+            subject.model,
+            examples.batches(experiment.batch_size),
             criterion=chosen,
-            labels=labels,  # type: ignore[arg-type]  # score refuses other words itself
+            labels=experiment.labels,  # type: ignore[arg-type]  # the config refuses other words
+            task=subject.task,
             progress=advance,
         )
     if out is not None:
-        write_text(out, scores_csv(task.model, result))
+        write_scores(subject.model, str(chosen), result, out)
     if as_json:
+        measured = result.measured
         print_json(
             {
                 "criterion": str(chosen),
@@ -181,76 +148,57 @@ def score(
                 "tokens": result.tokens,
                 "seconds": result.seconds,
                 "accuracy": result.accuracy,
+                "metric": None if result.metric is None else result.metric.name,
+                "value": None if measured is None else plain(measured.value),
+                "interval": None if measured is None or measured.interval is None else list(measured.interval),
                 "loss": result.loss,
-                "scores": [[None if math.isnan(value) else value for value in row] for row in result.scores.tolist()],
+                "scores": [[plain(value) for value in row] for row in result.scores.tolist()],
             }
         )
     else:
-        print_scores(task.model, str(chosen), result)
+        print_scores(subject.model, str(chosen), result)
         if out is not None:
             typer.echo(f"Scores are in {out}.")
 
 
 @app.command()
+@with_options()
 def prune(
     model: Model,
-    data: Data,
     out: Annotated[Path, typer.Option(help="Directory of the run; an interrupted one goes on.")],
-    criterion: Annotated[str, typer.Option(help="Name as in `headprune criteria`.")] = "repair",
-    compensate: Compensate = "lstsq",
-    keep: Keep = None,
-    max_drop: MaxDrop = None,
-    knee: Annotated[bool, typer.Option("--knee", help="Stop at the inflection point of the full curve.")] = False,
-    explore: Annotated[bool, typer.Option("--explore", help="Follow the curve to its end, past the stop.")] = False,
-    schedule: Schedule = "greedy",
-    every: Every = 1,
-    min_per_site: MinPerSite = 0,
-    text_column: TextColumn = None,
-    pair_column: PairColumn = None,
-    label_column: LabelColumn = None,
-    split: Split = None,
-    calibration: Calibration = None,
-    calibration_samples: CalibrationSamples = 128,
-    evaluation_samples: EvaluationSamples = None,
-    same_data: SameData = False,
-    metric: MetricName = None,
-    labels: Labels = "given",
-    seed: Seed = 0,
-    batch_size: BatchSize = 32,
-    max_length: MaxLength = 128,
-    processor: Processor = None,
-    dtype: Dtype = "float32",
     plugin: Plugin = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Remove heads from a model step by step, measure it after each, and save the result."""
-    options = locals()
     from headprune.cli.early import check_early, quiet_transformers
 
     import_plugins(plugin)
-    check_early(model, data=[data, calibration], criteria=[criterion], keep=keep, reports=True)
+    check_early(model, options, reports=True)
 
     from headprune.cli.live import live_curve
     from headprune.cli.tables import print_run
     from headprune.runs.experiment import run_experiment
 
     quiet_transformers()
-    experiment = experiment_of(options)
-    with resumable(out), live_curve(f"Pruning by {criterion}") as on_step:
+    experiment = experiment_of(model, options)
+    with resumable(out), live_curve(f"Pruning by {experiment.criterion}") as on_step:
         record = run_experiment(experiment, out, overwrite=overwrite, on_step=on_step)
     result = record["result"]
     if as_json:
-        fields = ("heads_before", "heads_after", "metric", "dense", "pruned", "agreement", "step")
-        print_json({"run": str(out), **{name: result[name] for name in fields}})
+        fields = ("heads_before", "heads_after", "units", "metric", "dense", "pruned", "agreement", "step", "rule")
+        intervals = ("dense_interval", "pruned_interval")
+        print_json({"run": str(out), **{name: result.get(name) for name in (*fields, *intervals)}})
     else:
         print_run(out, record)
 
 
 @app.command()
+@with_options("criterion", "keep", "max_drop", "knee", "explore", compensate="none")
 def compare(
     model: Model,
-    data: Data,
     criteria: Annotated[
         str,
         typer.Option(
@@ -260,39 +208,20 @@ def compare(
     ],
     out: Annotated[Path, typer.Option(help="Directory for one run per criterion; interrupted ones go on.")],
     trials: Annotated[int, typer.Option(min=1, help="Runs of random, with different seeds.")] = 1,
-    compensate: Compensate = "none",
     alpha: Annotated[str | None, typer.Option(help="'sweep' picks the alpha of hies on the calibration data.")] = None,
-    schedule: Schedule = "greedy",
-    every: Every = 1,
-    min_per_site: MinPerSite = 0,
-    text_column: TextColumn = None,
-    pair_column: PairColumn = None,
-    label_column: LabelColumn = None,
-    split: Split = None,
-    calibration: Calibration = None,
-    calibration_samples: CalibrationSamples = 128,
-    evaluation_samples: EvaluationSamples = None,
-    same_data: SameData = False,
-    metric: MetricName = None,
-    labels: Labels = "given",
-    seed: Seed = 0,
-    batch_size: BatchSize = 32,
-    max_length: MaxLength = 128,
-    processor: Processor = None,
-    dtype: Dtype = "float32",
     plugin: Plugin = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Run several criteria from the same dense model on the same data, and say which is best."""
-    options = locals()
     from headprune.cli.early import check_early, quiet_transformers, without_compensation
     from headprune.criteria.registry import split_names
     from headprune.errors import CriterionError
 
     import_plugins(plugin)
-    names = without_compensation(split_names(criteria))
-    check_early(model, data=[data, calibration], criteria=names, reports=True)
+    check_early(model, options, criteria=without_compensation(split_names(criteria)), reports=True)
 
     from headprune.cli.live import live_curve
     from headprune.cli.tables import print_comparison
@@ -300,13 +229,15 @@ def compare(
     from headprune.runs.compare import compare as compare_criteria
 
     quiet_transformers()
-    experiment = experiment_of(options)
-    names = expand(split_names(criteria), compensate)
+    experiment = experiment_of(model, options)
+    names = expand(split_names(criteria), experiment.compensate)
     if alpha not in (None, "sweep"):
         raise CriterionError(
             f"--alpha takes the word sweep, not {alpha!r}; one value goes into the name: hies(alpha=0.7)."
         )
-    swept = replace(experiment, compensate=check_sweep(names, compensate)) if alpha == "sweep" else None
+    swept = None
+    if alpha == "sweep":
+        swept = replace(experiment, compensate=check_sweep(names, experiment.compensate))
     with resumable(out):
         if swept is not None:
             best, areas = sweep_alpha(swept)

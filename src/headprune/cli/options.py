@@ -1,94 +1,81 @@
-"""What the verbs of the command line share: options, and small helpers around them."""
+"""What the verbs of the command line share: options, made from the declaration of experiments, and small helpers."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from headprune.errors import HeadpruneError, RegistrationError, ScheduleError
-
-if TYPE_CHECKING:
-    from headprune.runs.experiment import Experiment
+from headprune.errors import HeadpruneError, RegistrationError
+from headprune.search.config import Experiment
 
 Model = Annotated[str, typer.Argument(help="A local folder or a hub name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
-Data = Annotated[
-    str,
-    typer.Option(
-        help="csv, tsv, jsonl or parquet with a text column; .txt for language models; .npz or a folder of images; "
-        "or a data set's name."
-    ),
-]
-TextColumn = Annotated[str | None, typer.Option(help="Column with the text; found by its usual names.")]
-PairColumn = Annotated[str | None, typer.Option(help="Column with the second text of a pair.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Column with the label; found by its usual names.")]
-Split = Annotated[str | None, typer.Option(help="Split of a data set, or of an .npz with x_SPLIT and y_SPLIT.")]
-Labels = Annotated[str, typer.Option(help="'given' in the data, or 'self' for the model's own predictions.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Draw this many samples, by the seed.")]
-Seed = Annotated[int, typer.Option(help="Seed of every random choice.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch.")]
-MaxLength = Annotated[int, typer.Option(min=2, help="Longer texts are cut to this many tokens.")]
-Processor = Annotated[str | None, typer.Option(help="Where the tokenizer is, if not with the model.")]
-Dtype = Annotated[str, typer.Option(help="Precision to compute in: float32, bfloat16 or float16.")]
 Plugin = Annotated[
     list[str] | None,
     typer.Option("--plugin", help="Python file or module to import first: it may register criteria and families."),
 ]
-Keep = Annotated[str | None, typer.Option(help="Stop at this share (0.5) or number (36) of heads left.")]
-Compensate = Annotated[
-    str,
-    typer.Option(
-        help="What makes up for removed heads: 'lstsq' (the heads that stay, by least squares), 'mean' (the output "
-        "bias) or 'none'."
-    ),
-]
-MaxDrop = Annotated[
-    float | None,
-    typer.Option(help="The metric may fall at most this far below dense (0.01); perplexity may rise by this share."),
-]
-Schedule = Annotated[str, typer.Option(help="'greedy' scores again after every step, 'one-shot' only once.")]
-Every = Annotated[int, typer.Option(min=1, help="Units to remove per step.")]
-MinPerSite = Annotated[int, typer.Option(min=0, help="Leave at least this many heads at every site.")]
-Calibration = Annotated[
-    str | None, typer.Option(help="Data to score and repair on, apart from --data, which then evaluates.")
-]
-CalibrationSamples = Annotated[int, typer.Option(min=1, help="Samples to score and repair on.")]
-EvaluationSamples = Annotated[int | None, typer.Option(min=1, help="Samples to evaluate on; all others by default.")]
-SameData = Annotated[bool, typer.Option("--same-data", help="Score, repair and evaluate on the same samples.")]
-MetricName = Annotated[str | None, typer.Option(help="accuracy, f1, matthews, pearson or perplexity; found by task.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again where a run is already.")]
 
 
-def experiment_of(options: Mapping[str, Any]) -> Experiment:
+def with_options(*leave_out: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb an option for every field of an experiment but those left out, after its own; with other defaults
+    where these say so. It gets their values as one keyword, `options`."""
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(verb, eval_str=True).parameters.values() if p.name != "options"]
+        names = {parameter.name for parameter in own}
+        fields = [f for f in dataclasses.fields(Experiment) if f.name not in names and f.name not in leave_out]
+        made = [_parameter(field, defaults.get(field.name, field.default)) for field in fields]
+
+        def call(**values: Any) -> None:
+            shared = {name: values.pop(name) for name in [field.name for field in fields]}
+            verb(**values, options=shared)
+
+        named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *made]]
+        ordered = sorted(named, key=lambda p: p.default is not inspect.Parameter.empty)  # required ones first
+        call.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in ordered}
+        call.__name__, call.__doc__ = verb.__name__, verb.__doc__
+        return call
+
+    return decorate
+
+
+def _parameter(field: Any, default: Any) -> inspect.Parameter:
+    about = field.metadata
+    kind = about["word"]
+    flags = [about["flag"] or f"--{field.name.replace('_', '-')}"]
+    limits = {} if about["minimum"] is None else {"min": about["minimum"]}
+    wanted = kind if default is not None else kind | None
+    annotation = Annotated[wanted, typer.Option(*flags, help=about["help"], **limits)]
+    required = field.name == "data"
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if required else default,
+        annotation=annotation,
+    )
+
+
+def experiment_of(model: str, options: Mapping[str, Any], **own: Any) -> Experiment:
     """The experiment that the options of a verb describe; what a verb does not offer keeps its default."""
-    from headprune.data import Columns
-    from headprune.runs.experiment import Experiment
-
-    named = {field.name: options[field.name] for field in dataclasses.fields(Experiment) if field.name in options}
-    if "keep" in named:
-        named["keep"] = parse_keep(named["keep"])
-    columns = Columns(options["text_column"], options["pair_column"], options["label_column"])
-    return Experiment(**named, columns=columns)
-
-
-def parse_keep(text: str | None) -> float | int | None:
-    if text is None:
-        return None
-    try:
-        return int(text) if text.isdigit() else float(text)
-    except ValueError:
-        raise ScheduleError(
-            f"--keep takes a share such as 0.5 or a number of heads such as 36, not {text!r}."
-        ) from None
+    values = {"model": model, **options, **own}
+    for field in dataclasses.fields(Experiment):
+        parse = field.metadata.get("parse")
+        if parse and isinstance(values.get(field.name), str):
+            values[field.name] = parse(values[field.name])
+    return Experiment(**values)
 
 
 @contextmanager

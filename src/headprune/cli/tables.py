@@ -14,9 +14,6 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from headprune.signals import Entropy
-from headprune.signals.requests import Attribution, GradientRequest
-
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
@@ -49,7 +46,7 @@ def print_inspection(name: str, seen: Inspection, console: Console | None = None
         sites.add_row(
             str(site.index),
             site.path,
-            site.kind,
+            site.place,
             f"{site.heads} / {site.original_heads}",
             str(site.kv_heads),
             str(site.head_dim),
@@ -84,25 +81,13 @@ def progress_bar(description: str, total: int) -> Iterator[Callable[[int], None]
         yield lambda count: progress.advance(task, count)
 
 
-def criterion_needs(criterion: Criterion) -> list[str]:
-    requests = criterion.requests()
-    needs = []
-    if criterion.needs_labels:
-        needs.append("labels")
-    if any(isinstance(request, (GradientRequest, Attribution)) for request in requests):
-        needs.append("gradients")
-    if any(isinstance(request, (Entropy, Attribution)) for request in requests):
-        needs.append("attention probabilities")
-    return needs or (["data"] if requests else [])
-
-
 def print_criteria(criteria: Sequence[Criterion], console: Console | None = None) -> None:
     console = console or Console()
     table = Table(show_lines=True)
     for heading in ("criterion", "needs", "use", "reference"):
         table.add_column(heading, no_wrap=heading == "criterion")
     for criterion in criteria:
-        needs = ", ".join(criterion_needs(criterion)) or "nothing"
+        needs = ", ".join(criterion.needs) or "nothing"
         table.add_row(criterion.name, needs, escape(criterion.use), escape(criterion.reference) or "-")
     console.print(table)
     console.print("Put inverse: before a name to turn its order around; options go in brackets: hies(alpha=0.7).")
@@ -158,17 +143,6 @@ def _shade(rank: float) -> Style:
     low = min(int(place), len(SHADES) - 2)
     mixed = (round(a + (b - a) * (place - low)) for a, b in zip(SHADES[low], SHADES[low + 1], strict=True))
     return Style(color="#{:02x}{:02x}{:02x}".format(*mixed))
-
-
-def scores_csv(model: PreTrainedModel, result: ScoreResult) -> str:
-    from headprune.units import resolve
-
-    lines = ["site,head,path,score"]
-    for site in resolve(model):
-        for head in range(site.original_heads):
-            value = f"{result.scores[site.index, head].item():.9g}" if head in site.kept else ""
-            lines.append(f"{site.index},{head},{site.path},{value}")
-    return "\n".join(lines) + "\n"
 
 
 def print_run(out: Path, record: Mapping[str, Any], console: Console | None = None) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, check_choice, criterion
 from headprune.errors import CriterionError
-from headprune.signals import Entropy, Request
-from headprune.signals.requests import EntropyDeficit
 
 if TYPE_CHECKING:
     import torch
+
+    from headprune.signals import Request
 
 
 def check_entropy_options(made: Criterion, variant: str, epsilon: float) -> None:
@@ -37,6 +37,8 @@ class AttentionEntropy(Criterion):
         check_entropy_options(self, self.variant, self.epsilon)
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import Entropy
+
         return (Entropy(self.variant, self.epsilon),)  # type: ignore[arg-type]
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -62,6 +64,8 @@ class Deficit(Criterion):
         check_entropy_options(self, self.variant, self.epsilon)
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import EntropyDeficit
+
         return (EntropyDeficit(self.variant, self.epsilon),)  # type: ignore[arg-type]
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:

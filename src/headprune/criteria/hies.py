@@ -10,10 +10,11 @@ from headprune.criteria.entropy import check_entropy_options
 from headprune.criteria.his import expected_gate_gradient
 from headprune.criteria.registry import Criterion, criterion
 from headprune.errors import CriterionError
-from headprune.signals import Entropy, GateGradients, Request
 
 if TYPE_CHECKING:
     import torch
+
+    from headprune.signals import Request
 
 
 def minmax(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -43,6 +44,8 @@ class Hies(Criterion):
         check_entropy_options(self, self.variant, self.epsilon)
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import Entropy, GateGradients
+
         return GateGradients("loss"), Entropy(self.variant, self.epsilon)  # type: ignore[arg-type]
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, criterion
-from headprune.signals import GateGradients, Request
 
 if TYPE_CHECKING:
     import torch
+
+    from headprune.signals import Request
 
 
 def expected_gate_gradient(sums: Mapping[str, torch.Tensor], samples: int) -> torch.Tensor:
@@ -29,9 +30,13 @@ class His(Criterion):
     normalize: bool = False
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import GateGradients
+
         return (GateGradients("loss"),)
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        from headprune.signals import GateGradients
+
         return {"absolute": answers[GateGradients("loss")].abs().sum(0)}
 
     def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
@@ -54,9 +59,13 @@ class Tis(Criterion):
     """E | sum(A * dL/dA) | over samples, A the attention probabilities of the head."""
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import GateGradients
+
         return (GateGradients("loss"),)
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        from headprune.signals import GateGradients
+
         return {"absolute": answers[GateGradients("loss")].abs().sum(0)}
 
     def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:

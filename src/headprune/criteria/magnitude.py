@@ -27,7 +27,7 @@ class Magnitude(Criterion):
     def from_weights(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> torch.Tensor:
         import torch
 
-        from headprune.units.members import nan_scores
+        from headprune.units import nan_scores
 
         scores = nan_scores(sites)
         for site in sites:

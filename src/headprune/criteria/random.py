@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from headprune.units import AttentionSite
+    from headprune.units import Site
 
 
 @criterion("random", reference="", use="the baseline to beat; run several seeds")
@@ -22,10 +22,10 @@ class Random(Criterion):
 
     seed: int = 0
 
-    def from_weights(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> torch.Tensor:
+    def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         import torch
 
-        from headprune.units.members import nan_scores
+        from headprune.units import nan_scores
 
         scores = nan_scores(sites)
         drawn = torch.rand(scores.shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
 
 from headprune.errors import CriterionError, RegistrationError
-from headprune.signals import Request, ResidualErrors, ResidualGradients
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from headprune.units import AttentionSite
+    from headprune.signals import Request
+    from headprune.units import Site
 
 INVERSE = "inverse:"
 NAME = re.compile(r"[a-z][a-z0-9_-]*$")
@@ -45,17 +45,24 @@ class Criterion:
         """From the sums over all samples, the score [sites x heads]; `kept` is the mask of the heads that are left."""
         raise NotImplementedError
 
-    def from_weights(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> torch.Tensor:
+    def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         raise NotImplementedError
 
     @property
     def needs_labels(self) -> bool:
-        return any(getattr(request, "objective", None) == "loss" for request in self.requests())
+        return any(request.needs_labels for request in self.requests())
 
     @property
-    def needs_residuals(self) -> bool:
-        """Whether least squares must be fitted on all the data before the pass that scores."""
-        return any(isinstance(request, (ResidualErrors, ResidualGradients)) for request in self.requests())
+    def fitted(self) -> bool:
+        """Whether something is fitted to all the data before the pass that scores."""
+        return any(request.fitted for request in self.requests())
+
+    @property
+    def needs(self) -> list[str]:
+        """What it takes, for people; nothing where the weights are enough."""
+        named = [need for request in self.requests() for need in request.needs]
+        named = [need for need in dict.fromkeys(named) if need != "data"] or named[:1]
+        return [*(["labels"] if self.needs_labels else []), *named]
 
     def __str__(self) -> str:
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
@@ -80,22 +87,19 @@ class Inverted(Criterion):
     def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
         return -self.inner.score(sums, samples, kept)
 
-    def from_weights(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> torch.Tensor:
+    def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         return -self.inner.from_weights(model, sites)
-
-    @property
-    def needs_labels(self) -> bool:
-        return self.inner.needs_labels
 
     def __str__(self) -> str:
         return INVERSE + str(self.inner)
 
 
 REGISTRY: dict[str, type[Criterion]] = {}
+ALIASES: dict[str, str] = {}  # names of earlier versions
 Kind = TypeVar("Kind", bound=type[Criterion])
 
 
-def criterion(name: str, *, reference: str = "", use: str = "") -> Callable[[Kind], Kind]:
+def criterion(name: str, *, reference: str = "", use: str = "", aliases: Sequence[str] = ()) -> Callable[[Kind], Kind]:
     """Register a criterion class under a name, which then works everywhere a criterion is named.
 
     @headprune.criterion("loudest", use="when large head outputs matter")
@@ -108,13 +112,15 @@ def criterion(name: str, *, reference: str = "", use: str = "") -> Callable[[Kin
         )
 
     def register(kind: Kind) -> Kind:
-        if name in REGISTRY:
-            raise RegistrationError(f"A criterion named {name!r} exists already; choose another name.")
+        for taken in (name, *aliases):
+            if taken in REGISTRY or taken in ALIASES:
+                raise RegistrationError(f"A criterion named {taken!r} exists already; choose another name.")
         if not (isinstance(kind, type) and issubclass(kind, Criterion)):
             raise RegistrationError(f"{kind!r} is not a subclass of headprune.Criterion.")
         made = kind if "__dataclass_fields__" in vars(kind) else dataclasses.dataclass(frozen=True)(kind)
         made.name, made.reference, made.use = name, reference, use
         REGISTRY[name] = made
+        ALIASES.update(dict.fromkeys(aliases, name))
         return made  # type: ignore[return-value]
 
     return register
@@ -133,6 +139,7 @@ def make(spec: str | Criterion, **options: Any) -> Criterion:
         return Inverted(make(text.removeprefix(INVERSE), **options))
     match = SPEC.match(text)
     name = match["name"].strip() if match else text
+    name = ALIASES.get(name, name)
     if match is None or name not in REGISTRY:
         near = difflib.get_close_matches(name, REGISTRY, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(REGISTRY))}."

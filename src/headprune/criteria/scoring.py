@@ -3,92 +3,125 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from headprune.criteria import Criterion, make
+from headprune import defaults
+from headprune.criteria.registry import Criterion, make
 from headprune.errors import CriterionError, DataError, NonFiniteError
-from headprune.hooks.outputs import evaluating, to_device
+from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
+from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
-from headprune.signals import Entropy, Request, ZeroProbabilities
-from headprune.signals.moments import Moments, gather
-from headprune.signals.observe import observe
-from headprune.signals.residuals import Residuals, residual_maps
-from headprune.task.objectives import IGNORED, Labels, batch_size, model_inputs
-from headprune.units import AttentionSite, resolve
-from headprune.units.members import kept_mask
+from headprune.signals import Request, ZeroProbabilities, observe
+from headprune.signals.moments import Moments, added, gather
+from headprune.signals.spec import Fit
+from headprune.task import Labels, Task, batch_size, task_of
+from headprune.task.checks import check_labels_word, checked_batches, warn_of_precision
+from headprune.units import Site, kept_mask, resolve
 
 Progress = Callable[[int], None]  # called with the number of samples of each batch that is done
+Sums = dict[str, dict[str, torch.Tensor]]  # criterion -> its sums over samples
 
 
 @dataclass
 class ScoreResult:
     """Scores and what the pass saw. `scores` is [sites x heads], or a dict of them where several criteria were asked.
 
-    Scores stand at original head positions, NaN where a head is gone. Results over shards of the data, of the same
-    model and criteria, add up: `first + second` is what one pass over both shards would have given.
+    Scores stand at original positions, NaN where a head is gone. Results over shards of the data, of the same model
+    and criteria, add up: `first + second` is what one pass over both shards would have given.
     """
 
     scores: Any
     samples: int
     tokens: int
     seconds: float
-    predictions: torch.Tensor | None
-    labels: torch.Tensor | None
-    loss: float | None
+    quality: Quality
     zero_probabilities: torch.Tensor | None
-    quality: Quality | None = field(repr=False)
     criteria: dict[str, Criterion] = field(repr=False)
-    sums: dict[str, dict[str, torch.Tensor]] = field(repr=False)
+    sums: Sums = field(repr=False)
     kept: torch.Tensor = field(repr=False)
     single: bool = field(repr=False, default=True)
-    moments: dict[int, Moments] | None = field(
-        repr=False, default=None
-    )  # of head outputs, where a criterion needed them
+    moments: dict[int, Moments] | None = field(repr=False, default=None)  # where a criterion is fitted to the data
+    # Sums of the fitted criteria on the same data, but for another fit: that of more data than this shard.
+    refit: Callable[[Fit], Sums] | None = field(repr=False, default=None)
+
+    @property
+    def predictions(self) -> torch.Tensor | None:
+        return self.quality.predictions
+
+    @property
+    def labels(self) -> torch.Tensor | None:
+        return self.quality.labels
+
+    @property
+    def loss(self) -> float | None:
+        return self.quality.loss
 
     @property
     def accuracy(self) -> float | None:
         """Share of right predictions of the model as it was scored; None without labels or classes."""
-        if self.predictions is None or self.labels is None or self.labels.is_floating_point():
+        if self.labels is None or not self.quality.task.classes:
             return None
-        counted = self.labels != IGNORED
-        return float((self.predictions == self.labels)[counted].double().mean())
+        return METRICS["accuracy"].of(self.quality).value
+
+    @property
+    def metric(self) -> Metric | None:
+        """The task's usual metric, where there are labels for it."""
+        return None if self.labels is None else choose_metric(None, self.quality)
+
+    @property
+    def measured(self) -> Measured | None:
+        """What the metric says of the model as it was scored."""
+        return None if self.metric is None else self.metric.of(self.quality)
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.criteria)
+        measured = (
+            "" if self.metric is None or self.measured is None else f", {self.metric.name} {self.measured.value:.4g}"
+        )
+        shape = " x ".join(map(str, self.kept.shape))
+        return f"<ScoreResult: {names} on {self.samples} samples, scores [{shape}]{measured}>"
 
     def __add__(self, other: ScoreResult) -> ScoreResult:
         if list(map(str, self.criteria.values())) != list(map(str, other.criteria.values())):
             raise CriterionError("Only scores of the same criteria can be merged.")
-        fitted = [name for name, one in self.criteria.items() if one.needs_residuals]
-        if fitted:
-            raise CriterionError(f"Scores by {fitted[0]} rest on a fit to all the data, so shards cannot be merged.")
         if not torch.equal(self.kept, other.kept):
             raise CriterionError("Only scores of the same model, with the same heads left, can be merged.")
-        sums = {name: {key: own[key] + other.sums[name][key] for key in own} for name, own in self.sums.items()}
+        moments, refit = None, None
+        mine, others = self.sums, other.sums
+        if self.moments is not None and other.moments is not None:
+            assert self.refit is not None
+            assert other.refit is not None
+            first, second = self.refit, other.refit
+            moments = added(self.moments, other.moments, self.samples)
+            fit = Fit(moments)
+            mine, others = {**mine, **first(fit)}, {**others, **second(fit)}
+            refit = lambda fit: _summed(first(fit), second(fit))  # noqa: E731
+        sums = _summed(mine, others)
         samples = self.samples + other.samples
-        mine = {next(iter(self.criteria)): self.scores} if self.single else self.scores
+        known = {next(iter(self.criteria)): self.scores} if self.single else self.scores
         scores = {
-            name: _finish(criterion, sums[name], samples, self.kept) if name in sums else mine[name]
+            name: _finish(criterion, sums[name], samples, self.kept) if name in sums else known[name]
             for name, criterion in self.criteria.items()
         }
-        weighted = [(r.loss, r.samples) for r in (self, other) if r.loss is not None]
         return ScoreResult(
             scores=next(iter(scores.values())) if self.single else scores,
             samples=samples,
             tokens=self.tokens + other.tokens,
             seconds=self.seconds + other.seconds,
-            predictions=_joined(self.predictions, other.predictions),
-            labels=_joined(self.labels, other.labels),
-            loss=sum(loss * n for loss, n in weighted) / samples if len(weighted) == 2 else None,
+            quality=self.quality + other.quality,
             zero_probabilities=_added(self.zero_probabilities, other.zero_probabilities),
-            quality=None,
             criteria=self.criteria,
             sums=sums,
             kept=self.kept,
             single=self.single,
+            moments=moments,
+            refit=refit,
         )
 
 
@@ -99,6 +132,8 @@ def score(
     criterion: str | Criterion | None = None,
     criteria: Sequence[str | Criterion] | None = None,
     labels: Labels = "given",
+    task: str | Task | None = None,
+    moments: Mapping[int, Moments] | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> ScoreResult:
@@ -106,49 +141,58 @@ def score(
 
     `batches` are dicts of tensors as the model takes them, `labels` among them where a criterion needs them;
     `labels="self"` takes the model's own predictions instead, and language models without labels predict their inputs.
-    `options` are the criterion's own, such as `alpha=0.7`.
+    `options` are the criterion's own, such as `alpha=0.7`. `task` names what the model predicts where its class does
+    not say it. `moments` are those of all the data where `batches` are a shard of it that was gathered before.
     """
-    if (criterion is None) == (criteria is None):
+    if criterion is not None and criteria is not None:
         raise CriterionError("Name one criterion=..., or several as criteria=[...].")
     check_labels_word(labels)
     if criteria is not None and options:
         raise CriterionError('Options of several criteria go into their names, such as criteria=["hies(alpha=0.7)"].')
-    wanted = [criterion] if criteria is None else list(criteria)
+    wanted = [criterion or defaults.CRITERION] if criteria is None else list(criteria)
     if not wanted:
         raise CriterionError("Name at least one criterion.")
-    made = [make(spec, **options) for spec in wanted]  # type: ignore[arg-type]  # None is refused there
+    made = [make(spec, **options) for spec in wanted]
     named = {str(one): one for one in made}
     sites = resolve(model)
+    known = task if isinstance(task, Task) else task_of(model, task)
+    warn_of_precision(model)
     started = time.perf_counter()
-    residuals = moments = None
-    if any(one.needs_residuals for one in made):
-        batches = list(_checked(batches))  # they are gone over twice
-        moments = gather(model, sites, batches)
-        residuals = residual_maps(model, sites, moments)
-    pass_over = _Pass(model, sites, named, labels, residuals)
-    for number, batch in enumerate(_checked(batches)):
+    fit = None
+    data = checked_batches(batches)
+    fitted = any(one.fitted for one in made)
+    if fitted:
+        listed = list(data)  # they are gone over twice
+        fit = Fit(gather(model, sites, listed, known) if moments is None else moments)
+        data = iter(listed)
+    pass_over = _Pass(model, sites, named, known, labels, fit)
+    for number, batch in enumerate(data):
         pass_over.add(number, batch)
         if progress is not None:
             progress(batch_size(batch))
     result = pass_over.result(time.perf_counter() - started, single=criteria is None)
-    result.moments = moments
+    if fit is not None:
+        result.moments = dict(fit.moments)
+        result.refit = lambda fit: _refitted(model, listed, named, known, labels, fit, result.kept)
     return result
 
 
-def _checked(batches: Any) -> Iterator[Mapping[str, Any]]:
-    if isinstance(batches, Mapping) or not isinstance(batches, Iterable):
-        raise DataError("batches must be an iterable of batches, such as [batch] for a single one.")
+def _refitted(
+    model: PreTrainedModel,
+    batches: Sequence[Mapping[str, Any]],
+    criteria: Mapping[str, Criterion],
+    task: Task,
+    labels: Labels,
+    fit: Fit,
+    kept: torch.Tensor,
+) -> Sums:
+    sites = resolve(model)
+    if not torch.equal(kept_mask(sites), kept):
+        raise CriterionError("The model has lost heads since it was scored, so these scores cannot be merged any more.")
+    again = _Pass(model, sites, {name: one for name, one in criteria.items() if one.fitted}, task, labels, fit)
     for number, batch in enumerate(batches):
-        if not isinstance(batch, Mapping) or not any(isinstance(value, torch.Tensor) for value in batch.values()):
-            raise DataError(f"Batch {number} is not a dict of tensors as the model takes them, but {batch!r:.60}.")
-        if not batch_size(batch):
-            raise DataError(f"Batch {number} has no samples; leave it out.")
-        yield batch
-
-
-def check_labels_word(labels: str) -> None:
-    if labels not in ("given", "self"):
-        raise DataError(f'labels must be "given" or "self", not {labels!r}.')
+        again.add(number, batch)
+    return again.sums
 
 
 class _Pass:
@@ -157,52 +201,66 @@ class _Pass:
     def __init__(
         self,
         model: PreTrainedModel,
-        sites: Sequence[AttentionSite],
+        sites: Sequence[Site],
         criteria: dict[str, Criterion],
+        task: Task,
         labels: Labels,
-        residuals: Residuals | None,
+        fit: Fit | None,
     ) -> None:
-        self.model, self.sites, self.criteria, self.labels = model, sites, criteria, labels
-        self.residuals = residuals
+        self.model, self.sites, self.criteria = model, sites, criteria
+        self.task, self.labels, self.fit = task, labels, fit
         self.kept = kept_mask(sites)
         requests = dict.fromkeys(request for criterion in criteria.values() for request in criterion.requests())
-        if any(isinstance(request, Entropy) for request in requests):
+        if any("attention probabilities" in request.needs for request in requests):
             requests[ZeroProbabilities()] = None
         self.requests: list[Request] = list(requests)
-        self.sums: dict[str, dict[str, torch.Tensor]] = {}
+        self.sums: Sums = {}
         self.zeros: torch.Tensor | None = None
-        self.quality = Quality()
+        self.quality = Quality(task)
         self.samples = self.tokens = 0
 
     def add(self, number: int, batch: Mapping[str, Any]) -> None:
-        seen = observe(self.model, self.sites, batch, self.requests, labels=self.labels, residuals=self.residuals)
-        self._refuse_non_finite(seen.logits, batch, number)
+        def see(prepared: Mapping[str, Any], output: Any, logits: torch.Tensor) -> None:
+            if not torch.isfinite(logits.sum(dtype=torch.float32)):
+                self._refuse_non_finite(prepared, number)
+            self.quality.add(prepared, output, logits)
+
+        seen = observe(
+            self.model,
+            self.sites,
+            batch,
+            self.requests,
+            task=self.task,
+            labels=self.labels,
+            fit=self.fit,
+            see=see,
+        )
         for request, answer in seen.answers.items():
             self._check(request, answer, number)
+        answers = {request: answer.double() for request, answer in seen.answers.items()}
         for name, criterion in self.criteria.items():
             if criterion.requests():
                 total = self.sums.setdefault(name, {})
-                for key, part in criterion.sums({r: a.double() for r, a in seen.answers.items()}).items():
+                for key, part in criterion.sums(answers).items():
                     total[key] = total[key] + part if key in total else part
-        zeros = seen.answers.get(ZeroProbabilities())
+        zeros = answers.get(ZeroProbabilities())
         if zeros is not None:
-            self.zeros = _added(self.zeros, zeros.double().sum(0))
+            self.zeros = _added(self.zeros, zeros.sum(0))
         self.samples += batch_size(batch)
         self.tokens += seen.tokens
-        self.quality.add(self.model, batch, seen.logits)
 
-    def _refuse_non_finite(self, logits: torch.Tensor, batch: Mapping[str, Any], number: int) -> None:
-        if torch.isfinite(logits).all():
-            return
-        found: list[tuple[AttentionSite, int]] = []
+    def _refuse_non_finite(self, batch: Mapping[str, Any], number: int) -> None:
+        found: list[tuple[Site, int]] = []
 
-        def look(site: AttentionSite, heads: torch.Tensor) -> None:
-            bad = ~torch.isfinite(heads.unflatten(-1, (site.heads, -1))).all(-1).flatten(0, -2).all(0)
+        def look(site: Site, columns: torch.Tensor) -> None:
+            bad = ~torch.isfinite(site.split(columns)).all(-1).flatten(0, -2).all(0)
             found.extend((site, site.kept[position]) for position in bad.nonzero().flatten().tolist())
 
         with torch.no_grad(), evaluating(self.model), watched(self.model, self.sites, output=look):
-            self.model(**model_inputs(self.model, to_device(batch, next(self.model.parameters()).device)))
-        where = f" at site {found[0][0].index} ({found[0][0].path}), head {found[0][1]}," if found else ""
+            logits = self.task.logits(self.model(**self.task.inputs(batch)))
+        if torch.isfinite(logits).all():  # large, but their sum alone overflows
+            return
+        where = f" at site {found[0][0].index} ({found[0][0].path}), {found[0][0].word} {found[0][1]}," if found else ""
         raise NonFiniteError(
             f"NaN or Inf appeared{where} first in batch {number}; check that batch and the precision of the model."
         )
@@ -210,11 +268,12 @@ class _Pass:
     def _check(self, request: Request, answer: torch.Tensor, number: int) -> None:
         bad = ~torch.isfinite(answer) & self.kept
         if bad.any():
-            *_, site, head = bad.nonzero()[0].tolist()
+            *_, site, member = bad.nonzero()[0].tolist()
             value = answer[tuple(bad.nonzero()[0].tolist())].item()
             raise NonFiniteError(
-                f"{type(request).__name__} is {value} at site {site} ({self.sites[site].path}), head {head}, first "
-                f"in batch {number}; check that batch and the precision of the model."
+                f"{type(request).__name__} is {value} at site {site} ({self.sites[site].path}), "
+                f"{self.sites[site].word} {member}, first in batch {number}; check that batch and the precision of the "
+                "model."
             )
 
     def result(self, seconds: float, *, single: bool) -> ScoreResult:
@@ -232,9 +291,6 @@ class _Pass:
             samples=self.samples,
             tokens=self.tokens,
             seconds=seconds,
-            predictions=self.quality.predictions,
-            labels=self.quality.labels,
-            loss=self.quality.loss,
             quality=self.quality,
             zero_probabilities=self.zeros,
             criteria=self.criteria,
@@ -251,16 +307,16 @@ def _finish(criterion: Criterion, sums: Mapping[str, torch.Tensor], samples: int
 def _finite(criterion: Criterion, scores: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     bad = (~torch.isfinite(scores) & kept).nonzero()
     if len(bad):
-        site, head = bad[0].tolist()
+        site, member = bad[0].tolist()
         raise NonFiniteError(
-            f"The score of {criterion} is {scores[site, head].item()} at site {site}, head {head}; check the criterion "
-            "and the weights of the model."
+            f"The score of {criterion} is {scores[site, member].item()} at site {site}, head {member}; check the "
+            "criterion and the weights of the model."
         )
     return scores.masked_fill(~kept, torch.nan)
 
 
-def _joined(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
-    return None if one is None or other is None else torch.cat([one, other])
+def _summed(one: Sums, other: Sums) -> Sums:
+    return {name: {key: own[key] + other[name][key] for key in own} for name, own in one.items()}
 
 
 def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from headprune.errors import DataError
-from headprune.task.objectives import IGNORED
+from headprune.task import IGNORED
 
 
 @dataclass(frozen=True)

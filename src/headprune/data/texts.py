@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from headprune.data.batches import Examples
 from headprune.errors import DataError
-from headprune.task.objectives import IGNORED, is_causal_lm
+from headprune.task import IGNORED, task_of
 
 if TYPE_CHECKING:
     from headprune.data.sources import Columns
@@ -33,7 +33,7 @@ def from_table(
     pair = [str(value) for value in table[columns.pair]] if columns.pair else None
     encoded = tokenizer(text, pair, truncation=True, max_length=_limit(model, max_length))
     rows = _rows(encoded)
-    if is_causal_lm(model):  # one token has nothing to predict
+    if task_of(model).name == "causal-lm":  # one token has nothing to predict
         rows = [row for row in rows if len(row["input_ids"]) > 1]
     if type(model).__name__.endswith("ForMaskedLM"):
         rows = _masked(rows, tokenizer, seed)
@@ -44,7 +44,7 @@ def from_table(
             )
             for row, ids in zip(rows, targets["input_ids"], strict=True):
                 row["labels"] = torch.tensor(ids)
-    elif columns.label is not None and not is_causal_lm(model):
+    elif columns.label is not None and not task_of(model).name == "causal-lm":
         for row, label in zip(rows, label_ids(model, table[columns.label], columns.label), strict=True):
             row["labels"] = label
     return Examples(rows, _padding(tokenizer))
@@ -53,7 +53,7 @@ def from_table(
 def from_plain_text(model: PreTrainedModel, text: str, processor: str | Path, max_length: int, seed: int) -> Examples:
     """One text cut into blocks of `max_length` tokens: for language models, which need no labels."""
     masked = type(model).__name__.endswith("ForMaskedLM")
-    if not (masked or is_causal_lm(model)):
+    if not (masked or task_of(model).name == "causal-lm"):
         raise DataError(
             f"Plain text is data for a language model, and {type(model).__name__} is none; give a table with a text "
             "column."

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from headprune.task.batch import to_device
+
 # Outputs that repeat the inputs' cost or depend on labels are not what a model is compared by.
 NOT_COMPARED = ("loss", "past_key_values", "attentions", "decoder_attentions", "cross_attentions", "encoder_attentions")
 # Allowed difference of outputs relative to their largest value, by precision.
@@ -25,10 +27,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 
 def run(model: nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor]:

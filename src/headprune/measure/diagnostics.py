@@ -11,13 +11,14 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from headprune.errors import DataError
-from headprune.hooks.outputs import evaluating, to_device
-from headprune.hooks.watch import frozen, gated
-from headprune.surgery.cut import check_removable
-from headprune.task.objectives import batch_size, logit_norms, logits_of, model_inputs
-from headprune.units import AttentionSite, resolve
+from headprune.hooks.gates import gated
+from headprune.hooks.outputs import evaluating
+from headprune.hooks.watch import frozen
+from headprune.signals.objectives import logit_norms
+from headprune.surgery.check import check_removable
+from headprune.task import batch_size, task_of
+from headprune.units import AttentionSite, Head, as_members, resolve, widest
 from headprune.units.linear import is_transposed
-from headprune.units.members import Head, as_heads
 from headprune.units.spec import ROLES
 
 
@@ -43,7 +44,7 @@ def gradient_change(
     computes the same as removing them and leaves the model and the shapes of all gradients as they are.
     """
     sites = resolve(model)
-    chosen = as_heads(heads)
+    chosen = as_members(heads)
     check_removable(sites, chosen)
     if not chosen:
         raise DataError("Name at least one head to remove; otherwise nothing changes.")
@@ -51,7 +52,7 @@ def gradient_change(
     if not data:
         raise DataError("There are no batches to compute gradients on; give at least one.")
     device = next(model.parameters()).device
-    gates = torch.ones(len(sites), max(site.original_heads for site in sites), device=device)
+    gates = torch.ones(len(sites), widest(sites), device=device)
     before = _weight_gradients(model, sites, data, gates)
     for head in chosen:
         gates[head.site, head.index] = 0.0
@@ -71,6 +72,7 @@ def _weight_gradients(
     """(site, role) -> gradient [rows x in] of the head rows of that role, mean over samples."""
     paths = dict.fromkeys(p.module for site in sites if site.kept for p in (site.q, site.k, site.v))
     totals: dict[str, torch.Tensor] = {}
+    task = task_of(model)
     samples = 0
     with evaluating(model), frozen(model), gated(model, gates, sites=sites):
         weights: dict[str, Any] = {path: model.get_submodule(path).weight for path in paths}
@@ -78,8 +80,8 @@ def _weight_gradients(
             for weight in weights.values():
                 weight.requires_grad_(True)
             for batch in batches:
-                inputs = to_device(batch, gates.device)
-                scalar = logit_norms(logits_of(model(**model_inputs(model, inputs))), inputs).sum()
+                inputs = task.prepare(batch, gates.device)
+                scalar = logit_norms(task, task.logits(model(**task.inputs(inputs))), inputs).sum()
                 for path, gradient in zip(paths, torch.autograd.grad(scalar, list(weights.values())), strict=True):
                     totals[path] = totals.get(path, torch.zeros(())).to(gradient.device) + gradient.float()
                 samples += batch_size(batch)

@@ -11,10 +11,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import NonFiniteError
-from headprune.hooks.outputs import evaluating, to_device
+from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import captured_outputs, replayed
 from headprune.measure.quality import Quality
-from headprune.task.objectives import logits_of, model_inputs
+from headprune.task import Task, task_of
 from headprune.units import AttentionSite
 from headprune.units.paths import layer_path
 
@@ -28,8 +28,10 @@ class Evaluator:
     a budget of memory, and handed out instead of being computed.
     """
 
-    def __init__(self, batches: Sequence[Mapping[str, Any]], *, cache_bytes: int = CACHE_BYTES) -> None:
-        self.batches = batches
+    def __init__(
+        self, batches: Sequence[Mapping[str, Any]], task: Task | None = None, *, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        self.batches, self.task = batches, task
         self.cache_bytes = cache_bytes
         self._kept: list[dict[str, Any]] | None = None
 
@@ -37,7 +39,8 @@ class Evaluator:
         self, model: PreTrainedModel, sites: Sequence[AttentionSite], changed: Sequence[int] | None = None
     ) -> Quality:
         """Evaluate; `changed` are the sites that differ from the last call's model, None if anything may differ."""
-        quality = Quality()
+        task = self.task or task_of(model)
+        quality = Quality(task)
         device = next(model.parameters()).device
         layers = self._layers(model, sites)
         first = self._first_changed(layers, sites, changed)
@@ -45,7 +48,7 @@ class Evaluator:
         room = self.cache_bytes
         with torch.no_grad(), evaluating(model):
             for number, batch in enumerate(self.batches):
-                inputs = to_device(batch, device)
+                inputs = task.prepare(batch, device)
                 below = layers[:first] if known else []
                 with ExitStack() as stack:
                     fresh: dict[str, Any] = {}
@@ -56,13 +59,14 @@ class Evaluator:
                         stack.enter_context(
                             captured_outputs([(path, model.get_submodule(path)) for path in watched], fresh)
                         )
-                    logits = logits_of(model(**model_inputs(model, inputs)))
-                if not torch.isfinite(logits).all():
+                    output = model(**task.inputs(inputs))
+                logits = task.logits(output)
+                if not torch.isfinite(logits.sum(dtype=torch.float32)) and not torch.isfinite(logits).all():
                     raise NonFiniteError(
                         f"The model's logits are NaN or Inf in evaluation batch {number}; check that batch and the "
                         "precision of the model."
                     )
-                quality.add(model, inputs, logits)
+                quality.add(inputs, output, logits)
                 kept = {**({path: known[number][path] for path in below} if known else {}), **fresh}
                 room -= sum(_bytes(value) for value in kept.values())
                 self._kept.append(kept)

@@ -21,7 +21,7 @@ class Inspection:
     flops: Flops
 
     def to_json(self) -> dict[str, Any]:
-        fields = ("path", "kind", "heads", "original_heads", "kv_heads", "head_dim", "applications")
+        fields = ("path", "kind", "place", "heads", "original_heads", "kv_heads", "head_dim", "applications")
         return {
             "model_type": self.model_type,
             "sites": [

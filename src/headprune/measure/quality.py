@@ -1,4 +1,4 @@
-"""What a model predicts on labelled data, gathered from logits that some pass computes anyway."""
+"""What a model predicts on data, gathered from outputs that some pass computes anyway."""
 
 from __future__ import annotations
 
@@ -6,68 +6,126 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
-from headprune.task.objectives import IGNORED, batch_size, losses, targets_of
+from headprune.task import IGNORED, Task, batch_size
 
 
 class Quality:
-    """Predictions and losses, batch after batch, in the order of the data.
+    """Predictions, labels and losses, batch after batch, in the order of the data. Two shards add up to one pass.
 
-    For classifiers a prediction is a class per sample (or yes or no per label, where there can be several), for
-    regressors a number, for language models a token at every labelled position.
+    A prediction is a class per sample (yes or no per label, where there can be several), a number or several, a span, a
+    transcript, or a token at every position that counts; `owners` says to which sample each belongs. Models without
+    classes have `embeddings` instead.
     """
 
-    def __init__(self) -> None:
-        self.samples = self.counted = 0
-        self.per_token = False
-        self.loss_sum = self.counted_loss_sum = 0.0
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.samples = 0
         self._predictions: list[torch.Tensor] = []
         self._labels: list[torch.Tensor] = []
+        self._owners: list[torch.Tensor] = []
+        self._embeddings: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] = []
+        self._counts: list[torch.Tensor] = []
 
     @torch.no_grad()
-    def add(self, model: PreTrainedModel, batch: Mapping[str, Any], logits: torch.Tensor) -> None:
-        targets = targets_of(model, batch, logits, "given")
+    def add(self, batch: Mapping[str, Any], output: Any, logits: torch.Tensor | None = None) -> None:
+        """Take in what the model gave for a batch, which is on its device."""
+        task = self.task
+        logits = task.logits(output) if logits is None else logits
         size = batch_size(batch)
+        embeddings = task.embeddings(output, batch)
+        if embeddings is not None:
+            self._embeddings.append(embeddings.float().cpu())
+        elif logits.dim() <= 3:
+            targets = task.targets(batch, logits)
+            reference = None if targets is None else task.reference(targets)
+            self._take(task.predictions(logits, batch), reference, batch, logits, size)
+            if targets is not None:
+                sums, counts = task.parts(logits, targets)
+                self._sums.append(sums.double().cpu())
+                self._counts.append(counts.double().cpu())
         self.samples += size
-        predicted = logits[:, 0] if logits.dim() == 2 and logits.shape[-1] == 1 else logits.argmax(-1)
-        if logits.dim() == 3:
-            self.per_token = True
-            if targets is None:
-                return
-            counted = targets != IGNORED
-            per_sample = losses(model, logits, targets).double()
-            self.counted_loss_sum += float((per_sample * counted.sum(1)).sum())
-            self.counted += int(counted.sum())
-            self.loss_sum += float(per_sample.sum())
-            predicted, targets = predicted[counted], targets[counted]
-        elif targets is not None:
-            if targets.dim() == 2:  # several labels per sample, each of them yes or no
-                predicted, labels = (logits > 0).long(), targets.long()
-            else:
-                labels = targets
-            per_sample = losses(model, logits, targets).double()
-            self.loss_sum += float(per_sample.sum())
-            self.counted_loss_sum, self.counted = self.loss_sum, self.samples
-            targets = labels
+
+    def _take(
+        self,
+        predicted: torch.Tensor,
+        targets: torch.Tensor | None,
+        batch: Mapping[str, Any],
+        logits: torch.Tensor,
+        size: int,
+    ) -> None:
+        owners = torch.arange(size, device=predicted.device)
+        if predicted.dim() == 2 and predicted.shape == logits.shape[:2] and self.task.per_token:
+            counted = self.task.real_tokens(batch, logits) if targets is None else targets != IGNORED
+            owners = owners[:, None].expand(predicted.shape)[counted]
+            predicted, targets = predicted[counted], None if targets is None else targets[counted]
+        elif targets is not None and not targets.is_floating_point() and targets.dim() == 1:
+            counted = targets != IGNORED  # a sample whose label does not count
+            owners, predicted, targets = owners[counted], predicted[counted], targets[counted]
         self._predictions.append(predicted.cpu())
+        self._owners.append(owners.cpu() + self.samples)
         if targets is not None:
-            self._labels.append(targets.cpu())
+            targets = targets[:, 0] if targets.is_floating_point() and targets.shape[1:] == (1,) else targets
+            self._labels.append((targets if predicted.is_floating_point() else targets.long()).cpu())
+
+    def __add__(self, other: Quality) -> Quality:
+        """What one pass over both shards would have gathered."""
+        both = Quality(self.task)
+        both.samples = self.samples + other.samples
+        for name in ("_predictions", "_labels", "_embeddings", "_sums", "_counts"):
+            setattr(both, name, [*getattr(self, name), *getattr(other, name)])
+        both._owners = [*self._owners, *(owners + self.samples for owners in other._owners)]
+        return both
 
     @property
     def predictions(self) -> torch.Tensor | None:
-        return torch.cat(self._predictions) if self._predictions else None
+        return _joined(self._predictions)
 
     @property
     def labels(self) -> torch.Tensor | None:
-        return torch.cat(self._labels) if self._labels else None
+        return _joined(self._labels)
+
+    @property
+    def owners(self) -> torch.Tensor | None:
+        return _joined(self._owners)
+
+    @property
+    def embeddings(self) -> torch.Tensor | None:
+        return _joined(self._embeddings)
+
+    @property
+    def loss_parts(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Sums and counts of the loss, [samples x parts] each."""
+        return (torch.cat(self._sums), torch.cat(self._counts)) if self._sums else None
+
+    @property
+    def per_token(self) -> bool:
+        return self.task.per_token
 
     @property
     def loss(self) -> float | None:
-        """Mean loss per sample."""
-        return self.loss_sum / self.samples if self.counted else None
+        """Mean loss per sample, over the samples that have one."""
+        if self.loss_parts is None:
+            return None
+        sums, counts = self.loss_parts
+        has = counts.sum(1) > 0
+        per_sample = (sums / counts.clamp_min(1)).mean(1)
+        return float(per_sample[has].mean()) if has.any() else None
 
     @property
     def counted_loss(self) -> float | None:
         """Mean loss per prediction: per token for language models."""
-        return self.counted_loss_sum / self.counted if self.counted else None
+        if self.loss_parts is None:
+            return None
+        sums, counts = (part.sum(0) for part in self.loss_parts)
+        return float((sums / counts).mean()) if (counts > 0).all() else None
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor | None:
+    if not parts:
+        return None
+    if parts[0].dim() == 2 and len({part.shape[1] for part in parts}) > 1:  # transcripts of different lengths
+        longest = max(part.shape[1] for part in parts)
+        parts = [torch.nn.functional.pad(part, (0, longest - part.shape[1]), value=IGNORED) for part in parts]
+    return torch.cat(parts)

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from headprune.hooks.outputs import evaluating, to_device
+from headprune.hooks.outputs import evaluating
 from headprune.measure.costs import MEBIBYTE, flops, megabytes, parameters_by_module, total_parameters
-from headprune.task.objectives import batch_size, model_inputs
+from headprune.task import batch_size, rows_of, task_of, to_device
 from headprune.units import resolve
 
 REPEATS, WARM_UP = 7, 2
@@ -39,7 +39,7 @@ def savings(
         "dense": flops(dense, sites["dense"], tokens=tokens),
         "pruned": flops(pruned, sites["pruned"], tokens=tokens),
     }
-    single = {name: value[:1] if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+    single = rows_of(batch, slice(0, 1))
     size = batch_size(batch)
     latency = {
         "threads": torch.get_num_threads(),
@@ -84,7 +84,7 @@ def _latency(dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str
     with torch.no_grad(), evaluating(dense), evaluating(pruned):
         for turn in range(WARM_UP + REPEATS):
             for name, model in models.items():
-                inputs = to_device(model_inputs(model, batch), next(model.parameters()).device)
+                inputs = to_device(task_of(model).inputs(batch), next(model.parameters()).device)
                 started = time.perf_counter()
                 model(**inputs)
                 if turn >= WARM_UP:
@@ -103,7 +103,7 @@ def _peak_memory(model: PreTrainedModel, batch: Mapping[str, Any]) -> int:
     """The most bytes that tensors held at once during a forward pass, the weights included."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     with torch.no_grad(), evaluating(model), _TensorMeter() as meter:
-        model(**to_device(model_inputs(model, batch), next(model.parameters()).device))
+        model(**to_device(task_of(model).inputs(batch), next(model.parameters()).device))
     return weights + meter.peak
 
 

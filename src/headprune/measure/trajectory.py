@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 
-from headprune.units.members import Head
+from headprune.measure.intervals import Interval
+from headprune.units import Member
 
-CURVE_COLUMNS = "Pruned_Heads,Accuracy,Step,Removed_Heads,Agreement,Loss,Parameters,Attention_FLOPs"
+CURVE_COLUMNS = "Pruned_Heads,Accuracy,Step,Removed_Heads,Agreement,Loss,Parameters,Attention_FLOPs,Low,High"
 
 
 @dataclass(frozen=True)
@@ -19,32 +22,53 @@ class Step:
     """One removal. Step 0 is the dense model, where nothing was removed; `scores` are those that led to the removal."""
 
     step: int
-    removed: tuple[Head, ...]
-    score: float | None  # mean score of the heads that were removed
+    removed: tuple[Member, ...]
+    score: float | None  # mean score of the members that were removed
     metric: float
     agreement: float | None
     loss: float | None
-    heads: int  # heads left, as parameterised
-    applied_heads: int  # heads left, counted once per application (ALBERT's twelve uses of one head)
+    units: Mapping[str, int]  # kind -> members left, as parameterised
+    applied: Mapping[str, int]  # the same, counted once per application (ALBERT's twelve uses of one head)
     parameters: int
-    flops: int  # of the attention heads that are left, for one sequence
+    flops: int  # of the units that are left, for one sequence
     scores: torch.Tensor | None
-    # Per site that lost heads: which compensation was used, and its error on the calibration data without and with it.
+    # Per site that lost units: which compensation was used, and its error on the calibration data without and with it.
     compensation: tuple[Mapping[str, Any], ...] = ()
+    interval: Interval | None = None  # 95 %, of the metric
+    outcomes: torch.Tensor | None = field(
+        default=None, repr=False, compare=False
+    )  # per sample; their mean is the metric
+
+    @property
+    def left(self) -> int:
+        """Members of all kinds that are left."""
+        return sum(self.units.values())
+
+    @property
+    def heads(self) -> int:
+        return self.units.get("heads", 0)
+
+    @property
+    def applied_heads(self) -> int:
+        return self.applied.get("heads", 0)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "step": self.step,
-            "removed": [list(head) for head in self.removed],
+            "removed": [list(member) for member in self.removed],
             "score": plain(self.score),
             "metric": plain(self.metric),
+            "interval": None if self.interval is None else [plain(self.interval.low), plain(self.interval.high)],
             "agreement": plain(self.agreement),
             "loss": plain(self.loss),
+            "units": dict(self.units),
+            "applied": dict(self.applied),
             "heads": self.heads,
             "applied_heads": self.applied_heads,
             "parameters": self.parameters,
             "flops": self.flops,
             "compensation": [dict(repair) for repair in self.compensation],
+            "outcomes": None if self.outcomes is None else packed(self.outcomes),
             "scores": None if self.scores is None else [[plain(v) for v in row] for row in self.scores.tolist()],
         }
 
@@ -54,29 +78,51 @@ class Step:
         if scores is not None:
             rows = [[math.nan if value is None else value for value in row] for row in scores]
             scores = torch.tensor(rows, dtype=torch.float64)
+        between, outcomes = line.get("interval"), line.get("outcomes")  # which older journals do not have
         return cls(
             step=line["step"],
-            removed=tuple(Head(site, head) for site, head in line["removed"]),
+            removed=tuple(Member(site, index) for site, index in line["removed"]),
             score=line["score"],
             metric=math.nan if line["metric"] is None else line["metric"],
             agreement=line["agreement"],
             loss=line["loss"],
-            heads=line["heads"],
-            applied_heads=line["applied_heads"],
+            units=line.get("units") or {"heads": line["heads"]},
+            applied=line.get("applied") or {"heads": line["applied_heads"]},
             parameters=line["parameters"],
             flops=line["flops"],
             scores=scores,
-            compensation=tuple(line.get("compensation", ())),  # older journals know of none
+            compensation=tuple(line.get("compensation", ())),
+            interval=None if between is None else Interval(*(math.nan if v is None else v for v in between)),
+            outcomes=None if outcomes is None else unpacked(outcomes),
         )
+
+
+def packed(outcomes: torch.Tensor) -> str:
+    """Outcomes as text: a bit each where samples are right or wrong, else a float32 each."""
+    values = outcomes.double().numpy()
+    if numpy.isin(values, (0.0, 1.0)).all():
+        return f"bits:{len(values)}:" + base64.b64encode(numpy.packbits(values.astype(bool)).tobytes()).decode()
+    return f"float32:{len(values)}:" + base64.b64encode(values.astype("<f4").tobytes()).decode()
+
+
+def unpacked(text: str) -> torch.Tensor:
+    form, count, content = text.split(":", 2)
+    raw = base64.b64decode(content)
+    if form == "bits":
+        bits = numpy.unpackbits(numpy.frombuffer(raw, numpy.uint8))[: int(count)]
+        return torch.from_numpy(bits.astype(numpy.float64))
+    if form != "float32":
+        raise ValueError(f"outcomes are in a form that this version does not know: {form}")
+    return torch.from_numpy(numpy.frombuffer(raw, "<f4").astype(numpy.float64))
 
 
 def plain(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value  # JSON has neither NaN nor Infinity
 
 
-def removed_until(steps: Sequence[Step], last: int) -> list[Head]:
-    """All heads that are gone after step `last`."""
-    return [head for step in steps[: last + 1] for head in step.removed]
+def removed_until(steps: Sequence[Step], last: int) -> list[Member]:
+    """All members that are gone after step `last`."""
+    return [member for step in steps[: last + 1] for member in step.removed]
 
 
 def curve_csv(steps: Sequence[Step]) -> str:
@@ -92,6 +138,8 @@ def curve_csv(steps: Sequence[Step]) -> str:
             step.loss,
             step.parameters,
             step.flops,
+            None if step.interval is None else step.interval.low,
+            None if step.interval is None else step.interval.high,
         )
         lines.append(",".join("" if value is None else repr(value) for value in values))
     return "\n".join(lines) + "\n"

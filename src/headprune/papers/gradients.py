@@ -15,7 +15,9 @@ from headprune.extras import need_demo, needed
 from headprune.measure.diagnostics import GradientChange, gradient_change
 from headprune.papers import langid
 from headprune.papers.figures import HEADING, VERMILION, styled
-from headprune.runs.subject import Task, load_task
+from headprune.runs.subject import Subject, load_subject
+from headprune.search.config import Experiment
+from headprune.task import task_of
 from headprune.units import resolve
 
 with needed("report", "Figures need"):
@@ -36,7 +38,7 @@ class MeasuredChange:
     change: GradientChange
 
 
-def measure_change(task: Task, name: str) -> MeasuredChange:
+def measure_change(task: Subject, name: str) -> MeasuredChange:
     """Remove the head that Greedy-Gnorm would remove first, and compare the weight gradients of all sites."""
     examples = task.examples.sample(SAMPLES, SEED)
     batches = examples.batches(BATCH)
@@ -48,11 +50,11 @@ def measure_change(task: Task, name: str) -> MeasuredChange:
     return MeasuredChange(name, len(examples), gradient_change(task.model, batches, unit, grid=grid))
 
 
-def given_task(model: str | Path, data: str | Path) -> Task:
-    return load_task(str(model), str(data), seed=SEED)
+def given_task(model: str | Path, data: str | Path) -> Subject:
+    return load_subject(Experiment(model=str(model), data=str(data), seed=SEED))
 
 
-def demo_task() -> Task | None:
+def demo_task() -> Subject | None:
     """The demo's pretrained model and data; None where the packages that bring them are not installed.
 
     Its classifier is fitted in one step by least squares, which takes seconds where fine-tuning takes minutes.
@@ -69,7 +71,7 @@ def demo_task() -> Task | None:
             for name, count in (("train.tsv", LESSONS), ("dev.tsv", SAMPLES))
         )
     langid.fit_classifier(model, lessons.batches(BATCH))
-    return Task(model, examples)
+    return Subject(model, task_of(model), examples)
 
 
 def figure2(measured: MeasuredChange) -> alt.TopLevelMixin:

@@ -12,8 +12,8 @@ from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step, removed_until
 from headprune.papers.panels import CRITERIA, Curve, Panel
 from headprune.papers.paper import MODELS, ReproductionError
-from headprune.runs.journal import read_run
-from headprune.search.schedule import knee
+from headprune.search.stop import knee
+from headprune.store.rundir import read_run
 
 
 def run_panels(folder: Path) -> list[Panel]:

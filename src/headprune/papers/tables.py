@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headprune.measure.costs import megabytes
 from headprune.measure.inspection import Inspection, inspect
 from headprune.papers.paper import MODELS, PAPER, PaperModel
-from headprune.surgery.cut import remove
+from headprune.surgery.cut import cut
 
 Cell = str | int | float | None  # a float is shown with two decimals, None as a dash
 
@@ -69,7 +69,7 @@ def measure(paper: PaperModel) -> tuple[Inspection, Inspection]:
     model = paper.build()
     before = inspect(model)
     heads = [head for site in before.sites for unit in site.units() for head in unit]
-    remove(model, heads[: paper.removed])
+    cut(model, heads[: paper.removed])
     return before, inspect(model)
 
 

@@ -1,6 +1,6 @@
-"""Letting the heads that stay take over what the removed ones did: least squares at a site's output projection.
+"""Least squares at a site's output map: the mathematics, without a model.
 
-A site adds W z + b to the residual stream, z the outputs of its heads. Where the columns c of W go, the change of the
+A site adds W z + b to the residual stream, z what its members give. Where the columns c of W go, the change of the
 kept columns k and of b that best makes up for it minimises E |W_c z_c - D z_k - d|^2, a small regression that the
 second moments of z decide. No gradient and no training is needed.
 """
@@ -8,19 +8,12 @@ second moments of z decide. No gradient and no training is needed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 
-from headprune.errors import DataError
-from headprune.signals.moments import FOLDS, Moments, gather
-from headprune.units import AttentionSite, resolve
-from headprune.units.linear import is_transposed
-from headprune.units.members import Head
+from headprune.signals.moments import FOLDS, Moments
 
 Compensation = Literal["lstsq", "mean", "none"]
 # Ridge terms to choose from, relative to the mean square of the kept outputs.
@@ -45,64 +38,6 @@ class Repair:
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("site", "kind", "error_without", "error")}
-
-
-def check_compensation(word: str, model: PreTrainedModel | None = None) -> Compensation:
-    """The word, unless it is none of ours or can do nothing for this model."""
-    if word not in get_args(Compensation):
-        raise DataError(f"There is no compensation {word!r}; choose one of {', '.join(get_args(Compensation))}.")
-    if word == "mean" and model is not None:
-        outputs = [model.get_submodule(site.o) for site in resolve(model)]
-        if all(getattr(output, "bias", None) is None for output in outputs):
-            raise DataError(
-                "compensate='mean' moves means into output biases, and this model has none; use 'lstsq' or 'none'."
-            )
-    return cast(Compensation, word)
-
-
-def plan_repairs(
-    model: PreTrainedModel,
-    sites: Sequence[AttentionSite],
-    heads: Iterable[Head],
-    compensate: Compensation,
-    batches: Iterable[Mapping[str, Any]],
-    moments: Mapping[int, Moments] | None = None,
-) -> list[Repair]:
-    """What to do for these heads at each of their sites, from the model as it is before they go.
-
-    `moments` are those of this model on these batches, where somebody has them already.
-    """
-    going: dict[int, list[int]] = {}
-    for head in heads:
-        going.setdefault(head.site, []).append(head.index)
-    if compensate == "none":
-        return []
-    seen = gather(model, [sites[index] for index in going], batches) if moments is None else moments
-    return [_plan(model, sites[index], ids, compensate, seen.get(index)) for index, ids in sorted(going.items())]
-
-
-def _plan(
-    model: PreTrainedModel, site: AttentionSite, gone: Sequence[int], compensate: Compensation, moments: Moments | None
-) -> Repair:
-    output: Any = model.get_submodule(site.o)
-    shared = [name for name in ("weight", "bias") if _owners(model, getattr(output, name)) > 1]
-    if moments is None or shared or not torch.isfinite(moments.products).all():
-        reason = (
-            f"its {shared[0]} belongs to other modules as well"
-            if shared
-            else "its calibration tokens are all padding"
-            if moments is None
-            else "its head outputs are not finite"
-        )
-        log.warning("Site %d (%s) is left without compensation: %s.", site.index, site.path, reason)
-        return Repair(site.index, "none", None, None)
-    leaving = torch.zeros(site.heads, dtype=torch.bool)
-    leaving[[site.position(head) for head in gone]] = True
-    removed = leaving.repeat_interleave(site.head_dim)
-    weight = output.weight.detach()
-    weight = (weight.t() if is_transposed(output) else weight).cpu()
-    bias = None if output.bias is None else output.bias.detach().cpu()
-    return solve(weight, bias, moments, removed, compensate, site=site.index)
 
 
 def solve(
@@ -194,20 +129,3 @@ def _error(
     left_over[:, removed], left_over[:, ~removed] = lost, -change
     mean = left_over @ moments.mean - (0 if shift is None else shift)
     return float(((left_over @ moments.covariance()) * left_over).sum().clamp_min(0) + mean.square().sum())
-
-
-def apply_repairs(model: PreTrainedModel, sites: Sequence[AttentionSite], repairs: Iterable[Repair]) -> None:
-    """Put the new weights in place, after the heads have gone. Parameters are replaced, never written into."""
-    for repair in repairs:
-        output: Any = model.get_submodule(sites[repair.site].o)
-        for name, value in (("weight", repair.weight), ("bias", repair.bias)):
-            old = getattr(output, name, None)  # a site without heads has a bias alone
-            if value is not None and old is not None:
-                value = value.t().contiguous() if name == "weight" and is_transposed(output) else value
-                setattr(output, name, nn.Parameter(value.to(old.device), requires_grad=old.requires_grad))
-
-
-def _owners(model: nn.Module, parameter: nn.Parameter | None) -> int:
-    return sum(
-        own is parameter for module in model.modules() for own in module._parameters.values() if parameter is not None
-    )

@@ -14,8 +14,9 @@ from typing import Any
 from headprune.errors import RunError
 from headprune.measure.metrics import METRICS, Metric
 from headprune.measure.trajectory import Step
-from headprune.runs.journal import read_run
-from headprune.units.members import Head
+from headprune.search.config import command_words
+from headprune.store.rundir import read_run
+from headprune.units import Head
 
 COMPENSATIONS = {"lstsq": "with least-squares compensation", "mean": "with the mean moved into the bias"}
 BOXES_FROM = 3  # random trials are drawn together as boxes, fewer of them as lines
@@ -48,7 +49,7 @@ class ReportRun:
     def metric(self) -> Metric:
         """A run that has not come to its end may not know which metric its task led to."""
         name = self.result["metric"] if self.result else self.settings.get("metric") or "metric"
-        return METRICS.get(name, Metric(name, True, METRICS["accuracy"].of))
+        return METRICS.get(name, Metric(name, METRICS["accuracy"].measure))
 
     @property
     def is_random(self) -> bool:
@@ -101,22 +102,7 @@ class ReportRun:
     @property
     def command(self) -> str:
         """The command that repeats this run."""
-        settings = self.settings
-        words = ["headprune", "prune", settings["model"], "--data", settings["data"]]
-        columns = settings.get("columns") or {}
-        flags = {
-            **{name: value for name, value in settings.items() if not name.endswith("fingerprint")},
-            **{f"{name}_column": value for name, value in columns.items()},
-        }
-        flags.setdefault("compensate", "none")  # of runs from before there was any
-        for name in ("model", "data", "columns"):
-            flags.pop(name, None)
-        for name, value in flags.items():
-            if value is True:
-                words.append(f"--{name.replace('_', '-')}")
-            elif value is not None and value is not False:
-                words += [f"--{name.replace('_', '-')}", str(value)]
-        return shlex.join([*words, "--out", self.path.resolve().name])
+        return shlex.join([*command_words(self.settings), "--out", str(self.path)])
 
 
 def load_runs(paths: Sequence[str | Path]) -> list[ReportRun]:

@@ -16,12 +16,14 @@ from headprune.errors import CriterionError
 from headprune.measure.curves import DROPS, SHARES, at_share, removable, signed_area, weighted_area
 from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step
-from headprune.repair.solve import Compensation, check_compensation
+from headprune.repair.plan import check_compensation
+from headprune.repair.solve import Compensation
 from headprune.report.page import write_report
 from headprune.runs.experiment import Experiment, load, run_experiment
-from headprune.runs.journal import read_run
+from headprune.search.config import PruneConfig
 from headprune.search.pruner import prune
 from headprune.store.files import write_text
+from headprune.store.rundir import read_run
 from headprune.units import resolve
 
 ALPHAS = tuple(step / 10 for step in range(10))
@@ -156,19 +158,22 @@ def sweep_alpha(experiment: Experiment, alphas: Sequence[float] = ALPHAS) -> tup
     no alpha matters.
     """
     areas: dict[float, float] = {}
-    task, calibration, _ = load(experiment)
+    subject, calibration, _ = load(experiment)
     batches = calibration.batches(experiment.batch_size)
-    units = sum(len(site.units()) for site in resolve(task.model))
+    units = sum(len(site.units()) for site in resolve(subject.model))
     for alpha in alphas:
         result = prune(
-            copy.deepcopy(task.model),
+            copy.deepcopy(subject.model),
             batches,
-            criterion=Hies(alpha=alpha),
-            compensate=experiment.compensate,
-            schedule="one-shot",
-            every=max(1, units // 12),
-            metric=experiment.metric,
-            labels=experiment.labels,  # type: ignore[arg-type]
+            config=PruneConfig(
+                criterion=Hies(alpha=alpha),
+                compensate=experiment.compensate,
+                schedule="one-shot",
+                every=max(1, units // 12),
+                metric=experiment.metric,
+                labels=experiment.labels,
+                task=experiment.task,
+            ),
         )
         areas[alpha] = weighted_area(result.metric, result.trajectory)
     best = max(areas, key=lambda alpha: (areas[alpha], -alpha))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,64 +12,35 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from headprune.criteria import make
-from headprune.criteria.scoring import check_labels_word
-from headprune.data import Columns, Examples, load_examples
+from headprune.data import Examples
 from headprune.errors import DataError
 from headprune.hooks.outputs import evaluating
 from headprune.measure.metrics import choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.savings import savings
 from headprune.measure.trajectory import Step, plain
-from headprune.repair.solve import Compensation, check_compensation
+from headprune.repair.plan import check_compensation
 from headprune.report.card import model_card
 from headprune.report.page import write_report
 from headprune.runs.journal import Run
-from headprune.runs.subject import Task, load_task
-from headprune.search.pruner import DEFAULT_COMPENSATION, DEFAULT_CRITERION, PruneResult, prune
-from headprune.search.schedule import Schedule, Stop
+from headprune.runs.subject import Subject, load_subject, read_examples
+from headprune.search.config import Experiment, stop_settings
+from headprune.search.pruner import Callback, PruneResult, prune
 from headprune.store.checkpoint import save
 from headprune.store.files import write_text
-from headprune.task.objectives import logits_of, model_inputs
 from headprune.units import resolve
 
+__all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
 
-@dataclass(frozen=True)
-class Experiment:
-    """Everything that decides what a run does. Two runs with equal experiments give equal trajectories."""
 
-    model: str
-    data: str
-    criterion: str = DEFAULT_CRITERION
-    compensate: Compensation = DEFAULT_COMPENSATION
-    keep: float | int | None = None
-    max_drop: float | None = None
-    knee: bool = False
-    schedule: str = "greedy"
-    every: int = 1
-    min_per_site: int = 0
-    explore: bool = False
-    columns: Columns = field(default_factory=Columns)
-    split: str | None = None
-    calibration: str | None = None
-    calibration_samples: int = 128
-    evaluation_samples: int | None = None
-    same_data: bool = False
-    metric: str | None = None
-    labels: str = "given"
-    seed: int = 0
-    batch_size: int = 32
-    max_length: int = 128
-    processor: str | None = None
-    dtype: str = "float32"
-
-    def settings(self) -> dict[str, Any]:
-        """What `run.json` keeps and a resumed run must agree with, with fingerprints of the model and the data."""
-        settings = asdict(self)
-        settings["model_fingerprint"] = fingerprint(self.model)
-        settings["data_fingerprint"] = fingerprint(self.data)
-        if self.calibration is not None:
-            settings["calibration_fingerprint"] = fingerprint(self.calibration)
-        return settings
+def settings_of(experiment: Experiment) -> dict[str, Any]:
+    """What `run.json` keeps and a resumed run must agree with, with fingerprints of the model and the data."""
+    settings = experiment.settings()
+    settings["model_fingerprint"] = fingerprint(experiment.model)
+    settings["data_fingerprint"] = fingerprint(experiment.data)
+    if experiment.calibration is not None:
+        settings["calibration_fingerprint"] = fingerprint(experiment.calibration)
+    return settings
 
 
 def fingerprint(place: str) -> str | None:
@@ -93,47 +63,39 @@ def fingerprint(place: str) -> str | None:
     return digest.hexdigest()[:32]
 
 
-def load(experiment: Experiment) -> tuple[Task, Examples, Examples | None]:
-    """The task, its calibration examples, and its evaluation examples, None where calibration serves for both.
+def load(experiment: Experiment) -> tuple[Subject, Examples, Examples | None]:
+    """The subject, its calibration examples, and its evaluation examples, None where calibration serves for both.
 
     Calibration and evaluation are drawn apart from the same data by the seed, or come from two files.
     """
-    reading: dict[str, Any] = {
-        "columns": experiment.columns,
-        "split": experiment.split,
-        "max_length": experiment.max_length,
-        "seed": experiment.seed,
-    }
-    processor = experiment.processor or experiment.model
-    task = load_task(experiment.model, experiment.data, processor=processor, dtype=experiment.dtype, **reading)
-    task.check_labels(make(experiment.criterion), experiment.labels)
+    subject = load_subject(experiment)
+    subject.check_labels(make(experiment.criterion), experiment.labels)
     wanted = experiment.calibration_samples
     if experiment.calibration is not None:
-        other = load_examples(task.model, experiment.calibration, processor=processor, **reading)
+        other = read_examples(experiment, subject.model, subject.task, experiment.calibration)
         calibration = other.sample(wanted, experiment.seed)
-        return task, calibration, task.examples.sample(experiment.evaluation_samples, experiment.seed)
+        return subject, calibration, subject.examples.sample(experiment.evaluation_samples, experiment.seed)
     if experiment.same_data:
-        return task, task.examples.sample(wanted, experiment.seed), None
-    if len(task.examples) < 2:
+        return subject, subject.examples.sample(wanted, experiment.seed), None
+    if len(subject.examples) < 2:
         raise DataError(
             f"{experiment.data} has too few rows to keep calibration and evaluation apart; use --same-data."
         )
-    calibration, rest = task.examples.split(min(wanted, len(task.examples) // 2), experiment.seed)
-    return task, calibration, rest.sample(experiment.evaluation_samples, experiment.seed)
+    calibration, rest = subject.examples.split(min(wanted, len(subject.examples) // 2), experiment.seed)
+    return subject, calibration, rest.sample(experiment.evaluation_samples, experiment.seed)
 
 
-def check(experiment: Experiment, task: Task, evaluated: Examples) -> None:
+def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None:
     """Refuse what a run would refuse, before anything is written or an old run is overwritten."""
-    Schedule(experiment.schedule, experiment.every, experiment.min_per_site)
-    stop = Stop(experiment.keep, experiment.max_drop, experiment.knee)
-    stop.heads_left(sum(site.heads for site in resolve(task.model)))
-    check_labels_word(experiment.labels)
-    check_compensation(experiment.compensate, task.model)
-    sample = Quality()
-    with torch.no_grad(), evaluating(task.model):
+    model, task = subject.model, subject.task
+    experiment.stop.heads_left(sum(site.size for site in resolve(model)))
+    check_compensation(experiment.compensate, model)
+    sample = Quality(task)
+    with torch.no_grad(), evaluating(model):
         (batch,) = evaluated.select([0]).batches(1)
-        sample.add(task.model, batch, logits_of(task.model(**model_inputs(task.model, batch))))
-    choose_metric(experiment.metric, task.model, sample)
+        prepared = task.prepare(batch, next(model.parameters()).device)
+        sample.add(prepared, model(**task.inputs(prepared)))
+    choose_metric(experiment.metric, sample)
 
 
 def run_experiment(
@@ -144,38 +106,36 @@ def run_experiment(
     measure: bool = True,
     on_step: Callable[[Step], None] | None = None,
 ) -> dict[str, Any]:
-    """Prune into the run directory `out`, going on where an earlier process stopped; returns its record."""
-    task, calibration, evaluation = load(experiment)
-    check(experiment, task, evaluation or calibration)
-    with Run(out, experiment.settings(), overwrite=overwrite) as run:
+    """Prune into the run directory `out`, going on where an earlier process stopped; returns its record.
+
+    A finished run is taken further, or back, when only its rules to stop are others.
+    """
+    subject, calibration, evaluation = load(experiment)
+    check(experiment, subject, evaluation or calibration)
+    with Run(out, settings_of(experiment), overwrite=overwrite, free=stop_settings()) as run:
         if run.finished:
             for step in run.steps:
                 if on_step is not None:
                     on_step(step)
             _publish(out, run.record)
             return run.record
+        if run.changed:
+            run.drop_short_step(experiment.every, [site.group for site in resolve(subject.model)])
         held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
         result = prune(
-            task.model,
+            subject.model,
             calibration.batches(experiment.batch_size),
-            criterion=experiment.criterion,
-            compensate=experiment.compensate,
-            keep=experiment.keep,
-            max_drop=experiment.max_drop,
-            knee=experiment.knee,
-            schedule=experiment.schedule,
-            every=experiment.every,
-            min_per_site=experiment.min_per_site,
-            explore=experiment.explore,
+            config=experiment,
             evaluation=held_out,
-            metric=experiment.metric,
-            labels=experiment.labels,  # type: ignore[arg-type]  # score refuses other words itself
-            run=run,
+            observers=[run, *([] if on_step is None else [Callback(on_step)])],
+            known=list(run.steps),
             keep_dense=measure,
-            on_step=on_step,
         )
         save(_in_precision_of(experiment.model, result.model), out / "model")
-        record = {"samples": {"calibration": len(calibration), "evaluation": len(evaluation or calibration)}}
+        record: dict[str, Any] = {
+            "samples": {"calibration": len(calibration), "evaluation": len(evaluation or calibration)},
+            "task": subject.task.name,
+        }
         record["result"] = _result(result)
         if measure and result.dense is not None:
             batch = (evaluation or calibration).batches(experiment.batch_size)[-1]
@@ -206,13 +166,17 @@ def _result(result: PruneResult) -> dict[str, Any]:
     return {
         "step": result.stopped_at,
         "steps": len(result.trajectory) - 1,
+        "rule": result.rule,
         "metric": result.metric.name,
         "higher_is_better": result.metric.higher_is_better,
         "dense": plain(dense.metric),
         "pruned": plain(pruned.metric),
+        "dense_interval": None if dense.interval is None else list(map(plain, dense.interval)),
+        "pruned_interval": None if pruned.interval is None else list(map(plain, pruned.interval)),
         "agreement": pruned.agreement,
+        "units": {kind: [count, pruned.units.get(kind, 0)] for kind, count in dense.units.items()},
         "heads_before": dense.heads,
         "heads_after": pruned.heads,
-        "original_heads": [site.original_heads for site in resolve(result.model)],
+        "original_heads": [site.original for site in resolve(result.model)],
         "mask": result.mask.int().tolist(),
     }

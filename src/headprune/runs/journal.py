@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,16 +23,33 @@ from filelock import FileLock, Timeout
 
 from headprune.errors import RunError
 from headprune.measure.trajectory import Step, curve_csv
+from headprune.search.config import migrated
+from headprune.search.pruner import Observer
 from headprune.store.files import write_text
+from headprune.store.rundir import read_run
 
 FORMAT = 1
 
+__all__ = ["Run", "read_run"]
 
-class Run:
-    """An open run directory; one process at a time. Use it as a context manager."""
 
-    def __init__(self, path: str | Path, settings: Mapping[str, Any], *, overwrite: bool = False) -> None:
+class Run(Observer):
+    """An open run directory; one process at a time. Use it as a context manager, and as an observer of a pruner.
+
+    `free` are settings that may differ from those of an earlier process: they decide where the trajectory ends only.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        settings: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        free: Sequence[str] = (),
+    ) -> None:
         self.path = Path(path)
+        self.free = frozenset(free)
+        self.changed = False  # whether free settings are others than they were
         self.settings = json.loads(json.dumps(dict(settings)))
         self._lock = FileLock(str(self.path / ".lock"))
         self._prepare(overwrite)
@@ -78,10 +95,12 @@ class Run:
             known = self.record["settings"]
         except (ValueError, KeyError, TypeError):
             raise RunError(f"{described} is damaged; start again with --overwrite.") from None
+        if "criterion" in self.settings:  # an experiment's, which earlier versions wrote otherwise
+            known = migrated(known)
         keys = dict.fromkeys([*known, *self.settings])
-        if "compensate" in self.settings:  # runs from before there was any had none
-            known = {"compensate": "none", **known}
         different = [key for key in keys if known.get(key) != self.settings.get(key)]
+        self.changed = any(key in self.free for key in different)
+        different = [key for key in different if key not in self.free]
         if different:
             key = different[0]
             others = f" (and {', '.join(different[1:])})" if different[1:] else ""
@@ -136,6 +155,19 @@ class Run:
 
     # --- writing ---
 
+    def step(self, step: Step, seconds: Mapping[str, float]) -> None:
+        self.append(step, seconds)
+
+    def drop_short_step(self, every: int, groups: Sequence[int]) -> None:
+        """Forget a last step that a budget cut short: a run that goes further takes it whole."""
+        if len(self.steps) < 2:
+            return
+        units = {(site, index // groups[site]) for site, index in self.steps[-1].removed}
+        if len(units) < every:
+            self.steps.pop()
+            lines = [json.dumps(step.to_json()) + "\n" for step in self.steps]
+            self._write("steps.jsonl", "".join(lines))
+
     def append(self, step: Step, seconds: Mapping[str, float]) -> None:
         """Write a step to disk; it counts once it is there."""
         self._append("steps.jsonl", json.dumps(step.to_json()))
@@ -144,12 +176,14 @@ class Run:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         self._write("curve.csv", curve_csv(self.steps))
+        for name in ("report.html", "model/README.md"):  # of an earlier end of this run
+            (self.path / name).unlink(missing_ok=True)
         self._describe(result)
 
     @property
     def finished(self) -> bool:
         result = self.record.get("result")
-        return result is not None and result["steps"] == len(self.steps) - 1
+        return not self.changed and result is not None and result["steps"] == len(self.steps) - 1
 
     def _append(self, name: str, line: str) -> None:
         file = self.path / name
@@ -196,22 +230,3 @@ def _cut(file: Path, size: int) -> None:
 def _is_blank(folder: Path) -> bool:
     """Nothing in it, or only what a start that was killed at once leaves behind."""
     return all(entry.name.startswith((".lock", ".run.json.")) for entry in folder.iterdir())
-
-
-def read_run(path: str | Path) -> tuple[dict[str, Any], list[Step]]:
-    """The record and the steps of a run, for looking at: nothing is locked or written."""
-    folder = Path(path)
-    if not (folder / "run.json").is_file():
-        raise RunError(f"{folder} is not a run directory: it has no run.json.")
-    try:
-        record = json.loads((folder / "run.json").read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise RunError(f"{folder / 'run.json'} is damaged; start the run again with --overwrite.") from None
-    lines = (folder / "steps.jsonl").read_text().splitlines() if (folder / "steps.jsonl").is_file() else []
-    steps = []
-    for line in lines:
-        try:
-            steps.append(Step.from_json(json.loads(line)))
-        except (json.JSONDecodeError, KeyError, TypeError):
-            break
-    return record, steps

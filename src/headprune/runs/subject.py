@@ -1,8 +1,10 @@
-"""A task: a model, and data in the form it takes."""
+"""What a run works on: a model, its task, and data in the form it takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -10,53 +12,66 @@ from transformers import PreTrainedModel
 from headprune.criteria import Criterion
 from headprune.data import Columns, Examples, load_examples
 from headprune.errors import DataError
+from headprune.search.config import Experiment
 from headprune.store.checkpoint import load
-from headprune.task.objectives import is_causal_lm
+from headprune.task import Task, task_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Task:
+class Subject:
     model: PreTrainedModel
+    task: Task
     examples: Examples
 
     def check_labels(self, criterion: Criterion, labels: str) -> None:
         """Refuse a criterion that needs labels where neither the data nor the model can give them."""
-        if (
-            criterion.needs_labels
-            and labels == "given"
-            and not self.examples.has_labels
-            and not is_causal_lm(self.model)
-        ):
+        implied = self.task.name in ("causal-lm", "image-text-to-text")
+        if criterion.needs_labels and labels == "given" and not self.examples.has_labels and not implied:
             raise DataError(
                 f"Criterion {criterion.name!r} needs labels and the data has none; name their column with "
                 "--label-column, or take the model's own predictions with --labels self."
             )
 
 
-def load_task(
-    model: str,
-    data: str,
-    *,
-    columns: Columns | None = None,
-    split: str | None = None,
-    processor: str | None = None,
-    max_length: int = 128,
-    dtype: str = "float32",
-    seed: int = 0,
-) -> Task:
+def load_subject(experiment: Experiment) -> Subject:
     """Load a model, dense or pruned, and its data, both from local files or from the hub."""
-    if dtype not in DTYPES:
-        raise DataError(f"There is no precision {dtype!r}; choose one of {', '.join(DTYPES)}.")
-    loaded = load(model, dtype=DTYPES[dtype])
-    examples = load_examples(
-        loaded,
-        data,
-        processor=processor or model,
-        columns=columns,
-        split=split,
-        max_length=max_length,
-        seed=seed,
-    )
-    return Task(loaded, examples)
+    if experiment.dtype not in DTYPES:
+        raise DataError(f"There is no precision {experiment.dtype!r}; choose one of {', '.join(DTYPES)}.")
+    device = find_device(experiment.device)
+    model = load(experiment.model, dtype=DTYPES[experiment.dtype]).to(device)  # type: ignore[arg-type]
+    task = task_of(model, experiment.task)
+    return Subject(model, task, read_examples(experiment, model, task, experiment.data))
+
+
+def read_examples(experiment: Experiment, model: PreTrainedModel, task: Task, source: str) -> Examples:
+    reading: dict[str, Any] = {
+        "columns": Columns(experiment.text_column, experiment.pair_column, experiment.label_column),
+        "split": experiment.split,
+        "max_length": experiment.max_length,
+        "seed": experiment.seed,
+    }
+    return load_examples(model, source, processor=experiment.processor or processor_of(experiment.model), **reading)
+
+
+def processor_of(model: str) -> str:
+    """Where the tokenizer of a model is: a run keeps its model, and with it the tokenizer, in a folder of its own."""
+    inside = Path(model) / "model"
+    return str(inside) if (Path(model) / "run.json").is_file() and inside.is_dir() else model
+
+
+def find_device(name: str) -> torch.device:
+    """A device by its name; 'auto' is CUDA where there is one, and else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise DataError(f"There is no device {name!r}; choose cpu, cuda, cuda:1 or mps.") from None
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "meta": False}
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if not there.get(device.type, False) or (device.index or 0) >= count:
+        have = [kind for kind, found in there.items() if found]
+        raise DataError(f"This machine has no device {name!r}; choose {' or '.join(have)}.")
+    return device

@@ -1,41 +1,66 @@
-"""The loop that joins them: score, choose, remove, evaluate, write down, again."""
+"""The loop that joins them, one step at a time: score, choose, remove, repair, measure."""
 
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from headprune.criteria import Criterion, make
 from headprune.criteria.scoring import ScoreResult, score
-from headprune.errors import DataError, UnsupportedModelError
+from headprune.errors import DataError, ReplayError, UnsupportedModelError
 from headprune.measure.costs import flops, total_parameters
 from headprune.measure.evaluator import Evaluator
-from headprune.measure.metrics import Metric, MetricFunction, agreement, choose_metric
+from headprune.measure.metrics import Metric, agreement, choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.trajectory import Step, removed_until
-from headprune.repair.solve import Compensation, Repair, check_compensation
-from headprune.runs.journal import Run
-from headprune.search.schedule import Schedule, Stop
+from headprune.repair.plan import check_compensation
+from headprune.repair.remove import remove, remove_and_repair
+from headprune.repair.solve import Compensation, Repair
+from headprune.search.config import PruneConfig, config_from
+from headprune.search.stop import Decision
 from headprune.signals.moments import Moments
-from headprune.surgery.cut import remove, remove_and_repair
-from headprune.task.objectives import Labels, model_inputs
-from headprune.units import AttentionSite, resolve
-from headprune.units.members import Head, kept_mask
+from headprune.surgery.undo import Undo
+from headprune.task import Task, rows_of, task_of
+from headprune.task.checks import checked_batches
+from headprune.units import Member, Site, kept_mask, resolve
 
 OnStep = Callable[[Step], None]
-# What measured best over models of text, images and language together: docs/repair.md.
-DEFAULT_CRITERION = "repair"
-DEFAULT_COMPENSATION: Compensation = "lstsq"
+# Errors of repairs are computed from float32 activations, which another CPU or another number of threads rounds
+# otherwise; other data or other weights move them by far more.
+REPLAY_TOLERANCE = 1e-3
 
 
-@dataclass(frozen=True)
+class Observer:
+    """Somebody who watches a pruner: a journal, a progress display, a callback of one's own."""
+
+    def step(self, step: Step, seconds: Mapping[str, float]) -> None:
+        """A step was taken and measured; `seconds` says how long that took."""
+
+    def replayed(self, step: Step) -> None:
+        """A step of an earlier process was taken over."""
+
+
+class Callback(Observer):
+    """A plain function as an observer; it sees replayed steps as well."""
+
+    def __init__(self, function: OnStep) -> None:
+        self.function = function
+
+    def step(self, step: Step, seconds: Mapping[str, float]) -> None:
+        self.function(step)
+
+    def replayed(self, step: Step) -> None:
+        self.function(step)
+
+
+@dataclass(frozen=True, repr=False)
 class PruneResult:
     """The pruned model (the one that was given), the whole trajectory, and which of its steps the model is at."""
 
@@ -45,29 +70,236 @@ class PruneResult:
     stopped_at: int
     metric: Metric
     mask: torch.Tensor  # bool [sites x heads], True = kept
+    rule: str = ""  # what decided where to stop
 
     @property
     def result(self) -> Step:
         return self.trajectory[self.stopped_at]
+
+    def __repr__(self) -> str:
+        first, last = self.trajectory[0], self.result
+        agree = "" if last.agreement is None else f", agreement {last.agreement:.3f}"
+        return (
+            f"<PruneResult: {first.left - last.left} of {first.left} heads removed, {self.metric.name} "
+            f"{first.metric:.4g} -> {last.metric:.4g}{agree}, stopped at step {self.stopped_at} of "
+            f"{len(self.trajectory) - 1} by {self.rule or 'the end of the curve'}>"
+        )
+
+
+class Pruner:
+    """Removes units from a model, in place, one step at a time.
+
+        pruner = Pruner(model, batches, PruneConfig(keep=0.5))
+        for step in pruner:
+            print(step.heads, step.metric)
+
+    The first step is the dense model, measured. `known` steps of an earlier process are replayed before the first new
+    one, and compared with what was written down then. `stop()` ends the loop after the step that runs.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        batches: Iterable[Mapping[str, Any]],
+        config: PruneConfig | None = None,
+        *,
+        evaluation: Iterable[Mapping[str, Any]] | None = None,
+        observers: Sequence[Observer] = (),
+        known: Sequence[Step] = (),
+    ) -> None:
+        self.model = model
+        self.config = config or PruneConfig()
+        self.calibration = list(checked_batches(batches))
+        if not self.calibration:
+            raise DataError("There are no calibration batches; give at least one.")
+        check_compensation(self.config.compensate, model)
+        self.observers = list(observers)
+        self.known = list(known)
+        self.steps: list[Step] = []
+        self.metric: Metric | None = None
+        self.task: Task = task_of(model, self.config.task)
+        self._criterion = self.config.made_criterion
+        self._evaluator = None if evaluation is None else Evaluator(list(checked_batches(evaluation)), self.task)
+        self._scores: torch.Tensor | None = None  # of the model as it is now, if they are known
+        self._moments: dict[int, Moments] | None = None  # likewise
+        self._verified_empty = self._stopped = False
+        sites = resolve(model)
+        self.config.stop.heads_left(sum(site.size for site in sites))  # refuses a count that is too large
+        obstacles = [site for site in sites if site.kept and site.obstacle]
+        if obstacles and len(obstacles) == sum(1 for site in sites if site.kept):
+            raise UnsupportedModelError(
+                f"No head of this model can be removed exactly: at {obstacles[0].path}, {obstacles[0].obstacle}."
+            )
+
+    # --- going on ---
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        if not self.steps:
+            return self._start()
+        if self._stopped or not self._goes_on() or not self._unit_left():
+            raise StopIteration
+        return self._take_step()
+
+    def stop(self) -> None:
+        """Take no further step."""
+        self._stopped = True
+
+    def decide(self) -> Decision:
+        """The step to take, by the rules of the config."""
+        assert self.metric is not None
+        return self.config.stop.decide(self.metric, *self._curve())
+
+    def _curve(self) -> tuple[list[float], list[int], list[torch.Tensor | None]]:
+        return [s.metric for s in self.steps], [s.left for s in self.steps], [s.outcomes for s in self.steps]
+
+    def _goes_on(self) -> bool:
+        if self.config.explore or self.config.knee:
+            return True
+        assert self.metric is not None
+        return not self.config.stop.reached(self.metric, *self._curve())
+
+    def _unit_left(self) -> bool:
+        sites = resolve(self.model)
+        return bool(self.config.steps.choose(torch.zeros(kept_mask(sites).shape), sites))
+
+    # --- steps ---
+
+    def _start(self) -> Step:
+        """Measure the dense model, and take over what an earlier process did; returns the last step of that."""
+        started = time.perf_counter()
+        dense = self._measure(None)
+        self.metric = choose_metric(self.config.metric, dense)
+        self.reference = dense
+        measured = self.metric.of(dense, dense)
+        self.config.stop.check(self.metric, measured.value, measured.outcomes)
+        if not self.known:
+            return self._record((), None, None, dense, time.perf_counter() - started, 0.0)
+        self._check_start(measured.value)
+        replay(self.model, self.known, self.calibration, self.config.compensate, self.task)
+        self.steps = list(self.known)
+        for step in self.known:
+            for observer in self.observers:
+                observer.replayed(step)
+        self._scores = self._moments = None
+        if self._evaluator is not None:
+            self._evaluator.forget()  # it has seen the dense model, and many units are gone since
+        elif len(self.known) > 1 and self._goes_on():
+            self._measure(None)  # the scores of the model as it is, which the last step's measurement gave
+        return self.steps[-1]
+
+    def _check_start(self, value: float) -> None:
+        then = self.known[0].metric
+        if not (math.isnan(then) and math.isnan(value)) and not math.isclose(then, value, rel_tol=0.01, abs_tol=0.01):
+            raise ReplayError(
+                f"Step 0 of the journal measured {then:.4g} on the dense model, and it is {value:.4g} now: the model or "
+                "the data is another; use another directory, or --overwrite."
+            )
+
+    def _take_step(self) -> Step:
+        sites = resolve(self.model)
+        started = time.perf_counter()
+        scores = self._current_scores()
+        scored = time.perf_counter() - started
+        left = sum(site.size for site in sites)
+        target = self.config.stop.heads_left(self.steps[0].left)
+        most = left - target if self.config.keep is not None and left > target else None
+        chosen = self.config.steps.choose(scores, sites, most)
+        value = float(torch.stack([scores[member.site, member.index] for member in chosen]).mean())
+        repairs = remove_and_repair(
+            self.model,
+            chosen,
+            verify=self._verification(chosen, sites),
+            compensate=self.config.compensate,
+            batches=self.calibration,
+            moments=self._moments,
+            task=self.task,
+        )
+        quality = self._measure(sorted({member.site for member in chosen}))
+        return self._record(tuple(chosen), value, scores, quality, time.perf_counter() - started, scored, repairs)
+
+    def _verification(self, chosen: Sequence[Member], sites: Sequence[Site]) -> dict[str, Any] | None:
+        """Two samples to check masked == removed on: at the first removal, and at the first that empties a site."""
+        going = Counter(member.site for member in chosen)
+        empties = any(sites[site].size == count for site, count in going.items())
+        if len(self.steps) > 1 and (self._verified_empty or not empties):
+            return None
+        self._verified_empty |= empties
+        return self.task.inputs(rows_of(self.calibration[0], slice(0, 2)))
+
+    def _current_scores(self) -> torch.Tensor:
+        if self.config.schedule == "one-shot" and len(self.steps) > 1:
+            first = self.steps[1].scores
+            assert first is not None
+            return first.masked_fill(~kept_mask(resolve(self.model)), torch.nan)
+        if self._scores is None:
+            batches = self.calibration if self._criterion.requests() else ()  # weights alone need no pass
+            return self._know(self._score(batches))
+        return self._scores
+
+    def _score(self, batches: Sequence[Mapping[str, Any]]) -> ScoreResult:
+        labels: Any = self.config.labels
+        return score(self.model, batches, criterion=self._criterion, labels=labels, task=self.task)
+
+    def _know(self, result: ScoreResult) -> torch.Tensor:
+        self._scores, self._moments = result.scores, result.moments
+        return result.scores
+
+    def _measure(self, changed: Sequence[int] | None) -> Quality:
+        """Evaluate the model; where the calibration data serves for it, its scores come from the same pass."""
+        self._scores = self._moments = None
+        if self._evaluator is not None:
+            return self._evaluator(self.model, resolve(self.model), changed)
+        result = self._score(self.calibration)
+        self._know(result)
+        return result.quality
+
+    def _record(
+        self,
+        removed: tuple[Member, ...],
+        value: float | None,
+        scores: torch.Tensor | None,
+        quality: Quality,
+        seconds: float,
+        scoring: float,
+        repairs: Sequence[Repair] = (),
+    ) -> Step:
+        assert self.metric is not None
+        sites = resolve(self.model)
+        measured = self.metric.of(quality, self.reference)
+        kinds = dict.fromkeys(site.kind for site in sites)
+        step = Step(
+            step=len(self.steps),
+            removed=removed,
+            score=value,
+            metric=measured.value,
+            interval=measured.interval,
+            outcomes=measured.outcomes,
+            agreement=agreement(self.reference, quality),
+            loss=quality.loss,
+            units={kind: sum(s.size for s in sites if s.kind == kind) for kind in kinds},
+            applied={kind: sum(s.size * s.applications for s in sites if s.kind == kind) for kind in kinds},
+            parameters=total_parameters(self.model),
+            flops=flops(self.model, sites).heads,
+            compensation=tuple(repair.to_json() for repair in repairs),
+            scores=scores,
+        )
+        self.steps.append(step)
+        for observer in self.observers:
+            observer.step(step, {"seconds": seconds, "scoring": scoring})
+        return step
 
 
 def prune(
     model: PreTrainedModel,
     batches: Iterable[Mapping[str, Any]],
     *,
-    criterion: str | Criterion = DEFAULT_CRITERION,
-    compensate: Compensation = DEFAULT_COMPENSATION,
-    keep: float | int | None = None,
-    max_drop: float | None = None,
-    knee: bool = False,
-    schedule: str = "greedy",
-    every: int = 1,
-    min_per_site: int = 0,
-    explore: bool = False,
+    config: PruneConfig | None = None,
     evaluation: Iterable[Mapping[str, Any]] | None = None,
-    metric: str | MetricFunction | None = None,
-    labels: Labels = "given",
-    run: Run | None = None,
+    observers: Sequence[Observer] = (),
+    known: Sequence[Step] = (),
     keep_dense: bool = False,
     on_step: OnStep | None = None,
     **options: Any,
@@ -75,38 +307,34 @@ def prune(
     """Remove heads from a model, in place, one unit after the other, until a rule says stop.
 
     `batches` calibrate the scores. `evaluation` batches measure the model after every step; without them the
-    calibration batches do, from the very pass that scores them. Rules: `keep` a share (float) or number (int) of heads;
-    `max_drop` at most that much of the metric; `knee` at the inflection point of the full curve; none goes on until no
-    head is left. `explore=True` follows the trajectory to its end all the same. `options` are the criterion's own.
+    calibration batches do, from the very pass that scores them. `options` are the fields of `PruneConfig`, or come as a
+    `config`; others are the criterion's own. Rules: `keep` a share (float) or number (int) of heads; `max_drop` at most
+    that much of the metric; `knee` at the inflection point of the full curve; the first that is reached counts, and
+    without any the run goes on until no head is left. `explore=True` follows the trajectory to its end all the same.
     After every removal the heads that stay at its site take over what they can of what left, from the calibration
     batches (`compensate="lstsq"`), or the output bias takes its mean ("mean"), or nothing does ("none").
+
+    If anything goes wrong on the way, the model is put back as it was.
     """
-    calibration = list(batches)
-    if not calibration:
-        raise DataError("There are no calibration batches; give at least one.")
-    check_compensation(compensate, model)
-    loop = _Loop(
-        model=model,
-        calibration=calibration,
-        evaluation=None if evaluation is None else list(evaluation),
-        criterion=make(criterion, **options),
-        compensate=compensate,
-        schedule=Schedule(schedule, every, min_per_site),
-        stop=Stop(keep, max_drop, knee),
-        explore=explore or knee,
-        metric=metric,
-        labels=labels,
-        run=run,
-        on_step=on_step,
-    )
-    needs_dense = keep_dense or knee or max_drop is not None or (explore and keep is not None)
-    dense = copy.deepcopy(model) if needs_dense else None
-    loop.go()
-    last = loop.result()
-    if last < len(loop.steps) - 1:
-        assert dense is not None
-        _become(model, replay(copy.deepcopy(dense), loop.steps[: last + 1], calibration, compensate))
-    return PruneResult(model, dense, loop.steps, last, loop.metric, kept_mask(resolve(model)))
+    settings = config_from(options, config)
+    watching = [*observers, *([] if on_step is None else [Callback(on_step)])]
+    pruner = Pruner(model, batches, settings, evaluation=evaluation, observers=watching, known=known)
+    dense = copy.deepcopy(model) if keep_dense else None
+    undo = Undo(model)
+    try:
+        for _ in pruner:
+            pass
+        decision = pruner.decide()
+        if decision.step < len(pruner.steps) - 1:
+            undo()
+            steps = pruner.steps[: decision.step + 1]
+            replay(model, steps, pruner.calibration, settings.compensate, pruner.task)
+    except BaseException:
+        undo()
+        raise
+    assert pruner.metric is not None
+    mask = kept_mask(resolve(model))
+    return PruneResult(model, dense, pruner.steps, decision.step, pruner.metric, mask, decision.rule)
 
 
 def replay(
@@ -114,169 +342,37 @@ def replay(
     steps: Sequence[Step],
     calibration: Sequence[Mapping[str, Any]],
     compensate: Compensation,
+    task: Task | None = None,
 ) -> PreTrainedModel:
     """Take a dense model, in place, to where these steps led. A repair depends on the model it was made for, so with
-    compensation the steps are gone through one by one."""
+    compensation the steps are gone through one by one, and each must do what it did then."""
     if compensate == "none":
         return remove(model, removed_until(steps, len(steps) - 1))
     for step in steps:
-        remove(model, step.removed, compensate=compensate, batches=calibration)
+        repairs = remove_and_repair(model, step.removed, compensate=compensate, batches=calibration, task=task)
+        _check_replay(step, repairs)
     return model
 
 
-def _become(model: PreTrainedModel, other: PreTrainedModel) -> None:
-    """Let `model`, which its owner holds on to, be what `other` is."""
-    model.__dict__.clear()
-    model.__dict__.update(other.__dict__)
-
-
-@dataclass
-class _Loop:
-    model: PreTrainedModel
-    calibration: Sequence[Mapping[str, Any]]
-    evaluation: Sequence[Mapping[str, Any]] | None
-    criterion: Criterion
-    compensate: Compensation
-    schedule: Schedule
-    stop: Stop
-    explore: bool
-    metric: Any
-    labels: Labels
-    run: Run | None
-    on_step: OnStep | None
-
-    def __post_init__(self) -> None:
-        self.steps: list[Step] = []
-        self.scores: torch.Tensor | None = None  # of the model as it is now, if they are known
-        self.moments: dict[int, Moments] | None = None  # likewise
-        self.evaluator = Evaluator(self.evaluation) if self.evaluation is not None else None
-        self.verified_empty = False
-        sites = resolve(self.model)
-        self.stop.heads_left(sum(site.heads for site in sites))  # refuses a count that is too large
-        obstacles = [site for site in sites if site.kept and site.obstacle]
-        if obstacles and len(obstacles) == sum(1 for site in sites if site.kept):
-            raise UnsupportedModelError(
-                f"No head of this model can be removed exactly: at {obstacles[0].path}, {obstacles[0].obstacle}."
+def _check_replay(step: Step, repairs: Sequence[Repair]) -> None:
+    """A repair that comes out otherwise than in the journal belongs to another model or to other data."""
+    if not step.compensation:  # older journals do not say
+        return
+    then = {repair["site"]: repair for repair in step.compensation}
+    for repair in repairs:
+        known = then.get(repair.site)
+        same = known is not None and known["kind"] == repair.kind
+        for name in ("error_without", "error"):
+            before, now = (known or {}).get(name), getattr(repair, name)
+            if before is not None and now is not None:
+                scale = max(abs((known or {}).get("error_without") or 0.0), abs(repair.error_without or 0.0))
+                same = same and abs(before - now) <= REPLAY_TOLERANCE * scale
+            else:
+                same = same and before is now
+        if not same:
+            was = "nothing" if known is None else f"{known['kind']} with error {known['error']}"
+            raise ReplayError(
+                f"Step {step.step} cannot be repeated: at site {repair.site} the journal says {was}, and now it is "
+                f"{repair.kind} with error {repair.error}; the model or the data is another, so use another directory, "
+                "or --overwrite."
             )
-
-    def go(self) -> None:
-        started = time.perf_counter()
-        dense = self._measure(None)
-        self.metric = choose_metric(self.metric, self.model, dense)
-        self.reference = dense.predictions
-        known = self.run.steps if self.run is not None else []
-        if known:
-            self.steps = list(known)
-            replay(self.model, known, self.calibration, self.compensate)
-            self.scores = self.moments = None
-            if self.evaluator is not None:
-                self.evaluator.forget()  # it has seen the dense model, and many heads are gone since
-            for step in known:
-                self._tell(step)
-            if len(known) > 1 and self.evaluator is None and self._goes_on():
-                self._measure(None)  # the scores of the model as it is, which the last step's measurement gave
-        else:
-            self._record((), None, None, dense, time.perf_counter() - started, 0.0)
-        while self._goes_on() and self._next():
-            pass
-
-    def result(self) -> int:
-        return self.stop.result(self.metric, [s.metric for s in self.steps], [s.heads for s in self.steps])
-
-    def _goes_on(self) -> bool:
-        if self.explore:
-            return True
-        return not self.stop.reached(self.metric, [s.metric for s in self.steps], [s.heads for s in self.steps])
-
-    def _next(self) -> bool:
-        """One step; False when no unit may go any more."""
-        sites = resolve(self.model)
-        if not self.schedule.choose(torch.zeros(kept_mask(sites).shape), sites):
-            return False
-        started = time.perf_counter()
-        scores = self._current_scores()
-        scored = time.perf_counter() - started
-        left = sum(site.heads for site in sites)
-        target = self.stop.heads_left(self.steps[0].heads)
-        most = left - target if self.stop.keep is not None and left > target else None
-        chosen = self.schedule.choose(scores, sites, most)
-        value = float(torch.stack([scores[head.site, head.index] for head in chosen]).mean())
-        repairs = remove_and_repair(
-            self.model,
-            chosen,
-            verify=self._verification(chosen, sites),
-            compensate=self.compensate,
-            batches=self.calibration,
-            moments=self.moments,
-        )
-        quality = self._measure(sorted({head.site for head in chosen}))
-        self._record(tuple(chosen), value, scores, quality, time.perf_counter() - started, scored, repairs)
-        return True
-
-    def _verification(self, chosen: Sequence[Head], sites: Sequence[AttentionSite]) -> dict[str, Any] | None:
-        """Two samples to check masked == removed on: at the first removal, and at the first that empties a site."""
-        going = Counter(head.site for head in chosen)
-        empties = any(sites[site].heads == count for site, count in going.items())
-        if len(self.steps) > 1 and (self.verified_empty or not empties):
-            return None
-        self.verified_empty |= empties
-        few = {k: v[:2] if isinstance(v, torch.Tensor) else v for k, v in self.calibration[0].items()}
-        return model_inputs(self.model, few)
-
-    def _current_scores(self) -> torch.Tensor:
-        if self.schedule.kind == "one-shot" and len(self.steps) > 1:
-            first = self.steps[1].scores
-            assert first is not None
-            return first.masked_fill(~kept_mask(resolve(self.model)), torch.nan)
-        if self.scores is None:
-            batches = self.calibration if self.criterion.requests() else ()  # weights alone need no pass
-            return self._know(score(self.model, batches, criterion=self.criterion, labels=self.labels))
-        return self.scores
-
-    def _know(self, result: ScoreResult) -> torch.Tensor:
-        self.scores, self.moments = result.scores, result.moments
-        return result.scores
-
-    def _measure(self, changed: Sequence[int] | None) -> Quality:
-        """Evaluate the model; where the calibration data serves for it, its scores come from the same pass."""
-        self.scores = self.moments = None
-        if self.evaluator is not None:
-            return self.evaluator(self.model, resolve(self.model), changed)
-        result = score(self.model, self.calibration, criterion=self.criterion, labels=self.labels)
-        self._know(result)
-        assert result.quality is not None
-        return result.quality
-
-    def _record(
-        self,
-        removed: tuple[Head, ...],
-        value: float | None,
-        scores: torch.Tensor | None,
-        quality: Quality,
-        seconds: float,
-        scoring: float,
-        repairs: Sequence[Repair] = (),
-    ) -> None:
-        sites = resolve(self.model)
-        step = Step(
-            step=len(self.steps),
-            removed=removed,
-            score=value,
-            metric=self.metric.of(quality),
-            agreement=agreement(self.reference, quality.predictions),
-            loss=quality.loss,
-            heads=sum(site.heads for site in sites),
-            applied_heads=sum(site.heads * site.applications for site in sites),
-            parameters=total_parameters(self.model),
-            flops=flops(self.model, sites).heads,
-            compensation=tuple(repair.to_json() for repair in repairs),
-            scores=scores,
-        )
-        if self.run is not None:
-            self.run.append(step, {"seconds": seconds, "scoring": scoring})
-        self.steps.append(step)
-        self._tell(step)
-
-    def _tell(self, step: Step) -> None:
-        if self.on_step is not None:
-            self.on_step(step)

@@ -1,28 +1,29 @@
-"""What criteria are made of: one instrumented forward, and the backward passes that were asked for, per batch.
+"""What criteria are made of: one instrumented forward, and the backward passes that were asked for, per batch."""
 
-What can be asked for is here; what answers is imported from its module, since it needs torch.
-"""
-
-from headprune.signals.requests import (
-    Attribution,
-    BlockNorms,
-    Entropy,
-    GateGradients,
-    Request,
-    ResidualErrors,
-    ResidualGradients,
-    WeightProducts,
-    ZeroProbabilities,
-)
+from headprune.signals.attribution import Attribution
+from headprune.signals.block_norms import BlockNorms
+from headprune.signals.entropy import Entropy, EntropyDeficit, ZeroProbabilities
+from headprune.signals.gate_gradients import GateGradients
+from headprune.signals.observe import Observation, observe
+from headprune.signals.residuals import ResidualErrors, ResidualGradients
+from headprune.signals.spec import Aggregation, Meter, Objective, Request, View
+from headprune.signals.weight_products import WeightProducts
 
 __all__ = [
+    "Aggregation",
     "Attribution",
     "BlockNorms",
     "Entropy",
+    "EntropyDeficit",
     "GateGradients",
+    "Meter",
+    "Objective",
+    "Observation",
     "Request",
     "ResidualErrors",
     "ResidualGradients",
+    "View",
     "WeightProducts",
     "ZeroProbabilities",
+    "observe",
 ]

@@ -6,66 +6,70 @@ a head is Z = A V, so the replacement is (k/m) A V and dF/dA = (dF/dZ) V^T: no p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-from transformers import PreTrainedModel
 
-from headprune.errors import DataError
-from headprune.hooks.outputs import evaluating
+from headprune.errors import DataError, UnsupportedModelError
 from headprune.hooks.probe import probabilities
-from headprune.hooks.watch import frozen, hooks, watched
+from headprune.hooks.watch import hooks, watched
 from headprune.signals.entropy import real_entries
-from headprune.signals.requests import Attribution
-from headprune.task.objectives import (
-    Labels,
-    batch_size,
-    label_probabilities,
-    logits_of,
-    model_inputs,
-    targets_of,
-)
+from headprune.signals.spec import Meter, Request, View
 from headprune.units import AttentionSite
 
 
-def attributions(
-    model: PreTrainedModel,
-    sites: Sequence[AttentionSite],
-    batch: Mapping[str, Any],
-    request: Attribution,
-    labels: Labels,
-) -> torch.Tensor:
-    """The largest attribution of each sample and head: [batch x sites x heads], NaN at heads that are gone."""
-    heads = max(site.original_heads for site in sites)
-    result = torch.full((batch_size(batch), len(sites), heads), torch.nan)
-    with evaluating(model), frozen(model), torch.enable_grad():
-        for site in sites:
-            if site.kept:
-                values = _site_attribution(model, site, batch, request.steps, labels)
-                result[:, site.index, list(site.kept)] = values.cpu()
-    return result
+@dataclass(frozen=True)
+class Attribution(Request):
+    """Largest self-attention attribution of each sample (Hao et al. 2021), integrated in `steps` steps per site."""
+
+    needs: ClassVar[tuple[str, ...]] = ("gradients", "attention probabilities")
+    steps: int = 20
+
+    @property
+    def needs_labels(self) -> bool:
+        return True
+
+    def meter(self, view: View) -> Meter:
+        return _AttributionMeter(self, view)
 
 
-def _site_attribution(
-    model: PreTrainedModel,
-    site: AttentionSite,
-    batch: Mapping[str, Any],
-    steps: int,
-    labels: Labels,
-) -> torch.Tensor:
-    inputs = model_inputs(model, batch)
+class _AttributionMeter(Meter):
+    """Runs passes of its own when the shared one is over: `steps` for every site."""
+
+    def __init__(self, request: Attribution, view: View) -> None:
+        super().__init__(request, view)
+        self.largest = view.blank()
+
+    def after(self, targets: torch.Tensor | None) -> None:
+        if self.view.task.rows(self.view.batch) > 1:
+            raise UnsupportedModelError(
+                f"Attribution does not know the task {self.view.task.name!r}; use his or gnorm."
+            )
+        if targets is None or targets.is_floating_point():
+            raise DataError('Attribution needs a label per sample; add "labels", or use labels="self".')
+        with torch.enable_grad():
+            for site in self.view.sites:
+                if site.kept and isinstance(site, AttentionSite):
+                    values = _site_attribution(self.view, site, self.request.steps, targets)
+                    self.largest[:, site.index, list(site.kept)] = values.to(self.largest)
+
+    def answer(self) -> torch.Tensor:
+        return self.largest
+
+
+def _site_attribution(view: View, site: AttentionSite, steps: int, targets: torch.Tensor) -> torch.Tensor:
+    model, task = view.model, view.task
+    inputs = task.inputs(view.batch)
     maps: list[tuple[torch.Tensor, torch.Tensor]] = []
     with (
         torch.no_grad(),
         probabilities(
-            model, [site], lambda _, weights, mask: maps.append((weights, _counted(site, batch, weights, mask)))
+            model, [site], lambda _, weights, mask: maps.append((weights, _counted(site, view, weights, mask)))
         ),
     ):
-        logits = logits_of(model(**inputs))
-        targets = targets_of(model, batch, logits, labels)
-    if targets is None or targets.is_floating_point():
-        raise DataError('Attribution needs a label per sample; add "labels", or use labels="self".')
+        model(**inputs)
     sums = [torch.zeros_like(weights, dtype=torch.float32) for weights, _ in maps]
     for step in range(1, steps + 1):
         # Later applications of a tied site see other values than in the unchanged run: those of this run count.
@@ -79,7 +83,7 @@ def _site_attribution(
                 first=True,
             ),
         ):
-            scalar = label_probabilities(logits_of(model(**inputs)), targets).sum()
+            scalar = task.label_probabilities(task.logits(model(**inputs)), targets).sum()
         for place, gradient in enumerate(torch.autograd.grad(scalar, outputs)):
             heads = gradient.float().unflatten(-1, (site.heads, -1)).transpose(1, 2)
             own = _by_head(site, values[place]).detach().float()
@@ -126,8 +130,6 @@ def _by_head(site: AttentionSite, projected: torch.Tensor) -> torch.Tensor:
     return site.v.of(projected).transpose(1, 2).repeat_interleave(site.group, dim=1)
 
 
-def _counted(
-    site: AttentionSite, batch: Mapping[str, Any], weights: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
-    rows, valid = real_entries(site, batch, weights, mask)
+def _counted(site: AttentionSite, view: View, weights: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    rows, valid = real_entries(site, view, weights, mask)
     return valid & rows.unsqueeze(-1)

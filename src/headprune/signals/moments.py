@@ -1,4 +1,4 @@
-"""Moments of head outputs: what the heads of a site have in common, from forward passes alone."""
+"""Moments of what the members of a site give: what they have in common, from forward passes alone."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.hooks.outputs import evaluating, to_device
+from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
-from headprune.task.objectives import batch_size, model_inputs, query_tokens, with_decoder_inputs
-from headprune.units import AttentionSite
+from headprune.task import Task, batch_size, task_of
+from headprune.units import Site
 
 FOLDS = 2  # parts of the samples, so that what is fitted to one can be tried on the other
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over the real tokens of a site's concatenated head outputs, in float64, about a fixed `shift`.
+    """Sums over the real tokens of what a site's output map is given, in float64, about a fixed `shift`.
 
-    The shift, the mean of the first batch, keeps outputs with a large mean and a small spread exact. The first axis of
-    all sums is the fold that a token's sample belongs to.
+    The shift, the mean of the first sample, keeps outputs with a large mean and a small spread exact. The first axis
+    of all sums is the fold that a token's sample belongs to: its number in the data, modulo the folds. Moments of two
+    shards of the data, in their order, add up to those of one pass.
     """
 
     shift: torch.Tensor  # [width]
     total: torch.Tensor  # [folds x width]
     products: torch.Tensor  # [folds x width x width]
-    counts: torch.Tensor  # [folds]
+    counts: torch.Tensor  # [folds], of tokens
+    samples: int = 0  # that were looked at, those without a real token included
 
     @classmethod
     def about(cls, shift: torch.Tensor) -> Moments:
@@ -46,9 +48,29 @@ class Moments:
             self.products[fold] += (own.t() @ own).to(self.products)
             self.counts[fold] += len(own)
 
+    def __add__(self, other: Moments) -> Moments:
+        """Of two shards, the other's samples coming after these."""
+        moved = other._about(self.shift)
+        order = [(fold - self.samples) % FOLDS for fold in range(FOLDS)]
+        return Moments(
+            self.shift,
+            self.total + moved.total[order],
+            self.products + moved.products[order],
+            self.counts + moved.counts[order],
+            self.samples + other.samples,
+        )
+
+    def _about(self, shift: torch.Tensor) -> Moments:
+        """The same moments about another point."""
+        away = self.shift - shift
+        counts = self.counts.to(self.total.dtype)[:, None]
+        cross = self.total[:, :, None] * away
+        products = self.products + cross + cross.transpose(1, 2) + counts[..., None] * torch.outer(away, away)
+        return Moments(shift, self.total + counts * away, products, self.counts, self.samples)
+
     def only(self, fold: int) -> Moments:
         part = slice(fold, fold + 1)
-        return Moments(self.shift, self.total[part], self.products[part], self.counts[part])
+        return Moments(self.shift, self.total[part], self.products[part], self.counts[part], self.samples)
 
     @property
     def tokens(self) -> int:
@@ -77,46 +99,65 @@ class _NothingLeftToSeeError(Exception):
 
 
 def gather(
-    model: PreTrainedModel, sites: Sequence[AttentionSite], batches: Iterable[Mapping[str, Any]]
+    model: PreTrainedModel, sites: Sequence[Site], batches: Iterable[Mapping[str, Any]], task: Task | None = None
 ) -> dict[int, Moments]:
     """The moments of these sites, by index, from a forward pass that ends after the last of them.
 
     All applications of a tied site are pooled; padding is left out.
     """
+    task = task or task_of(model)
     wanted = [site for site in sites if site.kept]
     device = next(model.parameters()).device
     found: dict[int, Moments] = {}
     samples = 0
     for raw in batches if wanted else ():
-        batch = with_decoder_inputs(model, to_device(raw, device))
+        batch = task.prepare(raw, device)
         left = {site.index: site.applications for site in wanted}
 
         def see(
-            site: AttentionSite, outputs: torch.Tensor, batch: dict = batch, left: dict = left, first: int = samples
+            site: Site, outputs: torch.Tensor, batch: dict = batch, left: dict = left, first: int = samples
         ) -> None:
-            tokens, rows = real_outputs(site, batch, outputs)
+            tokens, rows = real_outputs(site, batch, outputs, task)
             if len(tokens):
                 if site.index not in found:
-                    found[site.index] = Moments.about(tokens.double().mean(0).cpu())
+                    found[site.index] = Moments.about(tokens[rows == rows[0]].double().mean(0).cpu())
                 found[site.index].add(tokens, (rows + first) % FOLDS)
             left[site.index] -= 1
             if not any(count > 0 for count in left.values()):
                 raise _NothingLeftToSeeError
 
         with torch.no_grad(), evaluating(model), watched(model, wanted, output=see), suppress(_NothingLeftToSeeError):
-            model(**model_inputs(model, batch))
+            model(**task.inputs(batch))
         samples += batch_size(batch)
-    return found
+    return {index: _counted(moments, samples) for index, moments in found.items()}
+
+
+def _counted(moments: Moments, samples: int) -> Moments:
+    return Moments(moments.shift, moments.total, moments.products, moments.counts, samples)
+
+
+def added(one: Mapping[int, Moments], other: Mapping[int, Moments], samples: int) -> dict[int, Moments]:
+    """Moments by site of two shards, the first with so many samples; a shard may have no real token at a site."""
+    result = {}
+    for index in dict.fromkeys([*one, *other]):
+        first, second = one.get(index), other.get(index)
+        if first is None and second is not None:
+            empty = _counted(Moments.about(second.shift), samples)
+            result[index] = empty + second
+        elif first is not None:
+            result[index] = first if second is None else first + second
+    return result
 
 
 def real_outputs(
-    site: AttentionSite, batch: Mapping[str, Any], outputs: torch.Tensor
+    site: Site, batch: Mapping[str, Any], outputs: torch.Tensor, task: Task
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The head outputs of tokens that are not padding, [tokens x width], and the sample of each, [tokens]."""
+    """What the output map is given for tokens that are not padding, [tokens x width], and the sample of each."""
     flat = outputs.detach().flatten(0, -2)
     flat = flat.cpu() if flat.device.type == "mps" else flat  # which has no float64
-    rows = torch.arange(len(flat), device=flat.device) * batch_size(batch) // max(len(flat), 1)
-    mask = query_tokens(site, batch)
+    size = batch_size(batch)
+    rows = torch.arange(len(flat), device=flat.device) * size // max(len(flat), 1)
+    mask = task.site_tokens(site, batch, len(flat) // (size * task.rows(batch)))
     if mask is None or mask.numel() != len(flat):
         return flat, rows
     real = mask.flatten().to(flat.device)

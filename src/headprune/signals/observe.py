@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -10,186 +10,140 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.errors import DataError
-from headprune.hooks.outputs import evaluating, to_device
+from headprune.hooks.outputs import evaluating
 from headprune.hooks.probe import probabilities
 from headprune.hooks.watch import frozen, watched
-from headprune.signals.attribution import attributions
-from headprune.signals.entropy import EntropyMeter
-from headprune.signals.gradients import GradientMeter, NotPerSampleError
-from headprune.signals.requests import (
-    Attribution,
-    Entropy,
-    GradientRequest,
-    Request,
-    ResidualErrors,
-    ZeroProbabilities,
-)
-from headprune.signals.residuals import ErrorMeter, Residuals
-from headprune.task.objectives import (
-    Labels,
-    batch_size,
-    logit_norms,
-    logits_of,
-    losses,
-    model_inputs,
-    real_tokens,
-    signed_logits,
-    targets_of,
-    with_decoder_inputs,
-)
-from headprune.units import AttentionSite
+from headprune.signals.objectives import start_backward
+from headprune.signals.spec import Fit, Meter, NotPerSampleError, Request, View
+from headprune.task import Labels, Task, batch_size, samples_of
+from headprune.units import Site, kept_mask
+
+See = Callable[[Mapping[str, Any], Any, torch.Tensor], None]  # (batch, output, logits)
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The answers to the requests, and what the very same forward says about the model's quality."""
+    """The answers to the requests, and how many real tokens the sites saw."""
 
     answers: dict[Request, torch.Tensor]
-    logits: torch.Tensor
-    targets: torch.Tensor | None
     tokens: int
 
 
 def observe(
     model: PreTrainedModel,
-    sites: Sequence[AttentionSite],
+    sites: Sequence[Site],
     batch: Mapping[str, Any],
     requests: Iterable[Request],
     *,
+    task: Task,
     labels: Labels = "given",
-    residuals: Residuals | None = None,
+    fit: Fit | None = None,
+    see: See | None = None,
 ) -> Observation:
     """Answer all requests on one batch with the cheapest pass that serves them.
 
-    Requests for residuals need them as `residual_maps` fits them on all the data.
-
+    Requests that are fitted to all the data need its `fit`. `see` is shown the output of the very same forward.
     The model runs in eval mode with frozen parameters and comes back as it was.
     """
     wanted = list(dict.fromkeys(requests))
-    inputs = with_decoder_inputs(model, to_device(batch, next(model.parameters()).device))
+    if any(request.fitted for request in wanted) and fit is None:
+        raise ValueError("A request that is fitted to the data needs its moments, which are gathered first.")
+    inputs = task.prepare(batch, next(model.parameters()).device)
+
+    def look(part: Mapping[str, Any], asked: Sequence[Request], show: See | None) -> Observation:
+        view = View(model, task, sites, part, batch_size(part), labels, fit)
+        return _observe(view, asked, show)
+
     try:
-        return _observe(model, sites, inputs, wanted, labels, residuals)
+        return look(inputs, wanted, see)
     except NotPerSampleError:
         # A projection was applied to something that all samples share (DeBERTa's positions with share_att_key): only
         # one sample at a time tells whose gradient it is. A gradient of the whole batch need not know.
-        whole = [
-            request for request in wanted if isinstance(request, GradientRequest) and request.aggregation == "batch"
-        ]
+        whole = [request for request in wanted if request.backward is not None and request.backward[1] == "batch"]
         rest = [request for request in wanted if request not in whole]
-        parts = [_observe(model, sites, sample, rest, labels, residuals) for sample in _samples(inputs)]
-        joined = _joined(parts, rest)
+        parts = [look(sample, rest, see) for sample in samples_of(inputs)]
+        answers = {request: torch.cat([part.answers[request] for part in parts], dim=-3) for request in rest}
         if whole:
-            joined.answers.update(_observe(model, sites, inputs, whole, labels, residuals).answers)
-        return joined
+            answers.update(look(inputs, whole, None).answers)
+        return Observation(answers, sum(part.tokens for part in parts))
 
 
-def _observe(
-    model: PreTrainedModel,
-    sites: Sequence[AttentionSite],
-    batch: Mapping[str, Any],
-    requests: Sequence[Request],
-    labels: Labels,
-    residuals: Residuals | None,
-) -> Observation:
-    size = batch_size(batch)
-    gradients = [request for request in requests if isinstance(request, GradientRequest)]
-    entropies = [request for request in requests if isinstance(request, (Entropy, ZeroProbabilities))]
-    meter = GradientMeter(model, sites, gradients, size, residuals)
-    entropy = EntropyMeter(sites, entropies, batch, size)
-    errors = None
-    if ResidualErrors() in requests:
-        errors = ErrorMeter(model, sites, residuals or {}, batch, size)
+def _observe(view: View, requests: Sequence[Request], see: See | None) -> Observation:
+    model, task, batch = view.model, view.task, view.batch
+    meters = {request: request.meter(view) for request in requests}
+    backwards = list(dict.fromkeys(request.backward for request in requests if request.backward is not None))
+    tokens = _TokenCount(view)
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         stack.enter_context(frozen(model))
-        stack.enter_context(torch.set_grad_enabled(bool(gradients)))
-        if gradients:
-            stack.enter_context(
-                watched(
-                    model,
-                    sites,
-                    projection=meter.projection if meter.needs_projections else None,
-                    output=meter.output if meter.needs_outputs else None,
-                )
-            )
-        if errors is not None:
-            stack.enter_context(errors.watching())
-        if entropies:
-            stack.enter_context(probabilities(model, sites, entropy))
-        logits = logits_of(model(**model_inputs(model, batch)))
-        needs_targets = any(request.objective == "loss" for request in gradients) or "labels" in batch
-        targets = targets_of(model, batch, logits, labels) if needs_targets else None
-        backwards = list(dict.fromkeys(request.backward for request in gradients))
-        for number, (objective, aggregation) in enumerate(backwards, start=1):
-            scalars = _objective(model, objective, logits, targets, batch)
-            scalar = scalars.sum() if aggregation == "sample" else _batch_scalar(objective, scalars)
-            if not torch.isfinite(scalar):  # its gradient may well be 0, which would pass for a score
-                scalar = scalar * torch.nan
-            meter.start((objective, aggregation))
-            if scalar.requires_grad:  # a model without any head left has nothing to differentiate
-                scalar.backward(retain_graph=number < len(backwards))
-            meter.finish()
-    answers: dict[Request, torch.Tensor] = {**meter.answers(), **entropy.answers()}
-    for request in requests:
-        if isinstance(request, Attribution):
-            answers[request] = attributions(model, sites, batch, request, labels)
-    if errors is not None:
-        answers[ResidualErrors()] = errors.answer()
-    detached = logits.detach()
-    tokens = int(real_tokens(batch, detached).sum()) if detached.dim() == 3 else _count_tokens(batch, size)
-    return Observation(answers, detached, targets, tokens)
+        stack.enter_context(torch.set_grad_enabled(bool(backwards)))
+        _attach(stack, view, list(meters.values()), tokens)
+        output = model(**task.inputs(batch))
+        logits = task.logits(output)
+        needs_targets = any(request.needs_labels for request in requests)
+        targets = task.targets(batch, logits.detach(), view.labels) if needs_targets else None
+        for number, backward in enumerate(backwards, start=1):
+            root, gradient = start_backward(*backward, task, logits, targets, batch)
+            view.backward = backward
+            own = [meter for request, meter in meters.items() if request.backward == backward]
+            for meter in own:
+                meter.start()
+            if root.requires_grad:  # a model without any unit left has nothing to differentiate
+                root.backward(gradient, retain_graph=number < len(backwards))
+            del root, gradient
+            for meter in own:
+                meter.finish()
+        view.backward = None
+        logits = logits.detach()
+        if see is not None:
+            with torch.no_grad():
+                see(batch, output, logits)
+        del output
+    with evaluating(model), frozen(model):
+        for meter in meters.values():
+            meter.after(targets)
+    gone = ~kept_mask(view.sites)
+    answers = {request: _blanked(meter.answer(), gone) for request, meter in meters.items()}
+    return Observation(answers, tokens.count)
 
 
-def _objective(
-    model: PreTrainedModel,
-    objective: str,
-    logits: torch.Tensor,
-    targets: torch.Tensor | None,
-    batch: Mapping[str, Any],
-) -> torch.Tensor:
-    if objective == "logit-norm":
-        return logit_norms(logits, batch)
-    if objective == "logit-signs":
-        return signed_logits(logits, batch)
-    if targets is None:
-        raise DataError(
-            'This criterion needs labels and the batches have none; add a "labels" entry, or use labels="self" to take '
-            "the model's own predictions."
+def _blanked(answer: torch.Tensor, gone: torch.Tensor) -> torch.Tensor:
+    return answer.masked_fill(gone.to(answer.device), torch.nan)
+
+
+def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tokens: _TokenCount) -> None:
+    """Everything that any meter wants to see, through one set of hooks."""
+    projection = [meter.projection for meter in meters if meter.projection is not None]
+    output = [tokens.output, *(meter.output for meter in meters if meter.output is not None)]
+    seen = [meter.probabilities for meter in meters if meter.probabilities is not None]
+    stack.enter_context(
+        watched(
+            view.model,
+            view.sites,
+            projection=(lambda *what: _tell(projection, *what)) if projection else None,
+            output=lambda *what: _tell(output, *what),
         )
-    return losses(model, logits, targets)
-
-
-def _batch_scalar(objective: str, scalars: torch.Tensor) -> torch.Tensor:
-    """One scalar for the whole batch: the Frobenius norm of all its logits, or its mean loss."""
-    return scalars.square().sum().sqrt() if objective == "logit-norm" else scalars.mean()
-
-
-def _count_tokens(batch: Mapping[str, Any], size: int) -> int:
-    mask = batch.get("attention_mask")
-    if mask is not None:
-        return int(mask.sum())
-    ids = batch.get("input_ids")
-    return size if ids is None else int(ids.numel())
-
-
-def _samples(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-    size = batch_size(batch)
-    return [
-        {
-            name: value[index : index + 1] if isinstance(value, torch.Tensor) and value.shape[:1] == (size,) else value
-            for name, value in batch.items()
-        }
-        for index in range(size)
-    ]
-
-
-def _joined(parts: Sequence[Observation], requests: Sequence[Request]) -> Observation:
-    answers = {request: torch.cat([part.answers[request] for part in parts], dim=-3) for request in requests}
-    targets = [part.targets for part in parts if part.targets is not None]
-    return Observation(
-        answers,
-        torch.cat([part.logits for part in parts]),
-        torch.cat(targets) if targets else None,
-        sum(part.tokens for part in parts),
     )
+    for meter in meters:
+        stack.enter_context(meter.watching())
+    if seen:
+        stack.enter_context(probabilities(view.model, view.sites, lambda *what: _tell(seen, *what)))  # type: ignore[arg-type]
+
+
+def _tell(callbacks: Sequence[Callable[..., None]], *what: Any) -> None:
+    for callback in callbacks:
+        callback(*what)
+
+
+class _TokenCount:
+    """Real tokens of the batch, as the first site that runs sees them: patches of an image, frames of a sound."""
+
+    def __init__(self, view: View) -> None:
+        self.view, self.count, self._site = view, 0, -1
+
+    def output(self, site: Site, columns: torch.Tensor) -> None:
+        if self._site < 0:
+            self._site = site.index
+            tokens = columns.shape[:-1].numel()
+            real = self.view.real(site, tokens // self.view.size)
+            self.count = tokens if real is None else int(real.sum())

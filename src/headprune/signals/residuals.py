@@ -1,24 +1,24 @@
-"""What the other heads of a site cannot express of a head's output, for all heads of a site at once.
+"""What the other members of a site cannot express of a unit's output, for all units of a site at once.
 
-With z the outputs of a site's heads, C their covariance (second moments where the output projection has no bias) and
-P its inverse, the residual of the columns u after least squares on all others is (z - mean) P[:, u] P[u, u]^-1.
-So one inverse per site serves every unit in it.
+With z what the output map is given, C its covariance (second moments where the output map has no bias) and P its
+inverse, the residual of the columns u after least squares on all others is (z - mean) P[:, u] P[u, u]^-1. So one
+inverse per site serves every unit in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
 
-from headprune.hooks.watch import captured_outputs, watched
+from headprune.hooks.watch import captured_outputs
+from headprune.signals.gate_gradients import GateMeter
 from headprune.signals.moments import Moments
-from headprune.task.objectives import query_tokens
-from headprune.units import AttentionSite
+from headprune.signals.spec import GradientRequest, Meter, Objective, Request, View
+from headprune.units import Site
 from headprune.units.linear import is_transposed
 from headprune.units.paths import layer_path
 
@@ -29,7 +29,7 @@ RIDGE = 1e-3  # relative to the mean square of the outputs
 class ResidualMap:
     """Residuals of all units of one site: (z - mean) @ matrix."""
 
-    mean: torch.Tensor  # [width], zero where the output projection has no bias
+    mean: torch.Tensor  # [width], zero where the output map has no bias
     matrix: torch.Tensor  # [width x width], a column of a unit for each of its outputs
 
     def of(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -37,16 +37,7 @@ class ResidualMap:
         return (outputs - self.mean.to(outputs)) @ self.matrix.to(outputs)
 
 
-Residuals = Mapping[int, ResidualMap]  # by site
-
-
-def residual_maps(
-    model: PreTrainedModel, sites: Sequence[AttentionSite], moments: Mapping[int, Moments]
-) -> dict[int, ResidualMap]:
-    return {site.index: _fit(model, site, moments[site.index]) for site in sites if site.index in moments}
-
-
-def _fit(model: PreTrainedModel, site: AttentionSite, moments: Moments) -> ResidualMap:
+def residual_map(model: PreTrainedModel, site: Site, moments: Moments) -> ResidualMap:
     output: Any = model.get_submodule(site.o)
     centred = output.bias is not None
     spread = moments.covariance() if centred else moments.second()
@@ -54,7 +45,7 @@ def _fit(model: PreTrainedModel, site: AttentionSite, moments: Moments) -> Resid
         return ResidualMap(torch.zeros_like(moments.mean), torch.eye(len(spread), dtype=spread.dtype))
     scale = spread.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
     precision = torch.linalg.inv(spread + RIDGE * scale * torch.eye(len(spread), dtype=spread.dtype))
-    width = site.head_dim * site.group
+    width = site.width * site.group
     matrix = torch.zeros_like(precision)
     for start in range(0, len(precision), width):
         unit = slice(start, start + width)
@@ -64,60 +55,89 @@ def _fit(model: PreTrainedModel, site: AttentionSite, moments: Moments) -> Resid
     return ResidualMap(mean, matrix)
 
 
-class ErrorMeter:
+def residuals(view: View, site: Site, outputs: torch.Tensor) -> torch.Tensor | None:
+    """The residuals of all units; None for a site that has seen no real token."""
+    assert view.fit is not None
+    fitted: ResidualMap | None = view.fit.once(
+        ("residuals", site.index),
+        lambda moments: residual_map(view.model, site, moments[site.index]) if site.index in moments else None,
+    )
+    return None if fitted is None else fitted.of(outputs)
+
+
+@dataclass(frozen=True)
+class ResidualGradients(GradientRequest):
+    """<R, dL/dZ>: as GateGradients, with R the part of each unit's output that the others at its site cannot express.
+
+    R is linear in what all members give; how is fitted to all the data before the pass.
+    """
+
+    fitted: ClassVar[bool] = True
+    objective: Objective = "logit-signs"
+
+    def meter(self, view: View) -> Meter:
+        return _ResidualGateMeter(self, view)
+
+
+class _ResidualGateMeter(GateMeter):
+    def values(self, site: Site, outputs: torch.Tensor) -> torch.Tensor:
+        residual = residuals(self.view, site, outputs)
+        return torch.zeros_like(outputs, dtype=torch.float32) if residual is None else residual
+
+
+@dataclass(frozen=True)
+class ResidualErrors(Request):
+    """|W R|^2 over each sample's tokens, R as in ResidualGradients and W the unit's part of the output map, relative to
+    |x|^2, x the residual stream after the site's layer."""
+
+    fitted: ClassVar[bool] = True
+
+    def meter(self, view: View) -> Meter:
+        return _ErrorMeter(self, view)
+
+
+class _ErrorMeter(Meter):
     """How much of each unit's contribution nobody could take over, relative to the stream that it is added to."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        sites: Sequence[AttentionSite],
-        residuals: Residuals,
-        batch: Mapping[str, Any],
-        size: int,
-    ) -> None:
-        self.model, self.sites, self.residuals, self.batch, self.size = model, sites, residuals, batch, size
+    def __init__(self, request: Request, view: View) -> None:
+        super().__init__(request, view)
         self.streams: dict[str, Any] = {}
-        heads = max((site.original_heads for site in sites), default=0)
-        self.errors = torch.zeros(size, len(sites), heads)
-        for site in sites:
-            gone = [head for head in range(heads) if head not in site.kept]
-            self.errors[:, site.index, gone] = torch.nan
+        self.errors = view.blank()
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        layers = {layer_path(site.path): self.model.get_submodule(layer_path(site.path)) for site in self.sites}
-        with watched(self.model, self.sites, output=self._see), captured_outputs(list(layers.items()), self.streams):
-            yield
+    def watching(self) -> AbstractContextManager[None]:
+        layers = {
+            layer_path(site.path): self.view.model.get_submodule(layer_path(site.path)) for site in self.view.sites
+        }
+        return captured_outputs(list(layers.items()), self.streams)
 
-    def _see(self, site: AttentionSite, outputs: torch.Tensor) -> None:
-        fitted = self.residuals.get(site.index)
-        if fitted is None:
+    def output(self, site: Site, columns: torch.Tensor) -> None:
+        residual = residuals(self.view, site, columns.detach())
+        if residual is None:
             return
-        output: Any = self.model.get_submodule(site.o)
+        output: Any = self.view.model.get_submodule(site.o)
         weight = (output.weight if not is_transposed(output) else output.weight.t()).detach().float()
-        residual = fitted.of(outputs.detach()).unflatten(-1, (site.heads // site.group, -1))
-        blocks = weight.unflatten(-1, (site.heads // site.group, -1)).transpose(0, 1)  # [units x out x width]
+        units = site.size // site.group
+        blocks = weight.unflatten(-1, (units, -1)).transpose(0, 1)  # [units x out x width]
         grams = blocks.transpose(1, 2) @ blocks
+        residual = residual.unflatten(-1, (units, -1))
         squares = (torch.einsum("...uw,uwv->...uv", residual, grams) * residual).sum(-1)
-        per_sample = self._per_sample(site, squares).repeat_interleave(site.group, dim=-1)
+        per_sample = self._summed(site, squares).repeat_interleave(site.group, dim=-1)
         self.errors[:, site.index, list(site.kept)] += per_sample.to(self.errors)
 
-    def _per_sample(self, site: AttentionSite, values: torch.Tensor) -> torch.Tensor:
+    def _summed(self, site: Site, values: torch.Tensor) -> torch.Tensor:
         """Sums over the real tokens of each sample, [batch x last axis]."""
-        values = values.reshape(self.size, -1, values.shape[-1])
-        mask = query_tokens(site, self.batch)
-        if mask is not None and mask.shape == values.shape[:2]:
-            values = values * mask.unsqueeze(-1).to(values)
-        return values.sum(1)
+        values = values.reshape(self.view.size, -1, values.shape[-1])
+        real = self.view.real(site, values.shape[1])
+        return (values if real is None else values * real.unsqueeze(-1).to(values)).sum(1)
 
     def answer(self) -> torch.Tensor:
-        """[batch x sites x heads], NaN at heads that are gone."""
-        scales = torch.ones(self.size, len(self.sites), 1)
-        for site in self.sites:
+        scales = torch.ones(self.view.size, len(self.view.sites), 1)
+        for site in self.view.sites:
             stream = self.streams.get(layer_path(site.path))
             stream = stream[0] if isinstance(stream, (tuple, list)) else stream
-            if not isinstance(stream, torch.Tensor) or stream.shape[0] != self.size:
+            rows = self.view.size * self.view.task.rows(self.view.batch)
+            if not isinstance(stream, torch.Tensor) or stream.shape[0] != rows:
                 return self.errors  # a model without such layers: all sites count as they are
             squares = stream.detach().float().square().sum(-1, keepdim=True)
-            scales[:, site.index] = self._per_sample(site, squares).to(scales)
+            scales[:, site.index] = self._summed(site, squares).to(scales)
         return self.errors / scales.clamp_min(torch.finfo(scales.dtype).tiny)

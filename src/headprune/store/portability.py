@@ -9,7 +9,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedModel
 
-from headprune.surgery import cut as surgery
+from headprune.surgery.plan import plan
 from headprune.units import AttentionSite, quirks
 
 MODULE = "modeling_headprune"
@@ -36,7 +36,7 @@ def write(model: PreTrainedModel, sites: Sequence[AttentionSite], settings: dict
     """Write the code file, and point `auto_map` in the config's `settings` to it."""
     name = type(model).__name__
     kept = {site.index: site.kept for site in sites if site.heads < site.original_heads}
-    settings["headprune"] = {**settings.get("headprune", {}), "plan": surgery.plan(model, sites, kept)}
+    settings["headprune"] = {**settings.get("headprune", {}), "plan": plan(model, sites, kept)}
     autos = [auto for auto in dir(transformers) if auto.startswith("AutoModel") and _serves(auto, model)]
     settings["auto_map"] = dict.fromkeys(autos, f"{MODULE}.{name}")
     source = Path(quirks.__file__).read_text()

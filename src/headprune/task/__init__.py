@@ -1,1 +1,7 @@
 """What a model predicts: its inputs, its targets, its loss per sample, its predictions, its metric."""
+
+from headprune.task.batch import IGNORED, batch_size, rows_of, samples_of, to_device
+from headprune.task.resolve import task_of
+from headprune.task.spec import TASKS, Labels, Task
+
+__all__ = ["IGNORED", "TASKS", "Labels", "Task", "batch_size", "rows_of", "samples_of", "task_of", "to_device"]

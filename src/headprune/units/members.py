@@ -1,4 +1,4 @@
-"""Heads and masks: pure values, no model in sight."""
+"""Members of sites and masks over them: pure values, no model in sight."""
 
 from __future__ import annotations
 
@@ -11,36 +11,53 @@ import torch
 from headprune.errors import HeadSelectionError
 
 
-class Head(NamedTuple):
-    """One attention head: the index of its site and its ORIGINAL index there, however many have gone."""
+class Member(NamedTuple):
+    """One head, or one neuron: the index of its site and its ORIGINAL index there, however many have gone."""
 
     site: int
-    index: int  # type: ignore[assignment]  # the head's name for it wins over tuple.index
+    index: int  # type: ignore[assignment]  # the member's name for it wins over tuple.index
 
 
-def as_heads(heads: Iterable[tuple[int, int]]) -> list[Head]:
-    """Check that `heads` is an iterable of (site, head) pairs of whole numbers without repeats."""
-    result: list[Head] = []
+Head = Member  # what a member is called where the units of a site are heads
+
+
+def as_members(pairs: Iterable[tuple[int, int]], word: str = "head") -> list[Member]:
+    """Check that `pairs` is an iterable of (site, index) pairs of whole numbers without repeats."""
+    result: list[Member] = []
     try:
-        pairs = list(heads)
+        listed = list(pairs)
     except TypeError:
         raise HeadSelectionError(
-            f"Heads must be an iterable of (site, head) pairs such as [(0, 3), (2, 1)], not {heads!r}."
+            f"{word.capitalize()}s must be an iterable of (site, {word}) pairs such as [(0, 3), (2, 1)], not {pairs!r}."
         ) from None
-    for pair in pairs:
+    for pair in listed:
         try:
             site, index = pair
         except (TypeError, ValueError):
-            raise HeadSelectionError(f"A head must be a (site, head) pair such as (0, 3), not {pair!r}.") from None
+            raise HeadSelectionError(f"A {word} must be a (site, {word}) pair such as (0, 3), not {pair!r}.") from None
         try:
             if isinstance(site, bool) or isinstance(index, bool):
                 raise TypeError
-            result.append(Head(operator.index(site), operator.index(index)))  # numpy's and torch's integers as well
+            result.append(Member(operator.index(site), operator.index(index)))  # numpy's and torch's integers as well
         except TypeError:
-            raise HeadSelectionError(f"A head must be a pair of whole numbers such as (0, 3), not {pair!r}.") from None
-    repeated = sorted({head for head in result if result.count(head) > 1})
-    if repeated:
-        raise HeadSelectionError(f"Head {tuple(repeated[0])} is listed more than once; list every head once.")
+            raise HeadSelectionError(
+                f"A {word} must be a pair of whole numbers such as (0, 3), not {pair!r}."
+            ) from None
+    seen: set[Member] = set()
+    for member in result:
+        if member in seen:
+            raise HeadSelectionError(
+                f"{word.capitalize()} {tuple(member)} is listed more than once; list every {word} once."
+            )
+        seen.add(member)
+    return result
+
+
+def by_site(members: Iterable[Member]) -> dict[int, list[int]]:
+    """site -> indices, in the order of the members."""
+    result: dict[int, list[int]] = {}
+    for member in members:
+        result.setdefault(member.site, []).append(member.index)
     return result
 
 
@@ -48,17 +65,22 @@ class _Site(Protocol):
     @property
     def kept(self) -> tuple[int, ...]: ...
     @property
-    def original_heads(self) -> int: ...
+    def original(self) -> int: ...
+
+
+def widest(sites: Sequence[_Site]) -> int:
+    """The columns of a table [sites x members]."""
+    return max((site.original for site in sites), default=0)
 
 
 def kept_mask(sites: Sequence[_Site]) -> torch.Tensor:
-    """Bool [sites x heads], True = kept; sites with fewer heads than the widest are padded with False."""
-    mask = torch.zeros(len(sites), max((site.original_heads for site in sites), default=0), dtype=torch.bool)
+    """Bool [sites x members], True = kept; sites with fewer members than the widest are padded with False."""
+    mask = torch.zeros(len(sites), widest(sites), dtype=torch.bool)
     for row, site in enumerate(sites):
         mask[row, list(site.kept)] = True
     return mask
 
 
 def nan_scores(sites: Sequence[_Site]) -> torch.Tensor:
-    """A score [sites x heads] in float64 with nothing in it yet."""
+    """A score [sites x members] in float64 with nothing in it yet."""
     return torch.full(kept_mask(sites).shape, torch.nan, dtype=torch.float64)

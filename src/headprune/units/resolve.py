@@ -112,10 +112,10 @@ def _read(
             **common,
             **blank,
             conv1d=False,
-            head_dim=_head_dim(module, path, family, 0, bool(removed)),
+            width=_head_dim(module, path, family, 0, bool(removed)),
             group=module.headprune_empty["group"],
             kept=(),
-            original_heads=len(removed),
+            original=len(removed),
         )
     linears = {name: _linear(model, path, name) for name in (*names.values(), output)}
     width = _head_dim(module, path, family, out_features(linears[names["q"]]), bool(removed))
@@ -146,10 +146,10 @@ def _read(
         k=projections["k"],
         v=projections["v"],
         conv1d=not isinstance(linears[output], nn.Linear),
-        head_dim=width,
+        width=width,
         group=heads // kv_heads,
         kept=tuple(head for head in range(original) if head not in removed),
-        original_heads=original,
+        original=original,
         extras=extras,
         obstacle=_obstacle(module, family, width, heads, kv_heads),
     )

@@ -1,15 +1,17 @@
-"""What a site is: one attention module as parameterised, described by values only."""
+"""What a site is, described by values only: an output linear map, blocks of its input columns, and the rows elsewhere
+that produce them. An attention module is one kind of site."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
-from headprune.units.members import Head
+from headprune.units.members import Member
 
+Kind = Literal["heads", "neurons"]
 Role = Literal["q", "k", "v"]
 ROLES: tuple[Role, ...] = ("q", "k", "v")
 
@@ -40,56 +42,108 @@ class Projection:
         return outputs.unflatten(-1, (self.heads, self.stride)).narrow(-1, self.offset, self.width)
 
 
-@dataclass(frozen=True)
-class AttentionSite:
-    """One attention module as parameterised. Head ids are original ones; positions are those in today's weights."""
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """An output linear map, and the blocks of its input columns that can go.
+
+    Members (heads, neurons) have original ids; positions are those in today's weights. A unit is what goes at once:
+    `group` neighbouring members.
+    """
+
+    kind: ClassVar[Kind]
+    word: ClassVar[str]  # one member, for people
 
     index: int
-    path: str
+    path: str  # of the module that computes what the output map is given
+    o: str  # path of the output linear map
+    width: int  # input columns of one member
+    group: int  # members that go together
+    kept: tuple[int, ...]  # original ids of the members still present, in the order of the weights
+    original: int  # how many there were
+    applications: int = 1  # how often one forward pass runs this site
+    obstacle: str = ""  # why exact removal is impossible here; empty where it is possible
+
+    @property
+    def size(self) -> int:
+        """Members that are left."""
+        return len(self.kept)
+
+    @property
+    def place(self) -> str:
+        """Which part of a model it belongs to, for people."""
+        return ""
+
+    def position(self, member: int) -> int:
+        """Where the member with this original id sits in today's weights."""
+        return self.kept.index(member)
+
+    def unit(self, member: int) -> tuple[Member, ...]:
+        """All members that are removed together with this one."""
+        first = member - member % self.group
+        return tuple(Member(self.index, first + offset) for offset in range(self.group))
+
+    def units(self) -> list[tuple[Member, ...]]:
+        """The removable units that are still present."""
+        return [self.unit(member) for member in self.kept[:: self.group]]
+
+    def split(self, columns: torch.Tensor) -> torch.Tensor:
+        """From the input columns of the output map [..., columns] the members, [..., members, width]."""
+        return columns.unflatten(-1, (self.size, self.width))
+
+    def columns(self, positions: Iterable[int]) -> list[int]:
+        """Input columns of the output map that belong to the members at these positions."""
+        return [position * self.width + column for position in positions for column in range(self.width)]
+
+    def producers(self, positions: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+        """(module, output rows) elsewhere that produce the columns of these members; rows of one module may come in
+        several pieces."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSite(Site):
+    """One attention module as parameterised: its members are heads, its units the heads that share a KV head."""
+
+    kind = "heads"
+    word = "head"
+
     attention: Literal["self", "cross"]
     stack: Literal["encoder", "decoder", "vision", "text"]
     family: str
     q: Projection
     k: Projection
     v: Projection
-    o: str  # path of the output projection
     storage: Literal["separate", "fused", "interleaved"]
     conv1d: bool
-    head_dim: int
-    group: int  # query heads that share one KV head
-    kept: tuple[int, ...]  # original ids of the heads still present, in the order of the weights
-    original_heads: int
-    applications: int  # how often one forward pass runs this site
     extras: tuple[Projection, ...] = ()  # further projections with a head axis (DeBERTa's positions)
     per_head: tuple[str, ...] = ()  # what else depends on the head axis, for people to read
-    obstacle: str = ""  # why exact removal is impossible here; empty where it is possible
     quirk: str = ""  # name of the behaviour in quirks.py that this family needs
 
     @property
-    def kind(self) -> str:
+    def place(self) -> str:
         return f"{self.stack} {self.attention}"
 
     @property
     def heads(self) -> int:
-        return len(self.kept)
+        return self.size
+
+    @property
+    def original_heads(self) -> int:
+        return self.original
+
+    @property
+    def head_dim(self) -> int:
+        return self.width
 
     @property
     def kv_heads(self) -> int:
-        return self.heads // self.group
+        return self.size // self.group
 
     @property
     def projections(self) -> tuple[Projection, ...]:
         return (self.q, self.k, self.v, *self.extras) if self.kept else ()
 
-    def position(self, head: int) -> int:
-        """Where the head with this original id sits in today's weights."""
-        return self.kept.index(head)
-
-    def unit(self, head: int) -> tuple[Head, ...]:
-        """All heads that are removed together with this one: itself, or its KV group."""
-        first = head - head % self.group
-        return tuple(Head(self.index, first + offset) for offset in range(self.group))
-
-    def units(self) -> list[tuple[Head, ...]]:
-        """The removable units that are still present."""
-        return [self.unit(head) for head in self.kept[:: self.group]]
+    def producers(self, positions: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+        groups = [position // self.group for position in positions[:: self.group]]
+        for projection in self.projections:
+            yield projection.module, projection.rows(positions if projection.role == "q" else groups)

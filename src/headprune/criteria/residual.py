@@ -1,4 +1,4 @@
-"""Scores for heads whose site is repaired after they go: what counts is what nobody can take over."""
+"""Scores for units whose site is repaired after they go: what counts is what nobody can take over."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, criterion
-from headprune.signals import GateGradients, Request, ResidualErrors, ResidualGradients
 
 if TYPE_CHECKING:
     import torch
 
+    from headprune.signals import Request
+
 
 @criterion(
-    "repair",
+    "residual-gradient",
+    aliases=("repair",),
     reference="this project: docs/repair.md",
     use="the default, together with least-squares compensation; needs no labels",
 )
 @dataclass(frozen=True)
-class RepairCriterion(Criterion):
+class ResidualGradient(Criterion):
     """E [ <R, df/dZ>^2 ] over samples: the expected squared change of the logits to first order when a head goes.
 
     R is the part of the head's output Z that least squares on the other heads of its site cannot express, and f the
@@ -30,6 +32,8 @@ class RepairCriterion(Criterion):
     residual: bool = True
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import GateGradients, ResidualGradients
+
         return (ResidualGradients(),) if self.residual else (GateGradients("logit-signs"),)
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -40,12 +44,13 @@ class RepairCriterion(Criterion):
 
 
 @criterion(
-    "lstsq",
+    "residual-error",
+    aliases=("lstsq",),
     reference="this project: docs/repair.md",
     use="when a backward pass is too dear: forward passes alone, no labels",
 )
 @dataclass(frozen=True)
-class LeastSquares(Criterion):
+class ResidualError(Criterion):
     """E [ |W R|^2 / |x|^2 ] over samples: the change of a site's output that remains after least squares.
 
     R is the part of a head's output that the other heads of its site cannot express, W the head's part of the output
@@ -53,9 +58,13 @@ class LeastSquares(Criterion):
     """
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import ResidualErrors
+
         return (ResidualErrors(),)
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        from headprune.signals import ResidualErrors
+
         return {"errors": answers[ResidualErrors()].sum(0)}
 
     def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,5 @@
+"""What is done where nothing is said: the same in Python and on the command line."""
+
+# What measured best over models of text, images and language together: docs/repair.md.
+CRITERION = "residual-gradient"
+COMPENSATION = "lstsq"

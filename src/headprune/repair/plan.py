@@ -1,0 +1,94 @@
+"""Repairs of a model: planned before its units go, from what it computes on calibration data, and applied after."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast, get_args
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from headprune.errors import DataError
+from headprune.repair.solve import Compensation, Repair, solve
+from headprune.signals.moments import Moments, gather
+from headprune.task import Task
+from headprune.units import Member, Site, by_site, resolve
+from headprune.units.linear import is_transposed
+
+log = logging.getLogger(__name__)
+
+
+def check_compensation(word: str, model: PreTrainedModel | None = None) -> Compensation:
+    """The word, unless it is none of ours or can do nothing for this model."""
+    if word not in get_args(Compensation):
+        raise DataError(f"There is no compensation {word!r}; choose one of {', '.join(get_args(Compensation))}.")
+    if word == "mean" and model is not None:
+        outputs = [model.get_submodule(site.o) for site in resolve(model)]
+        if all(getattr(output, "bias", None) is None for output in outputs):
+            raise DataError(
+                "compensate='mean' moves means into output biases, and this model has none; use 'lstsq' or 'none'."
+            )
+    return cast(Compensation, word)
+
+
+def plan_repairs(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    members: Iterable[Member],
+    compensate: Compensation,
+    batches: Iterable[Mapping[str, Any]],
+    task: Task,
+    moments: Mapping[int, Moments] | None = None,
+) -> list[Repair]:
+    """What to do for these members at each of their sites, from the model as it is before they go.
+
+    `moments` are those of this model on these batches, where somebody has them already.
+    """
+    going = by_site(members)
+    if compensate == "none":
+        return []
+    seen = gather(model, [sites[index] for index in going], batches, task) if moments is None else moments
+    return [_plan(model, sites[index], ids, compensate, seen.get(index)) for index, ids in sorted(going.items())]
+
+
+def _plan(
+    model: PreTrainedModel, site: Site, gone: Sequence[int], compensate: Compensation, moments: Moments | None
+) -> Repair:
+    output: Any = model.get_submodule(site.o)
+    shared = [name for name in ("weight", "bias") if _owners(model, getattr(output, name)) > 1]
+    if moments is None or shared or not torch.isfinite(moments.products).all():
+        reason = (
+            f"its {shared[0]} belongs to other modules as well"
+            if shared
+            else "its calibration tokens are all padding"
+            if moments is None
+            else f"what its {site.kind} give is not finite"
+        )
+        log.warning("Site %d (%s) is left without compensation: %s.", site.index, site.path, reason)
+        return Repair(site.index, "none", None, None)
+    leaving = torch.zeros(site.size, dtype=torch.bool)
+    leaving[[site.position(member) for member in gone]] = True
+    removed = leaving.repeat_interleave(site.width)
+    weight = output.weight.detach()
+    weight = (weight.t() if is_transposed(output) else weight).cpu()
+    bias = None if output.bias is None else output.bias.detach().cpu()
+    return solve(weight, bias, moments, removed, compensate, site=site.index)
+
+
+def apply_repairs(model: PreTrainedModel, sites: Sequence[Site], repairs: Iterable[Repair]) -> None:
+    """Put the new weights in place, after the units have gone. Parameters are replaced, never written into."""
+    for repair in repairs:
+        output: Any = model.get_submodule(sites[repair.site].o)
+        for name, value in (("weight", repair.weight), ("bias", repair.bias)):
+            old = getattr(output, name, None)  # a site without units has a bias alone
+            if value is not None and old is not None:
+                value = value.t().contiguous() if name == "weight" and is_transposed(output) else value
+                setattr(output, name, nn.Parameter(value.to(old.device), requires_grad=old.requires_grad))
+
+
+def _owners(model: nn.Module, parameter: nn.Parameter | None) -> int:
+    return sum(
+        own is parameter for module in model.modules() for own in module._parameters.values() if parameter is not None
+    )

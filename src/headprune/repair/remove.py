@@ -1,0 +1,62 @@
+"""`remove`: units out of the weights, and what stays takes over what it can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from headprune.errors import DataError
+from headprune.repair.plan import apply_repairs, check_compensation, plan_repairs
+from headprune.repair.solve import Compensation, Repair
+from headprune.signals.moments import Moments
+from headprune.surgery.check import check_removable
+from headprune.surgery.cut import cut
+from headprune.task import Task, task_of
+from headprune.units import as_members, resolve
+
+
+def remove(
+    model: PreTrainedModel,
+    heads: Iterable[tuple[int, int]],
+    *,
+    verify: Mapping[str, Any] | None = None,
+    compensate: Compensation = "none",
+    batches: Iterable[Mapping[str, Any]] | None = None,
+) -> PreTrainedModel:
+    """Take heads out of the weights, in place, and return the model.
+
+    `heads` are (site, head) pairs in original ids. With `verify=batch` the outputs on that batch are compared with
+    those of the gated model; if they differ, the removal is undone and `EquivalenceError` tells by how much.
+    With `compensate="lstsq"` the heads that stay take over what they can of what these heads did on the calibration
+    `batches`; with "mean" the bias of the output projection takes over its mean.
+    Parameters are replaced by smaller ones, so make an optimizer after this and not before.
+    """
+    remove_and_repair(model, heads, verify=verify, compensate=compensate, batches=batches)
+    return model
+
+
+def remove_and_repair(
+    model: PreTrainedModel,
+    members: Iterable[tuple[int, int]],
+    *,
+    verify: Mapping[str, Any] | None = None,
+    compensate: Compensation = "none",
+    batches: Iterable[Mapping[str, Any]] | None = None,
+    moments: Mapping[int, Moments] | None = None,
+    task: Task | None = None,
+) -> list[Repair]:
+    """`remove`, for callers that want to know what the compensation did, or know the `moments` that it rests on."""
+    check_compensation(compensate)
+    sites = resolve(model)
+    chosen = as_members(members)
+    check_removable(sites, chosen)
+    if compensate != "none" and batches is None:
+        raise DataError(f"compensate={compensate!r} needs calibration data; give it as batches=[...].")
+    if not chosen:
+        return []
+    known = task or task_of(model)
+    repairs = plan_repairs(model, sites, chosen, compensate, batches or (), known, moments)
+    cut(model, chosen, verify=verify, afterwards=lambda: apply_repairs(model, sites, repairs))
+    return repairs

@@ -1,0 +1,205 @@
+"""One declaration of everything that decides how a model is pruned.
+
+Options of the command line, settings of a run, the command in a report and the keywords of `prune` and `compare` are
+all made from the fields here: a new option is a new field, and its use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headprune import defaults
+from headprune.errors import CriterionError, ScheduleError
+
+# The command line reads this file before it knows what it is asked for, so torch is not imported here until a config
+# is made.
+if TYPE_CHECKING:
+    from headprune.criteria import Criterion
+    from headprune.measure.metrics import MetricFunction
+    from headprune.repair.solve import Compensation
+    from headprune.search.schedule import Schedule
+    from headprune.search.stop import Stop
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    word: type | None = None,
+    minimum: int | None = None,
+    parse: Callable[[str], Any] | None = None,
+    flag: str | None = None,
+    stops: bool = False,
+) -> Any:
+    """A field that is an option of the command line too.
+
+    `word` is its type there, that of the default if there is one, or text; `parse` makes its value from text; `flag` is its name there where that is another; `stops` marks what decides
+    where a trajectory ends but not how it goes, so that a run can be taken further with another value.
+    """
+    kind = word or (str if default is None else type(default))
+    about = {"help": help, "word": kind, "minimum": minimum, "parse": parse, "flag": flag, "stops": stops}
+    return dataclasses.field(default=default, metadata=about)
+
+
+def parse_keep(text: str) -> float | int:
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise ScheduleError(
+            f"--keep takes a share such as 0.5 or a number of heads such as 36, not {text!r}."
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneConfig:
+    """How a model is pruned: by what, how far, in which steps, measured by what."""
+
+    criterion: str | Criterion = option(defaults.CRITERION, "Name as in `headprune criteria`.")
+    compensate: Compensation = option(
+        defaults.COMPENSATION,
+        "What makes up for removed heads: 'lstsq' (the heads that stay, by least squares), 'mean' (the output bias) or "
+        "'none'.",
+    )
+    keep: float | int | None = option(
+        None, "Stop at this share (0.5) or number (36) of heads left.", parse=parse_keep, stops=True
+    )
+    max_drop: float | None = option(
+        None,
+        "The metric may fall at most this far below dense (0.01); perplexity may rise by this share. A drop counts when "
+        "it is more than noise.",
+        word=float,
+        stops=True,
+    )
+    knee: bool = option(False, "Stop at the inflection point of the full curve.", stops=True)
+    explore: bool = option(False, "Follow the curve to its end, past the stop.", stops=True)
+    schedule: str = option("greedy", "'greedy' scores again after every step, 'one-shot' only once.")
+    every: int = option(1, "Units to remove per step.", minimum=1)
+    min_per_site: int = option(0, "Leave at least this many heads at every site.", minimum=0)
+    metric: str | MetricFunction | None = option(
+        None, "accuracy, f1, matthews, pearson, perplexity, fidelity, ...; the task's usual one by default."
+    )
+    labels: str = option("given", "'given' in the data, or 'self' for the model's own predictions.")
+    task: str | None = option(None, "What the model predicts, where its class does not say it: see the table of tasks.")
+
+    def __post_init__(self) -> None:
+        from headprune.criteria import make
+        from headprune.repair.plan import check_compensation
+        from headprune.search.stop import check_keep
+        from headprune.task.checks import check_labels_word
+
+        object.__setattr__(self, "keep", check_keep(self.keep))
+        make(self.criterion)
+        check_compensation(self.compensate)
+        check_labels_word(self.labels)
+        _ = self.stop, self.steps
+
+    @property
+    def stop(self) -> Stop:
+        from headprune.search.stop import Stop
+
+        return Stop(self.keep, self.max_drop, self.knee)
+
+    @property
+    def steps(self) -> Schedule:
+        from headprune.search.schedule import Schedule
+
+        return Schedule(self.schedule, self.every, self.min_per_site)
+
+    @property
+    def made_criterion(self) -> Criterion:
+        from headprune.criteria import make
+
+        return make(self.criterion)
+
+    def settings(self) -> dict[str, Any]:
+        """Its values in the order of declaration, as JSON can hold them."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["criterion"] = str(self.made_criterion)
+        if callable(self.metric):
+            values["metric"] = getattr(self.metric, "__name__", "metric")
+        return values
+
+
+def config_from(options: Mapping[str, Any], config: PruneConfig | None = None) -> PruneConfig:
+    """A config from keywords; those that are none of its fields are options of the criterion, such as alpha=0.7."""
+    from headprune.criteria import make
+
+    known = {field.name for field in dataclasses.fields(PruneConfig)}
+    own = {name: value for name, value in options.items() if name in known}
+    base = config or PruneConfig()
+    rest = {name: value for name, value in options.items() if name not in known}
+    if rest:
+        own["criterion"] = make(own.get("criterion", base.criterion), **rest)
+    return dataclasses.replace(base, **own)
+
+
+def stop_settings(kind: type[PruneConfig] = PruneConfig) -> list[str]:
+    """The names of settings that decide only where a trajectory ends."""
+    return [field.name for field in dataclasses.fields(kind) if field.metadata.get("stops")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(PruneConfig):
+    """Everything that decides what a run does. Two runs with equal experiments give equal trajectories."""
+
+    model: str = option("", "A local folder or a hub name.")
+    data: str = option(
+        "",
+        "csv, tsv, jsonl, json or parquet with a text column (.gz as well); .txt for language models; .npz or a folder "
+        "of images; or a data set's name.",
+    )
+    text_column: str | None = option(None, "Column with the text; found by its usual names.")
+    pair_column: str | None = option(None, "Column with the second text of a pair.")
+    label_column: str | None = option(None, "Column with the label; found by its usual names.")
+    split: str | None = option(None, "Split of a data set, or of an .npz with x_SPLIT and y_SPLIT.")
+    calibration: str | None = option(None, "Data to score and repair on, apart from --data, which then evaluates.")
+    calibration_samples: int = option(128, "Samples to score and repair on.", minimum=1)
+    evaluation_samples: int | None = option(None, "Samples to evaluate on; all others by default.", word=int, minimum=1)
+    same_data: bool = option(False, "Score, repair and evaluate on the same samples.")
+    seed: int = option(0, "Seed of every random choice.")
+    batch_size: int = option(32, "Samples per batch.", minimum=1)
+    max_length: int = option(128, "Longer texts are cut to this many tokens.", minimum=2)
+    processor: str | None = option(None, "Where the tokenizer or image processor is, if not with the model.")
+    dtype: str = option("float32", "Precision to compute in: float32, bfloat16 or float16.")
+    device: str = option(
+        "auto", "Where to compute: cpu, cuda, cuda:1, mps; 'auto' takes a CUDA device if there is one."
+    )
+
+
+def command_words(settings: Mapping[str, Any], verb: str = "prune") -> list[str]:
+    """The command that a run's settings belong to, without its --out; options at their defaults are left out."""
+    settings = migrated(settings)
+    words = ["headprune", verb, str(settings["model"]), "--data", str(settings["data"])]
+    for field in dataclasses.fields(Experiment):
+        value = settings.get(field.name, field.default)
+        if field.name in ("model", "data") or value is None or value == field.default:
+            continue
+        flag = field.metadata.get("flag") or f"--{field.name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif value is not False:
+            words += [flag, str(value)]
+    return words
+
+
+def migrated(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run of any version as this one writes them."""
+    result = {"compensate": "none", **settings}  # runs from before there was any compensation had none
+    for name, value in (result.pop("columns", None) or {}).items():
+        result[f"{name}_column"] = value
+    result["criterion"] = _full_name(result.get("criterion"))
+    defaults = {field.name: field.default for field in dataclasses.fields(Experiment) if field.name not in result}
+    return {**result, **defaults}
+
+
+def _full_name(criterion: Any) -> Any:
+    """The name that a criterion has now."""
+    from headprune.criteria import make
+
+    try:
+        return str(make(criterion))
+    except CriterionError:  # a plugin's, which is not there now
+        return criterion

@@ -1,0 +1,64 @@
+"""Norms of the gradients of each head's Q, K and V weights, without ever forming weight gradients where that is dearer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headprune.signals.calls import Call, ProjectionMeter, by_query_head
+from headprune.signals.contract import gram_is_cheaper, gram_matrix, squared_block_norms
+from headprune.signals.spec import GradientRequest, Meter, Objective, View
+from headprune.units import AttentionSite, Projection
+from headprune.units.spec import ROLES
+
+
+@dataclass(frozen=True)
+class BlockNorms(GradientRequest):
+    """Frobenius norms of the gradient of each head's Q, K and V weights: [3 x batch x sites x heads].
+
+    With aggregation `batch` it is the gradient of one scalar for the whole batch, and the batch axis has length 1.
+    """
+
+    objective: Objective = "logit-norm"
+
+    def meter(self, view: View) -> Meter:
+        return _NormMeter(self, view)
+
+
+class _NormMeter(ProjectionMeter):
+    def __init__(self, request: GradientRequest, view: View) -> None:
+        super().__init__(request, view)
+        self.norms = view.blank(len(ROLES), size=1 if request.aggregation == "batch" else None)
+        self._grams: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def contract(self, site: AttentionSite, roles: list[Projection], calls: list[Call]) -> None:
+        inputs = _joined([call.inputs for call in calls])
+        deltas = _joined([call.delta for call in calls if call.delta is not None])
+        rows = sum(projection.heads * projection.width for projection in roles)
+        gram = None
+        if gram_is_cheaper(inputs.shape[1], inputs.shape[2], rows, 4 - len(roles)):
+            gram = self._gram(calls, inputs)
+        for projection in roles:
+            own = projection.of(deltas).flatten(-2)
+            norms = squared_block_norms(inputs, own, projection.heads, gram).sqrt()
+            part = self.norms[ROLES.index(projection.role)]
+            part[:, site.index, list(site.kept)] += by_query_head(site, projection, norms).to(part)
+
+    def _gram(self, calls: list[Call], inputs: torch.Tensor) -> torch.Tensor:
+        """The Gram matrix of the inputs, made once for q, k and v where they see the same."""
+        key = (inputs.shape[0], *(call.inputs.data_ptr() for call in calls))
+        if key not in self._grams:
+            self._grams.clear()
+            self._grams[key] = gram_matrix(inputs)
+        return self._grams[key]
+
+    def done(self, site: AttentionSite) -> None:
+        self._grams.clear()
+
+    def answer(self) -> torch.Tensor:
+        return self.norms
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).float()

@@ -1,0 +1,91 @@
+"""Applications of q, k and v projections: their inputs, and in a backward pass the gradients at their outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from headprune.signals.spec import GradientRequest, Meter, View
+from headprune.units import AttentionSite, Projection
+
+
+@dataclass
+class Call:
+    """One application of a projection: its inputs and outputs, and in the backward pass the gradient at the outputs."""
+
+    inputs: torch.Tensor
+    outputs: torch.Tensor | None
+    delta: torch.Tensor | None = None
+
+
+@dataclass
+class _Site:
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    contracted: set[str] = field(default_factory=set)
+
+
+class ProjectionMeter(Meter):
+    """Waits until all applications of a projection have their gradient, then lets `contract` reduce them.
+
+    Tied sites and shared projections are applied several times: their gradient is the sum over all of them.
+    """
+
+    keep_outputs = False
+
+    def __init__(self, request: GradientRequest, view: View) -> None:
+        super().__init__(request, view)
+        self.states = {site.index: _Site() for site in view.sites}
+
+    def projection(self, site: AttentionSite, path: str, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
+        call = Call(self._tokens(inputs), self._tokens(outputs) if self.keep_outputs else None)
+        calls = self.states[site.index].calls.setdefault(path, [])
+        calls.append(call)
+
+        def read(gradient: torch.Tensor) -> None:
+            if self.is_current:
+                call.delta = self._tokens(gradient)
+                if all(other.delta is not None for other in calls):
+                    self._contract(site, path)
+
+        outputs.register_hook(read)
+
+    def _tokens(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[samples, tokens, features]; for a gradient of the whole batch, all tokens are one sample's."""
+        if self.request.aggregation == "batch":
+            return tensor.detach().flatten(0, -2).unsqueeze(0)
+        return self.view.per_sample(tensor)
+
+    def finish(self) -> None:
+        """Contract what some applications of a projection had no part in."""
+        for site in self.view.sites:
+            state = self.states[site.index]
+            for path in state.calls:
+                if path not in state.contracted and isinstance(site, AttentionSite):
+                    self._contract(site, path)
+
+    def _contract(self, site: AttentionSite, path: str) -> None:
+        state = self.states[site.index]
+        state.contracted.add(path)
+        calls = [call for call in state.calls[path] if call.delta is not None]
+        if calls:
+            roles = [projection for projection in (site.q, site.k, site.v) if projection.module == path]
+            self.contract(site, roles, calls)
+        for call in calls:
+            call.delta = None
+        if state.contracted == set(state.calls):
+            self.done(site)
+
+    def contract(self, site: AttentionSite, roles: list[Projection], calls: list[Call]) -> None:
+        raise NotImplementedError
+
+    def done(self, site: AttentionSite) -> None:
+        """All projections of the site have been contracted."""
+
+
+def by_query_head(site: AttentionSite, projection: Projection, values: torch.Tensor) -> torch.Tensor:
+    """Values per KV head become values per query head: each head takes its group's."""
+    return values if projection.role == "q" else values.repeat_interleave(site.group, dim=-1)
+
+
+__all__ = ["Call", "NotPerSampleError", "ProjectionMeter", "by_query_head"]

@@ -1,0 +1,47 @@
+"""Gradients at gates: how an objective changes, to first order, when a member's output is scaled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headprune.signals.spec import GradientRequest, Meter, View, unit_sums
+from headprune.units import Site
+
+
+@dataclass(frozen=True)
+class GateGradients(GradientRequest):
+    """<Z, dL/dZ>: the gradient at a gate of value 1 on the output of each member, one per sample."""
+
+    def meter(self, view: View) -> GateMeter:
+        return GateMeter(self, view)
+
+
+class GateMeter(Meter):
+    def __init__(self, request: GradientRequest, view: View) -> None:
+        super().__init__(request, view)
+        self.products = view.blank()
+
+    def output(self, site: Site, columns: torch.Tensor) -> None:
+        values = self.view.per_sample(columns)
+
+        def read(gradient: torch.Tensor) -> None:
+            if self.is_current:
+                own = self.values(site, values)
+                products = (own * self.view.per_sample(gradient).float()).sum(1)
+                self.add(site, site.split(products).sum(-1))
+
+        columns.register_hook(read)
+
+    def values(self, site: Site, outputs: torch.Tensor) -> torch.Tensor:
+        """What the gate is on: all of a member's output."""
+        return outputs.float()
+
+    def add(self, site: Site, products: torch.Tensor) -> None:
+        if self.request.objective == "logit-signs":  # what goes together is scored together
+            products = unit_sums(site, products)
+        self.products[:, site.index, list(site.kept)] += products.to(self.products)
+
+    def answer(self) -> torch.Tensor:
+        return self.products

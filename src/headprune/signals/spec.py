@@ -1,0 +1,155 @@
+"""What a signal is: a request, which is a value, and the meter that answers it during a pass.
+
+A criterion names its requests; requests that are equal share an answer, and those with the same backward pass share
+that. A new signal is a new file with a request and its meter; nothing else has to know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from headprune.signals.moments import Moments
+from headprune.task import Labels, Task
+from headprune.units import AttentionSite, Site, kept_mask
+
+Objective = Literal["logit-norm", "loss", "logit-signs"]
+Aggregation = Literal["sample", "batch"]
+Backward = tuple[Objective, Aggregation]
+
+
+class NotPerSampleError(Exception):
+    """A projection sees inputs without a sample axis, so gradients cannot be told apart by sample."""
+
+
+@dataclass
+class Fit:
+    """The moments of all the data, and what meters make of them, once for all batches."""
+
+    moments: Mapping[int, Moments]
+    made: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, key: Hashable, make: Callable[[Mapping[int, Moments]], Any]) -> Any:
+        if key not in self.made:
+            self.made[key] = make(self.moments)
+        return self.made[key]
+
+
+@dataclass
+class View:
+    """What a meter can see of the pass it belongs to."""
+
+    model: PreTrainedModel
+    task: Task
+    sites: Sequence[Site]
+    batch: Mapping[str, Any]  # on the model's device, with the decoder's inputs
+    size: int  # samples
+    labels: Labels = "given"
+    fit: Fit | None = None  # where a request is fitted to all the data
+    backward: Backward | None = None  # the backward pass that runs now
+
+    def blank(self, *lead: int, size: int | None = None) -> torch.Tensor:
+        """Zeros [lead x batch x sites x members]."""
+        kept = kept_mask(self.sites)
+        return torch.zeros(*lead, self.size if size is None else size, *kept.shape)
+
+    def per_sample(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[samples, tokens, features], whatever a module made of the axes in front of the features.
+
+        A sample may be several rows of the model (multiple choice): they are its tokens one after the other.
+        """
+        tensor = tensor.detach()
+        rows = self.task.rows(self.batch)
+        if tensor.dim() >= 3 and tensor.shape[0] == self.size * rows:
+            return tensor.reshape(self.size, -1, tensor.shape[-1])
+        if tensor.dim() == 2 and tensor.shape[0] % self.size == 0:
+            return tensor.unflatten(0, (self.size, -1))
+        raise NotPerSampleError
+
+    def real(self, site: Site, tokens: int) -> torch.Tensor | None:
+        """Bool [samples x tokens], for tokens as `per_sample` gives them; None where all count."""
+        rows = self.task.rows(self.batch)
+        mask = self.task.site_tokens(site, self.batch, tokens // rows)
+        return None if mask is None or mask.numel() != self.size * tokens else mask.reshape(self.size, tokens)
+
+
+class Meter:
+    """Reduces what it sees to one number per sample and member as soon as it appears, so that nothing piles up.
+
+    `projection`, `output` and `probabilities` are called while the model runs, where a meter has them; `start` and
+    `finish` around the backward pass of its request; `after` when the pass is over.
+    """
+
+    projection: Callable[[AttentionSite, str, torch.Tensor, torch.Tensor], None] | None = None
+    output: Callable[[Site, torch.Tensor], None] | None = None
+    probabilities: Callable[[AttentionSite, torch.Tensor, torch.Tensor | None], None] | None = None
+
+    def __init__(self, request: Any, view: View) -> None:
+        self.request, self.view = request, view
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Hooks of its own, for what the three callbacks do not show."""
+        return nullcontext()
+
+    def start(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def after(self, targets: torch.Tensor | None) -> None:
+        pass
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the backward pass that runs now is the one of this request."""
+        return self.view.backward == self.request.backward
+
+    def answer(self) -> torch.Tensor:
+        """[.. x batch x sites x members]; what stands at members that are gone is not looked at."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Request:
+    """Answered by a tensor [batch x sites x members] in original ids, NaN at members that are gone."""
+
+    needs: ClassVar[tuple[str, ...]] = ("data",)  # for people, and for checks before anything runs
+    fitted: ClassVar[bool] = False  # whether the moments of all the data must be known before the pass
+
+    @property
+    def backward(self) -> Backward | None:
+        """The backward pass it reads gradients from."""
+        return None
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.backward is not None and self.backward[0] == "loss"
+
+    def meter(self, view: View) -> Meter:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class GradientRequest(Request):
+    """Reads gradients of an objective; requests with the same objective and aggregation share the backward pass."""
+
+    needs: ClassVar[tuple[str, ...]] = ("gradients",)
+    objective: Objective = "loss"
+    aggregation: Aggregation = "sample"
+
+    @property
+    def backward(self) -> Backward:
+        return self.objective, self.aggregation
+
+
+def unit_sums(site: Site, values: torch.Tensor) -> torch.Tensor:
+    """Values [.. x members] of members that go together, added up, and given to each of them."""
+    if site.group == 1:
+        return values
+    return values.unflatten(-1, (-1, site.group)).sum(-1).repeat_interleave(site.group, dim=-1)

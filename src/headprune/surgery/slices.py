@@ -1,0 +1,56 @@
+"""Index selections of weights, collected first and then applied together, so that tied weights stay tied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from headprune.errors import UnsupportedModelError
+from headprune.units.linear import is_transposed
+
+
+class Slices:
+    """What is kept of which parameter along which axis."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.wanted: dict[int, tuple[nn.Parameter, int, list[int]]] = {}
+        self.owners: dict[int, list[tuple[nn.Module, str]]] = {}
+        self.asking: dict[int, set[int]] = {}  # parameter -> the modules whose heads go
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    self.owners.setdefault(id(parameter), []).append((module, name))
+
+    def add(self, path: str, side: str, selected: list[int]) -> None:
+        module: Any = self.model.get_submodule(path)
+        weight_dim = int((side == "in") != is_transposed(module))
+        self._want(module, module.weight, weight_dim, selected, path)
+        if side == "out" and module.bias is not None:
+            self._want(module, module.bias, 0, selected, path)
+
+    def _want(self, module: nn.Module, parameter: nn.Parameter, dim: int, selected: list[int], path: str) -> None:
+        self.asking.setdefault(id(parameter), set()).add(id(module))
+        known = self.wanted.get(id(parameter))
+        if known is not None and known[1:] != (dim, selected):
+            raise UnsupportedModelError(
+                f"The weight of {path} is tied to another projection that would keep other heads; untie them first."
+            )
+        self.wanted[id(parameter)] = (parameter, dim, selected)
+
+    def apply(self) -> None:
+        for key, (parameter, _, _) in self.wanted.items():
+            if {id(module) for module, _ in self.owners[key]} - self.asking[key]:
+                raise UnsupportedModelError(
+                    f"A weight of shape {list(parameter.shape)} is tied to another module that keeps all its heads; "
+                    "untie them, or remove the same heads there."
+                )
+        for parameter, dim, selected in self.wanted.values():
+            index = torch.tensor(selected, device=parameter.device)
+            smaller = nn.Parameter(
+                parameter.detach().index_select(dim, index).contiguous(), requires_grad=parameter.requires_grad
+            )
+            for module, name in self.owners[id(parameter)]:
+                setattr(module, name, smaller)

@@ -1,0 +1,31 @@
+"""Putting a model back as it was: parameters are replaced and never written into, so the old ones are still there."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+RECORDS = ("pruned_heads",)  # entries of the config that surgery writes
+
+
+class Undo:
+    """The state of every module that surgery may touch, to be put back if something goes wrong."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.config = model.config
+        self.records = {name: self.config.__dict__[name] for name in RECORDS if name in self.config.__dict__}
+        self.states = []
+        for module in model.modules():
+            state = dict(module.__dict__)
+            inner = {key: dict(state[key]) for key in ("_parameters", "_modules")}
+            self.states.append((module, type(module), {**state, **inner}))
+
+    def __call__(self) -> None:
+        for module, kind, state in self.states:
+            module.__class__ = kind
+            module.__dict__.clear()
+            module.__dict__.update({**state, **{key: dict(state[key]) for key in ("_parameters", "_modules")}})
+        for name in RECORDS:
+            if name in self.records:
+                setattr(self.config, name, self.records[name])
+            elif hasattr(self.config, name):
+                delattr(self.config, name)
