@@ -10,7 +10,7 @@ from headprune.cli.live import live_curve
 from headprune.cli.tables import print_comparison, print_run, print_scores, progress_bar
 from headprune.criteria.scoring import score
 from headprune.papers import langid
-from headprune.runs.compare import Comparison, compare
+from headprune.runs.compare import Comparison, compare, write_comparison
 from headprune.runs.experiment import Experiment, run_experiment
 
 LESSONS = 640  # strings that the first classifier is fitted to
@@ -29,13 +29,14 @@ def run_demo(out: Path, console: Console | None = None) -> list[Comparison]:
         calibration=str(data / "train.tsv"),
         evaluation_samples=256,
         max_drop=0.05,
+        every=2,  # half the time of one by one
         explore=True,
         max_length=langid.MAX_LENGTH,
         seed=langid.SEED,
     )
     own = str(experiment.criterion)
     console.print(
-        "\nPruning: score, remove the least important head, let the others take over what they can, score again.",
+        "\nPruning: score, remove the two least important heads, let the others take over what they can, score again.",
         highlight=False,
     )
     with live_curve(own) as on_step:
@@ -44,8 +45,10 @@ def run_demo(out: Path, console: Console | None = None) -> list[Comparison]:
     console.print("\nThe same with heads removed at random, and nothing that takes over:", highlight=False)
     with live_curve("random") as on_step:
         rows = compare(experiment, [own, "random+none"], out / "runs", on_run=on_step.start, on_step=on_step)
+    write_comparison(out / "runs", rows)
     print_comparison(out / "runs", rows, console)
     console.print(
+        f"The report on both, to open in a browser, is {out / 'runs' / 'report.html'}.\n"
         f"\nTry next:\n"
         f"  headprune inspect {out / 'runs' / own / 'model'}\n"
         f"  headprune score {model} --data {data / 'dev.tsv'} --criterion his\n"
@@ -64,7 +67,7 @@ def prepare_model(folder: Path, data: Path, console: Console) -> Path:
         console.print(f"Using the fine-tuned model in {folder}.", highlight=False)
         return folder
     model = langid.pretrained()
-    examples = langid.read(model, data / "train.tsv")
+    examples = langid.read(model, data / "train.tsv", langid.LESSON_LENGTH)
     console.print(
         f"all-MiniLM-L6-v2, with a classifier for {len(langid.LANGUAGES)} languages fitted to {LESSONS} strings. "
         "Its heads before anything else is trained:",
