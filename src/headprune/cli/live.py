@@ -38,7 +38,7 @@ class LiveCurve:
             self.live.update(Group(*self.curve(), self.status()))
         elif now - self.drawn > 10 or step.heads == 0:  # not a terminal: a line now and then
             self.drawn = now
-            self.console.print(self.status(), highlight=False)
+            self.console.print(self.status(), highlight=False, soft_wrap=True)
 
     def status(self) -> Text:
         first, last = self.steps[0], self.steps[-1]
