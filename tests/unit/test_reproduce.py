@@ -23,7 +23,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 
 from headprune.cli.main import app
 from headprune.errors import HeadpruneError
-from headprune.papers import ReproductionError, __main__, gradients, reproduce_greedy_gnorm
+from headprune.papers import ReproductionError, __main__, gradients, langid, reproduce_greedy_gnorm
 from headprune.papers.figures import box_rows, figure3, figure4, figure5
 from headprune.papers.panels import CRITERIA, Panel
 from headprune.papers.paper import MODELS, find_model
@@ -473,7 +473,7 @@ def test_a_fitted_classifier_knows_its_lessons(tmp_path: Path) -> None:
     model = BertForSequenceClassification.from_pretrained(stand_in(tmp_path / "model", 3)).eval()
     ids = torch.tensor([[2, 5 + place, 5 + 2 * place, 3] for place in range(9)])
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(9) % 3}
-    gradients.fit_classifier(model, [batch])
+    langid.fit_classifier(model, [batch])
     with torch.no_grad():
         found = model(input_ids=ids).logits.argmax(-1)
     assert (found == batch["labels"]).float().mean() > 0.8

@@ -241,7 +241,7 @@ def cross_entropies(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     return torch.cat(parts).view(targets.shape)
 
 
-BLOCK = 1 << 22  # logits that are looked at together
+BLOCK = 1 << 20  # logits that are looked at together
 
 
 def counted_parts(losses: torch.Tensor, counted: torch.Tensor) -> Parts:
