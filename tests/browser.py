@@ -37,7 +37,7 @@ LAUNCH = (
     "import fcntl, os, sys; there, back = (fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]); "
     "os.dup2(there, 3); os.dup2(back, 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
-PATIENCE = 30.0  # seconds for one answer, on a machine that others use too
+PATIENCE = 300.0  # seconds for one answer, on a machine that others use too
 
 
 @functools.cache

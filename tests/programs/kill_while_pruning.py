@@ -1,8 +1,9 @@
 """Run in a process of its own: start the same `headprune` command again and again, kill it, and start it once more.
 
-Arguments: a directory, a seed, the number of kills, and the command. Each try is a fork that runs the program's own
-`main`, killed with SIGKILL when the journal has grown by a few lines and a few milliseconds have passed. The last one
-is left alone. Prints one JSON object: what the journal had at each kill, and the exit code of the last one.
+Arguments: the number of kills, a seed, and the command. Each try is a fork that runs the program's own `main` and is
+killed with SIGKILL at a point that the program is known to be at: before, in the midst of or after a write to its
+journal, or between the two files of a step. The last one is left alone. Prints one JSON object: how each try ended,
+and the exit code of the last one.
 """
 
 from __future__ import annotations
@@ -12,63 +13,74 @@ import os
 import random
 import signal
 import sys
-import time
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 import headprune.cli.main
 import headprune.runs.experiment  # what a command imports when it needs it: here once, before the forks
+from headprune.runs.journal import Run
+
+MOMENTS = ("before", "torn", "after", "between")
 
 
-def start(command: list[str]) -> int:
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dying(write: Callable[..., None], moment: str, steps: int) -> Callable[..., None]:
+    """The journal's own write, but the process dies at this moment of the step that comes after so many."""
+    seen = 0
+
+    def append(self: Run, name: str, line: str) -> None:
+        nonlocal seen
+        if name == "timing.jsonl":
+            if seen > steps and moment == "between":
+                die()
+            write(self, name, line)
+            return
+        seen += 1
+        if seen > steps:
+            if moment == "before":
+                die()
+            if moment == "torn":
+                with (self.path / name).open("a", encoding="utf-8") as stream:
+                    stream.write(line[: len(line) // 2])
+                die()
+        write(self, name, line)
+        if seen > steps and moment == "after":
+            die()
+
+    return append
+
+
+def start(command: list[str], moment: str | None, steps: int) -> int:
+    """Fork, run the program, and return how it ended: minus the signal, or its exit code."""
     child = os.fork()
     if child == 0:
-        sys.argv = ["headprune", *command]
-        log = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(log, 1)
         code = 1
         try:
+            sys.argv = ["headprune", *command]
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            if moment is not None:
+                changed: Any = dying(Run._append, moment, steps)
+                Run._append = changed  # type: ignore[method-assign]
             headprune.cli.main.main()
             code = 0
         except SystemExit as exit:
             code = int(exit.code or 0)
         finally:
             os._exit(code)
-    return child
-
-
-def lines(journal: Path) -> int:
-    return journal.read_bytes().count(b"\n") if journal.is_file() else 0
-
-
-def ended(child: int) -> int | None:
-    """The exit code, or None while it runs."""
-    done, status = os.waitpid(child, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if done else None
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    out, seed, kills, *command = sys.argv[1:]
-    journal, rng = Path(out) / "steps.jsonl", random.Random(int(seed))
-    found: list[int] = []
-    for _ in range(int(kills)):
-        wanted = lines(journal) + rng.randint(0, 4)
-        child = start(command)
-        code = None
-        while lines(journal) < wanted and code is None:
-            code = ended(child)
-            time.sleep(0.0005)
-        time.sleep(rng.uniform(0, 0.05) if code is None else 0)
-        code = ended(child) if code is None else code
-        if code is not None:
-            raise SystemExit(f"ended by itself with {code} after {lines(journal)} lines")
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        found.append(lines(journal))
-    _, status = os.waitpid(start(command), 0)
-    print(json.dumps({"journal": found, "code": os.waitstatus_to_exitcode(status)}))
+    kills, seed, *command = sys.argv[1:]
+    rng = random.Random(int(seed))
+    ends = [start(command, MOMENTS[number % len(MOMENTS)], rng.randint(0, 3)) for number in range(int(kills))]
+    print(json.dumps({"ends": ends, "code": start(command, None, 0)}))
 
 
 if __name__ == "__main__":

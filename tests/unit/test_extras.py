@@ -83,7 +83,12 @@ def test_the_program_without_its_packages_says_so(name: str) -> None:
 
 
 CASES = {
-    "table": ("pandas", ["score", "{bert}", "--data", "{data_csv}"], "Reading tables needs pandas", "data"),
+    "table": (
+        "pyarrow",
+        ["score", "{bert}", "--data", "{root}/data.parquet"],
+        "Reading a parquet file needs pyarrow",
+        "data",
+    ),
     "data-set": ("datasets", ["score", "{bert}", "--data", "glue"], "Data sets by name need datasets", "data"),
     "images": (
         "PIL",

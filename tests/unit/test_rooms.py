@@ -12,7 +12,8 @@ import headprune
 ROOT = Path(headprune.__file__).parent
 # The way of the data; what stands beside each other may not know each other.
 ORDER = (
-    {"errors", "defaults", "extras"},
+    {"errors", "defaults", "late"},
+    {"extras"},
     {"units"},
     {"task"},
     {"hooks"},

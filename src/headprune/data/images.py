@@ -140,6 +140,7 @@ def _from_archive(path: Path, split: str | None) -> Pictures:
 
 
 def _from_folder(folder: Path) -> Pictures:
+    packages.pillow()
     files = [file for file in sorted(folder.glob("*/*")) if file.suffix.lower() in SUFFIXES]
     if not files:
         raise DataError(f"{folder} has no images; put them into one sub-folder per label.")

@@ -8,19 +8,19 @@ from typing import Any
 from headprune.extras import needed
 
 
-def need(module: str, extra: str, what: str) -> Any:
-    """The imported module, or one sentence that says what needs it and how to get it."""
-    with needed(extra, f"{what} needs"):
+def need(module: str, extra: str, who: str) -> Any:
+    """The imported module, or one sentence that begins with `who` needs it and says how to get it."""
+    with needed(extra, who):
         return importlib.import_module(module)
 
 
 def parquet() -> Any:
-    return need("pyarrow.parquet", "data", "Reading a parquet file")
+    return need("pyarrow.parquet", "data", "Reading a parquet file needs")
 
 
 def datasets() -> Any:
-    return need("datasets", "data", "Loading a data set by its name")
+    return need("datasets", "data", "Data sets by name need")
 
 
 def pillow() -> Any:
-    return need("PIL.Image", "images", "Reading image files")
+    return need("PIL.Image", "images", "Reading image files needs")

@@ -15,8 +15,8 @@ import torch
 from headprune.errors import DataError
 from headprune.task import Task
 from headprune.task.batch import real_keys, widened
-from headprune.task.spec import BLOCK
 
+BLOCK = 1 << 18  # signs that are drawn together
 NOT_CONTENT = ("labels", "attention_mask", "token_type_ids", "decoder_attention_mask", "pixel_mask")
 
 
@@ -94,7 +94,7 @@ def sign_gradient(task: Task, logits: torch.Tensor, batch: Mapping[str, Any]) ->
             signs = token_signs(len(places), logits.shape[-1], generator)
             gradient[row, places] = (signs - signs.mean(0)).to(gradient)
             continue
-        for own in places.split(max(1, BLOCK // logits.shape[-1])):
+        for own in places.split(max(1, BLOCK // logits.shape[-1])):  # so that signs take no second copy of the logits
             signs = token_signs(len(own), logits.shape[-1], generator)
             gradient[row, own] = signs.sub_(signs.mean(-1, keepdim=True)).to(gradient)
     return gradient
