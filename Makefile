@@ -1,8 +1,10 @@
-# Every target sets up what it needs: a virtual environment in .venv with this package and its tools.
+# Every target sets up what it needs, and no more: a virtual environment in .venv with this package and its tools.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo-ready
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # The tests run in parallel; each worker uses one thread.
 WORKERS ?= 2
 
@@ -15,11 +17,20 @@ help:
 	@echo "make docs    the documentation, in site/"
 	@echo "make demo    prune a real model, with data that comes with package installs"
 
-$(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) --editable '.[dev]'
 	touch $(READY)
+
+# The demo needs no test, lint or documentation tools.
+$(DEMO_READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Setting up: PyTorch, transformers, and the demo's weights and strings. This takes a minute or two."
+	@$(INSTALL) torch==2.13.0
+	@$(INSTALL) --editable '.[demo]'
+	@touch $(DEMO_READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS)
@@ -36,9 +47,8 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
-demo: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo]'
-	$(BIN)/headprune demo
+demo: $(DEMO_READY)
+	@$(BIN)/headprune demo
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site

@@ -120,7 +120,7 @@ def speed(quick: bool) -> list[dict[str, Any]]:
     as_they_come = data(bucketed=False)  # the notebooks do not sort by length
     step(model, batches), forward(model, batches)  # warm-up
     ours, bare = interleaved(max(3, repeats), lambda: step(model, batches), lambda: forward(model, batches))
-    rows.append(_row("time of a bare batched forward", ours / bare, "<= 2.4", ours / bare <= 2.4, "2.05"))
+    rows.append(_row("time of a bare batched forward", ours / bare, "<= 2.0", ours / bare <= 2.0, "2.0"))
     # The notebooks run one whole pass per layer, each as long as the others: two of the twelve are timed and scaled.
     measured = [0, 6]
     layers = model.config.num_hidden_layers
@@ -135,18 +135,14 @@ def speed(quick: bool) -> list[dict[str, Any]]:
     rows[-1]["note"] = (
         f"{len(measured)} of {layers} layer passes timed ({passes:.1f} s) and scaled, evaluation {evaluation:.1f} s"
     )
-    small = bert(width=384, layers=6)
-    for name, dense, must, goal in (("", model, 2, "3"), (", width 384", small, 8, "12")):
-        step(dense, batches)
-        ours, loop, lean = interleaved(
-            1 if quick else 3,
-            lambda m=dense: step(m, batches),
-            lambda m=dense: autograd_loop(m, samples),
-            lambda m=dense: lean_autograd_loop(m, samples),
-        )
-        what = f"speed of a per-sample autograd loop{name}"
-        rows.append(_row(what, loop / ours, f">= {must}", loop / ours >= must, goal))
-        rows[-1]["note"] = f"{lean / ours:.2f}x against a loop for the q, k and v weights alone"
+    ours, loop, lean = interleaved(
+        1 if quick else 3,
+        lambda: step(model, batches),
+        lambda: autograd_loop(model, samples),
+        lambda: lean_autograd_loop(model, samples),
+    )
+    rows.append(_row("speed of a per-sample autograd loop", loop / ours, ">= 2", loop / ours >= 2, "3"))
+    rows[-1]["note"] = f"{lean / ours:.2f}x against a loop for the q, k and v weights alone"
     return rows
 
 

@@ -25,8 +25,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from headprune.cli.demo import prepare_data, prepare_model
 from headprune.data import load_examples
+from headprune.papers.langid import MAX_LENGTH, prepare_data, prepare_model
 from headprune.runs.subject import load_task
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -77,9 +77,9 @@ def minilm_sst2() -> Subject:
 
 def langid() -> Subject:
     data = prepare_data(MODELS / "langid-data")
-    folder = prepare_model(MODELS / "langid", data, Console(stderr=True))
-    task = load_task(str(folder), str(data / "dev.tsv"), max_length=64)
-    pool = load_examples(task.model, data / "train.tsv", processor=folder, max_length=64)
+    folder = prepare_model(MODELS / "langid", data)
+    task = load_task(str(folder), str(data / "dev.tsv"), max_length=MAX_LENGTH)
+    pool = load_examples(task.model, data / "train.tsv", processor=folder, max_length=MAX_LENGTH)
     return Subject("langid", task.model, pool, task.examples.sample(256, 0).batches(BATCH), 64)
 
 

@@ -1,16 +1,46 @@
 """headprune: find the attention heads that do not matter, and remove them from the weights."""
 
-from headprune.criteria import Criterion, criterion
-from headprune.criteria.scoring import ScoreResult, score
+from typing import TYPE_CHECKING
+
 from headprune.errors import HeadpruneError
-from headprune.hooks.gates import Gates, gated
-from headprune.measure.inspection import inspect
-from headprune.repair.remove import remove
-from headprune.search.config import PruneConfig
-from headprune.search.pruner import Pruner, PruneResult, prune
-from headprune.store.checkpoint import load, save
-from headprune.task import Task, task_of
-from headprune.units import Layout, register_family, resolve
+from headprune.late import late
+
+if TYPE_CHECKING:
+    from headprune.criteria import Criterion, criterion
+    from headprune.criteria.scoring import ScoreResult, score
+    from headprune.hooks.gates import Gates, gated
+    from headprune.measure.inspection import inspect
+    from headprune.repair.remove import remove
+    from headprune.search.config import PruneConfig
+    from headprune.search.pruner import Pruner, PruneResult, prune
+    from headprune.store.checkpoint import load, save
+    from headprune.task import Task, task_of
+    from headprune.units import Layout, register_family, resolve
+else:  # the same once more, for importing each of them when it is used: `import headprune` alone takes no time
+    __getattr__, __dir__ = late(
+        __name__,
+        {
+            "Criterion": "headprune.criteria",
+            "Gates": "headprune.hooks.gates",
+            "Layout": "headprune.units",
+            "PruneConfig": "headprune.search.config",
+            "PruneResult": "headprune.search.pruner",
+            "Pruner": "headprune.search.pruner",
+            "ScoreResult": "headprune.criteria.scoring",
+            "Task": "headprune.task",
+            "criterion": "headprune.criteria",
+            "gated": "headprune.hooks.gates",
+            "inspect": "headprune.measure.inspection",
+            "load": "headprune.store.checkpoint",
+            "prune": "headprune.search.pruner",
+            "register_family": "headprune.units",
+            "remove": "headprune.repair.remove",
+            "resolve": "headprune.units",
+            "save": "headprune.store.checkpoint",
+            "score": "headprune.criteria.scoring",
+            "task_of": "headprune.task",
+        },
+    )
 
 __version__ = "0.1.0"
 __all__ = [

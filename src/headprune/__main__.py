@@ -1,6 +1,26 @@
-"""`python -m headprune`: the command line, for launchers that start modules."""
+"""The command line, as `headprune` and as `python -m headprune`."""
 
-from headprune.cli.main import main
+from __future__ import annotations
+
+import sys
+
+from headprune.errors import MissingPackageError
+from headprune.extras import needed
+
+
+def main() -> None:
+    """Run the command line; without the packages it is made of, one sentence and exit code 2."""
+    try:
+        with needed("cli", "The command line needs"):
+            import rich  # noqa: F401  # asked for by every table
+            import typer  # noqa: F401
+    except MissingPackageError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
+    from headprune.cli.main import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -57,6 +57,10 @@ class ScheduleError(HeadpruneError, ValueError):
     """A schedule or a stopping rule makes no sense."""
 
 
+class MissingPackageError(HeadpruneError, ImportError):
+    """A package that comes with an extra is not installed."""
+
+
 class ReplayError(HeadpruneError):
     """A step of a journal does not come out as it did when it was written."""
 

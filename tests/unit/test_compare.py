@@ -18,6 +18,7 @@ import typer
 import headprune
 from headprune.cli import main as cli
 from headprune.criteria import REGISTRY
+from headprune.criteria.registry import split_names
 from headprune.errors import CriterionError
 from headprune.measure.curves import at_share, removable, signed_area, weighted_area
 from headprune.measure.metrics import METRICS
@@ -29,7 +30,6 @@ from headprune.runs.compare import (
     compare,
     expand,
     run_name,
-    split_names,
     sweep_alpha,
     with_alpha,
     write_comparison,

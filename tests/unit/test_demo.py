@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from headprune.cli import demo
 from headprune.data import load_examples
 from headprune.data.sources import read_table
-from headprune.errors import DataError
+from headprune.errors import MissingPackageError
+from headprune.papers import langid
 from runs import classifier, material
 
 NEEDS_DJANGO = "the demo's data comes with it"
@@ -21,13 +21,13 @@ NEEDS_DJANGO = "the demo's data comes with it"
 @pytest.fixture(scope="module")
 def strings() -> list[tuple[str, str, str]]:
     pytest.importorskip("django", reason=NEEDS_DJANGO)
-    return demo.catalogue_strings()
+    return langid.catalogue_strings()
 
 
 def test_all_twenty_languages_are_there(strings: list[tuple[str, str, str]]) -> None:
-    assert len(demo.LANGUAGES) == len(set(demo.LANGUAGES)) == 20
+    assert len(langid.LANGUAGES) == len(set(langid.LANGUAGES)) == 20
     counts = Counter(language for _, language, _ in strings)
-    assert counts.keys() == set(demo.LANGUAGES)
+    assert counts.keys() == set(langid.LANGUAGES)
     assert min(counts.values()) >= 50
     assert len(strings) >= 5000
 
@@ -35,7 +35,7 @@ def test_all_twenty_languages_are_there(strings: list[tuple[str, str, str]]) -> 
 def test_strings_are_clean(strings: list[tuple[str, str, str]]) -> None:
     assert strings == sorted(set(strings))
     for original, language, text in strings:
-        assert len(text) >= demo.SHORTEST
+        assert len(text) >= langid.SHORTEST
         assert text == " ".join(text.split())  # no tabs or line ends, which would break the table
         assert language == "en" or text != " ".join(original.split())  # what was not translated is English
 
@@ -43,7 +43,7 @@ def test_strings_are_clean(strings: list[tuple[str, str, str]]) -> None:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("django", reason=NEEDS_DJANGO)
-    return demo.prepare_data(tmp_path_factory.mktemp("demo") / "data")
+    return langid.prepare_data(tmp_path_factory.mktemp("demo") / "data")
 
 
 def test_no_original_is_on_both_sides(strings: list[tuple[str, str, str]], data: Path) -> None:
@@ -56,7 +56,7 @@ def test_no_original_is_on_both_sides(strings: list[tuple[str, str, str]], data:
         table = read_table(data / f"{name}.tsv")
         rows = list(zip(table["text"], table["label"], strict=True))
         assert all(row in originals for row in rows)
-        assert set(table["label"]) == set(demo.LANGUAGES)
+        assert set(table["label"]) == set(langid.LANGUAGES)
         sides[name] = rows
     total = len(sides["train"]) + len(sides["dev"])
     assert 0.99 * len(strings) < total <= len(strings)
@@ -76,19 +76,19 @@ def test_no_string_is_on_both_sides(data: Path) -> None:
 
 
 def test_the_data_is_the_same_every_time_and_made_once(data: Path, tmp_path: Path) -> None:
-    again = demo.prepare_data(tmp_path / "data")
+    again = langid.prepare_data(tmp_path / "data")
     for name in ("train.tsv", "dev.tsv"):
         assert (again / name).read_bytes() == (data / name).read_bytes()
     (again / "dev.tsv").write_text("text\tlabel\nkept\ten\n")
-    demo.prepare_data(again)
+    langid.prepare_data(again)
     assert (again / "dev.tsv").read_text() == "text\tlabel\nkept\ten\n"
 
 
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(
-        DataError, match=r"needs the package some-package; install it with pip install 'headprune\[demo\]'"
+        MissingPackageError, match=r"needs no_such_module; install it with pip install 'headprune\[demo\]'"
     ):
-        demo.package_folder("no_such_module_anywhere", "some-package")
+        langid.package_folder("no_such_module")
 
 
 def test_fine_tuning_learns_and_leaves_the_embeddings() -> None:
@@ -102,7 +102,7 @@ def test_fine_tuning_learns_and_leaves_the_embeddings() -> None:
         untrained = float(model(**batches[0]).loss)
     torch.manual_seed(0)
     for _ in range(8):
-        demo.fine_tune(model, examples)
+        langid.fine_tune(model, examples)
     with torch.no_grad():
         assert float(model(**batches[0]).loss) < untrained
     assert torch.equal(model.bert.embeddings.word_embeddings.weight, before)

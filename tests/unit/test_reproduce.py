@@ -23,11 +23,11 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 
 from headprune.cli.main import app
 from headprune.errors import HeadpruneError
-from headprune.papers import ReproductionError, __main__, gradients, reproduce_greedy_gnorm
+from headprune.papers import ReproductionError, __main__, gradients, langid, reproduce_greedy_gnorm
 from headprune.papers.figures import box_rows, figure3, figure4, figure5
 from headprune.papers.panels import CRITERIA, Panel
 from headprune.papers.paper import MODELS, find_model
-from headprune.papers.protocol import PROTOCOLS, as_commands, comparisons, find_protocol, prepare_data
+from headprune.papers.protocol import PROTOCOLS, comparisons, find_protocol, prepare_data
 from headprune.papers.published import (
     mask_of_order,
     published_panels,
@@ -416,14 +416,14 @@ def test_the_protocol_runs_on_stand_ins_and_its_runs_are_drawn(tmp_path: Path) -
         call = [key, "--out", str(tmp_path / "runs"), "--checkpoint", str(model), "--data", str(data), "--trials", "2"]
         assert __main__.main(call) == 0
     settings = [read_run(file.parent)[0]["settings"] for file in (tmp_path / "runs").rglob("run.json")]
-    assert {one["criterion"] for one in settings} == {*CRITERIA, "random(seed=0)", "random(seed=1)"}
+    assert {one["criterion"] for one in settings} == {*CRITERIA, "random", "random(seed=1)"}
     assert {one["compensate"] for one in settings} == {"none"}  # as published
     record, steps = read_run(tmp_path / "runs" / "roberta" / "greedy" / "gnorm")
     assert record["samples"] == {"calibration": 30, "evaluation": 20}
     assert record["settings"]["schedule"] == "greedy"
     static, _ = read_run(tmp_path / "runs" / "albert" / "static" / "inverse-entropy")
     assert static["settings"]["schedule"] == "one-shot"
-    assert static["settings"]["columns"]["pair"] == "pair"
+    assert static["settings"]["pair_column"] == "pair"
     panels = run_panels(tmp_path / "runs")
     assert [panel.title for panel in panels] == ["ALBERT-base-v2", "RoBERTa-large"]
     assert panels[1].curves["gnorm"] == [(8 - step.heads, step.metric) for step in steps]
@@ -473,7 +473,7 @@ def test_a_fitted_classifier_knows_its_lessons(tmp_path: Path) -> None:
     model = BertForSequenceClassification.from_pretrained(stand_in(tmp_path / "model", 3)).eval()
     ids = torch.tensor([[2, 5 + place, 5 + 2 * place, 3] for place in range(9)])
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(9) % 3}
-    gradients.fit_classifier(model, [batch])
+    langid.fit_classifier(model, [batch])
     with torch.no_grad():
         found = model(input_ids=ids).logits.argmax(-1)
     assert (found == batch["labels"]).float().mean() > 0.8
@@ -497,7 +497,7 @@ def test_panels_without_trials_or_masks_leave_their_figures_out() -> None:
     assert figure3([Panel("x", 4)], "") is None
 
 
-def test_commands_are_those_of_the_notebooks(tmp_path: Path) -> None:
+def test_commands_are_those_of_the_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [protocol.key for protocol in PROTOCOLS] == [model.key for model in MODELS]
     protocol = find_protocol("roberta")
     source = stand_in_data(tmp_path / "tweets.tsv", protocol, [0, 1, 2])
@@ -506,12 +506,22 @@ def test_commands_are_those_of_the_notebooks(tmp_path: Path) -> None:
     assert labels == ["0", "1"] * 10
     assert data.calibration is not None
     assert rows_of(data.calibration.read_text())[0] == ["text"]
-    greedy, static, chance = as_commands(comparisons(protocol, Path("runs"), data, aggregation="batch"))
+    made = comparisons(protocol, Path("runs"), data, aggregation="batch")
+    greedy, static, chance = (curves.command() for curves in made)
     assert shlex.split(greedy)[:3] == ["headprune", "compare", "siebert/sentiment-roberta-large-english"]
     assert "gnorm(aggregation=batch),inverse:gnorm(aggregation=batch)" in shlex.split(greedy)
     assert "--schedule one-shot" in static
-    assert "--trials 25 --schedule one-shot --every 16" in chance
-    known = {name for command in app.registered_commands if command.callback for name in [command.callback.__name__]}
-    assert "compare" in known
+    assert "--schedule one-shot --every 16" in chance
+    assert "--trials 25" in chance
+    for curves in made:  # the commands mean what is run
+        words = shlex.split(curves.command())[1:]
+        asked: list[Any] = []
+        monkeypatch.setattr(
+            "headprune.runs.compare.compare", lambda e, c, o, asked=asked, **more: asked.append((e, c, more["trials"]))
+        )
+        monkeypatch.setattr("headprune.runs.compare.write_comparison", lambda *_: None)
+        monkeypatch.setattr("headprune.cli.tables.print_comparison", lambda *_: None)
+        app(words, standalone_mode=False)
+        assert asked == [(curves.experiment, list(curves.criteria), curves.trials)]
     with pytest.raises(ReproductionError, match="has no column 'Title'"):
         prepare_data(find_protocol("bert"), tmp_path / "data", source=source)

@@ -6,12 +6,14 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from headprune.measure.trajectory import Step
+if TYPE_CHECKING:
+    from headprune.measure.trajectory import Step
 
 WIDTH, HEIGHT = 64, 10
 EIGHTHS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -37,7 +39,7 @@ class LiveCurve:
             self.live.update(Group(*self.curve(), self.status()))
         elif now - self.drawn > 10 or step.heads == 0:  # not a terminal: a line now and then
             self.drawn = now
-            self.console.print(self.status(), highlight=False)
+            self.console.print(self.status(), highlight=False, soft_wrap=True)
 
     def status(self) -> Text:
         first, last = self.steps[0], self.steps[-1]

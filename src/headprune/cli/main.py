@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import transformers
 import typer
 
 from headprune.cli.options import (
@@ -23,6 +22,7 @@ from headprune.cli.options import (
     with_options,
 )
 from headprune.errors import HeadpruneError
+from headprune.search.config import VERB_DEFAULTS, stop_settings
 
 # What decides how a model is pruned, and not how it is scored.
 NOT_OF_SCORE = (
@@ -63,11 +63,15 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show where a model's heads are, and the most that removing them could save. Reads the config alone."""
+    from headprune.store.places import refuse_missing_structure
+
+    import_plugins(plugin)
+    refuse_missing_structure(model)
+
     from headprune.cli.tables import print_inspection
     from headprune.measure.inspection import inspect as inspect_model
     from headprune.store.checkpoint import load_structure
 
-    import_plugins(plugin)
     seen = inspect_model(load_structure(model), tokens=tokens)
     if as_json:
         print_json(seen.to_json())
@@ -104,13 +108,18 @@ def score(
     options: dict[str, Any],
 ) -> None:
     """Score every head of a model on some data, and draw the scores as a heat map."""
+    from headprune.cli.early import check_early, quiet_transformers
+
+    import_plugins(plugin)
+    check_early(model, options)
+
     from headprune.cli.tables import print_scores, progress_bar
     from headprune.criteria.scoring import score as score_model
     from headprune.measure.trajectory import plain
     from headprune.report.scores import check_target, write_scores
     from headprune.runs.subject import load_subject
 
-    import_plugins(plugin)
+    quiet_transformers()
     experiment = experiment_of(model, options)
     chosen = experiment.made_criterion
     if out is not None:
@@ -163,11 +172,16 @@ def prune(
     options: dict[str, Any],
 ) -> None:
     """Remove heads from a model step by step, measure it after each, and save the result."""
+    from headprune.cli.early import check_early, quiet_transformers
+
+    import_plugins(plugin)
+    check_early(model, options, reports=True)
+
     from headprune.cli.live import live_curve
     from headprune.cli.tables import print_run
     from headprune.runs.experiment import run_experiment
 
-    import_plugins(plugin)
+    quiet_transformers()
     experiment = experiment_of(model, options)
     with resumable(out), live_curve(f"Pruning by {experiment.criterion}") as on_step:
         record = run_experiment(experiment, out, overwrite=overwrite, on_step=on_step)
@@ -181,7 +195,7 @@ def prune(
 
 
 @app.command()
-@with_options("criterion", "keep", "max_drop", "knee", "explore", compensate="none")
+@with_options("criterion", *stop_settings(), **VERB_DEFAULTS["compare"])
 def compare(
     model: Model,
     criteria: Annotated[
@@ -201,13 +215,19 @@ def compare(
     options: dict[str, Any],
 ) -> None:
     """Run several criteria from the same dense model on the same data, and say which is best."""
-    from headprune.cli.live import live_curve
-    from headprune.cli.tables import print_comparison
+    from headprune.cli.early import check_early, quiet_transformers, without_compensation
+    from headprune.criteria.registry import split_names
     from headprune.errors import CriterionError
-    from headprune.runs.compare import check_sweep, expand, split_names, sweep_alpha, with_alpha, write_comparison
-    from headprune.runs.compare import compare as compare_criteria
 
     import_plugins(plugin)
+    check_early(model, options, criteria=without_compensation(split_names(criteria)), reports=True)
+
+    from headprune.cli.live import live_curve
+    from headprune.cli.tables import print_comparison
+    from headprune.runs.compare import check_sweep, expand, sweep_alpha, with_alpha, write_comparison
+    from headprune.runs.compare import compare as compare_criteria
+
+    quiet_transformers()
     experiment = experiment_of(model, options)
     names = expand(split_names(criteria), experiment.compensate)
     if alpha not in (None, "sweep"):
@@ -242,6 +262,10 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one self-contained page about runs: curves, masks step by step, savings, and how they were made."""
+    from headprune.extras import need_report
+
+    need_report()
+
     from headprune.report.page import write_report
 
     write_report(runs, out, figure_folder=figures)
@@ -268,13 +292,17 @@ def reproduce(
     """Write the tables and figures of a paper, from its configurations, its published data, or runs of this tool."""
     from rich.console import Console
 
+    from headprune.cli.early import quiet_transformers
     from headprune.errors import DataError
-    from headprune.papers import reproduce_greedy_gnorm
 
     if paper != "greedy-gnorm":
         raise DataError(f"There is no reproduction of {paper!r}; there is: greedy-gnorm.")
     if (model is None) != (data is None):
         raise DataError("Figure 2 needs both --model and --data, or neither.")
+
+    from headprune.papers import reproduce_greedy_gnorm
+
+    quiet_transformers()
     figure2 = None if model is None or data is None else (model, data)
     files = reproduce_greedy_gnorm(
         out, published=published, runs=runs, figure2=figure2, console=Console(stderr=as_json)
@@ -291,8 +319,15 @@ def demo(
     """Fine-tune a small real model to tell 20 languages apart, prune it, and compare with random."""
     from rich.console import Console
 
+    from headprune.cli.early import quiet_transformers
+    from headprune.extras import need_demo, need_report
+
+    need_demo()
+    need_report()
+
     from headprune.cli.demo import run_demo
 
+    quiet_transformers()
     with resumable(out):
         rows = run_demo(out, Console(stderr=as_json))
     if as_json:
@@ -301,8 +336,6 @@ def demo(
 
 def main() -> None:
     """Run the command line; a wrong input is one sentence on stderr and exit code 2."""
-    # transformers draws bars of its own while it loads and saves; its warnings and errors stay.
-    transformers.utils.logging.disable_progress_bar()
     try:
         app()
     except HeadpruneError as error:

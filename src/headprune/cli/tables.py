@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -16,7 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedModel
 
 from headprune.criteria import Criterion
 from headprune.criteria.scoring import ScoreResult
@@ -35,6 +33,10 @@ from headprune.report.words import (
 )
 from headprune.units import resolve
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
 # Viridis at six points, dark = unimportant: safe for the colour-blind and readable in grey.
 SHADES = ((68, 1, 84), (65, 68, 135), (42, 120, 142), (34, 168, 132), (122, 209, 81), (253, 231, 37))
 
@@ -44,6 +46,7 @@ LEAN: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "padding": (0, 1
 
 
 def print_inspection(name: str, seen: Inspection, console: Console | None = None) -> None:
+
     console = console or Console()
     console.print(f"[bold]{escape(name)}[/bold] · {seen.model_type} · {seen.sites[0].family} family", soft_wrap=True)
     shared = _shared_start([site.path for site in seen.sites])
@@ -126,6 +129,7 @@ def print_criteria(criteria: Sequence[Criterion], console: Console | None = None
 
 def print_scores(model: PreTrainedModel, name: str, result: ScoreResult, console: Console | None = None) -> None:
     """One row per site, one cell per head, shaded by rank; heads that are gone are blank."""
+
     console = console or Console()
     sites = resolve(model)
     ranks = _ranks(result.scores)
@@ -167,6 +171,8 @@ def _measured(result: ScoreResult) -> str:
 
 def _ranks(scores: torch.Tensor) -> torch.Tensor:
     """Position of each score among all, scaled to [0, 1]: criteria differ by orders of magnitude, ranks do not."""
+    import torch
+
     there = ~scores.isnan()
     ranks = torch.zeros_like(scores)
     values = scores[there]

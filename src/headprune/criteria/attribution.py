@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, criterion
 from headprune.errors import CriterionError
-from headprune.signals import Attribution, Request
+
+if TYPE_CHECKING:
+    import torch
+
+    from headprune.signals import Request
 
 
 @criterion(
@@ -28,9 +31,13 @@ class SelfAttentionAttribution(Criterion):
             raise CriterionError(f"steps of attribution must be at least 1, but it is {self.steps}.")
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import Attribution
+
         return (Attribution(self.steps),)
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        from headprune.signals import Attribution
+
         return {"largest": answers[Attribution(self.steps)].sum(0)}
 
     def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, check_choice, criterion
 from headprune.errors import CriterionError
-from headprune.signals import Entropy, EntropyDeficit, Request
+
+if TYPE_CHECKING:
+    import torch
+
+    from headprune.signals import Request
 
 
 def check_entropy_options(made: Criterion, variant: str, epsilon: float) -> None:
@@ -34,6 +37,8 @@ class AttentionEntropy(Criterion):
         check_entropy_options(self, self.variant, self.epsilon)
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import Entropy
+
         return (Entropy(self.variant, self.epsilon),)  # type: ignore[arg-type]
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -59,6 +64,8 @@ class Deficit(Criterion):
         check_entropy_options(self, self.variant, self.epsilon)
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import EntropyDeficit
+
         return (EntropyDeficit(self.variant, self.epsilon),)  # type: ignore[arg-type]
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, check_choice, criterion
-from headprune.signals import Aggregation, BlockNorms, Objective, Request
+
+if TYPE_CHECKING:
+    import torch
+
+    from headprune.signals import Request
 
 
 @criterion(
@@ -24,15 +27,17 @@ class Gnorm(Criterion):
     divided by the number of samples, which depends on the batch size and ranks heads differently.
     """
 
-    objective: Objective = "logit-norm"
-    aggregation: Aggregation = "sample"
+    objective: str = "logit-norm"
+    aggregation: str = "sample"
 
     def __post_init__(self) -> None:
         check_choice(self, "objective", ("logit-norm", "loss"))
         check_choice(self, "aggregation", ("sample", "batch"))
 
     def requests(self) -> tuple[Request, ...]:
-        return (BlockNorms(self.objective, self.aggregation),)
+        from headprune.signals import BlockNorms
+
+        return (BlockNorms(self.objective, self.aggregation),)  # type: ignore[arg-type]
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
         norms = answers[self.requests()[0]].sum(dim=1)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.entropy import check_entropy_options
 from headprune.criteria.his import expected_gate_gradient
 from headprune.criteria.registry import Criterion, criterion
 from headprune.errors import CriterionError
-from headprune.signals import Entropy, GateGradients, Request
+
+if TYPE_CHECKING:
+    import torch
+
+    from headprune.signals import Request
 
 
 def minmax(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
@@ -19,7 +22,7 @@ def minmax(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     if not kept.any():
         return values
     low, high = values[kept].min(), values[kept].max()
-    return (values - low) / (high - low) if high > low else torch.zeros_like(values)
+    return (values - low) / (high - low) if high > low else values.new_zeros(values.shape)
 
 
 @criterion(
@@ -41,6 +44,8 @@ class Hies(Criterion):
         check_entropy_options(self, self.variant, self.epsilon)
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import Entropy, GateGradients
+
         return GateGradients("loss"), Entropy(self.variant, self.epsilon)  # type: ignore[arg-type]
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:

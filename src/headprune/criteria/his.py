@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, criterion
-from headprune.signals import GateGradients, Request
+
+if TYPE_CHECKING:
+    import torch
+
+    from headprune.signals import Request
 
 
 def expected_gate_gradient(sums: Mapping[str, torch.Tensor], samples: int) -> torch.Tensor:
@@ -27,14 +30,20 @@ class His(Criterion):
     normalize: bool = False
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import GateGradients
+
         return (GateGradients("loss"),)
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        from headprune.signals import GateGradients
+
         return {"absolute": answers[GateGradients("loss")].abs().sum(0)}
 
     def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
         score = expected_gate_gradient(sums, samples)
         if self.normalize:
+            import torch
+
             norms = score.nan_to_num(0.0).norm(dim=1, keepdim=True)
             score = score / norms.clamp_min(torch.finfo(score.dtype).tiny)
         return score
@@ -50,9 +59,13 @@ class Tis(Criterion):
     """E | sum(A * dL/dA) | over samples, A the attention probabilities of the head."""
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import GateGradients
+
         return (GateGradients("loss"),)
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        from headprune.signals import GateGradients
+
         return {"absolute": answers[GateGradients("loss")].abs().sum(0)}
 
     def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 from headprune.criteria.registry import Criterion, criterion
-from headprune.units import AttentionSite, Site, nan_scores
-from headprune.units.linear import is_transposed
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from headprune.units import Site
 
 
 @criterion(
@@ -24,6 +25,10 @@ class Magnitude(Criterion):
     """L2 norm of the head's Q, K and V rows and output columns together; biases do not count."""
 
     def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
+        import torch
+
+        from headprune.units import AttentionSite, nan_scores
+
         scores = nan_scores(sites)
         for site in sites:
             if not site.kept or not isinstance(site, AttentionSite):
@@ -40,6 +45,8 @@ class Magnitude(Criterion):
 
 
 def _weight(model: PreTrainedModel, path: str, *, outputs_last: bool) -> torch.Tensor:
+    from headprune.units.linear import is_transposed
+
     module: Any = model.get_submodule(path)
     weight = module.weight.detach().double().cpu()
     return weight if is_transposed(module) == outputs_last else weight.T

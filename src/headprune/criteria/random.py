@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, criterion
-from headprune.units import Site, nan_scores
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from headprune.units import Site
 
 
 @criterion("random", reference="", use="the baseline to beat; run several seeds")
@@ -20,6 +23,10 @@ class Random(Criterion):
     seed: int = 0
 
     def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
+        import torch
+
+        from headprune.units import nan_scores
+
         scores = nan_scores(sites)
         drawn = torch.rand(scores.shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
         for site in sites:

@@ -6,14 +6,16 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, get_type_hints
-
-import torch
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
 
 from headprune.errors import CriterionError, RegistrationError
-from headprune.signals import Request
-from headprune.units import Site
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from headprune.signals import Request
+    from headprune.units import Site
 
 INVERSE = "inverse:"
 NAME = re.compile(r"[a-z][a-z0-9_-]*$")
@@ -156,6 +158,17 @@ def make(spec: str | Criterion, **options: Any) -> Criterion:
             raise CriterionError(f"Criterion {name!r} has no option {key!r}; it {takes}.")
         _check_type(name, key, options[key], hints.get(key))
     return kind(**options)
+
+
+def split_names(text: str) -> list[str]:
+    """Names with commas between them; a comma inside brackets belongs to the name."""
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+
+
+def split_suffix(spec: str) -> tuple[str, str]:
+    """A name and what follows its last plus sign, with the sign; a plus sign inside brackets belongs to the name."""
+    place = spec.rfind("+")
+    return (spec[:place], spec[place:]) if place > spec.rfind(")") else (spec, "")
 
 
 def _check_type(name: str, key: str, value: Any, hint: Any) -> None:

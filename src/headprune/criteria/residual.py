@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, criterion
-from headprune.signals import GateGradients, Request, ResidualErrors, ResidualGradients
+
+if TYPE_CHECKING:
+    import torch
+
+    from headprune.signals import Request
 
 
 @criterion(
@@ -29,6 +32,8 @@ class ResidualGradient(Criterion):
     residual: bool = True
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import GateGradients, ResidualGradients
+
         return (ResidualGradients(),) if self.residual else (GateGradients("logit-signs"),)
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -53,9 +58,13 @@ class ResidualError(Criterion):
     """
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import ResidualErrors
+
         return (ResidualErrors(),)
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        from headprune.signals import ResidualErrors
+
         return {"errors": answers[ResidualErrors()].sum(0)}
 
     def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:

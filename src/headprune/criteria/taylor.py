@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from headprune.criteria.registry import Criterion, criterion
-from headprune.signals import GateGradients, Request, WeightProducts
+
+if TYPE_CHECKING:
+    import torch
+
+    from headprune.signals import Request
 
 
 @criterion(
@@ -21,6 +24,8 @@ class Taylor(Criterion):
     """| sum w * dL/dw | over the head's Q, K, V and output weights, L the mean loss of the calibration set."""
 
     def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import GateGradients, WeightProducts
+
         return WeightProducts("loss"), GateGradients("loss")
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,7 +1,21 @@
 """From files or data sets to batches that a model takes."""
 
-from headprune.data.batches import Examples
-from headprune.data.columns import Columns
-from headprune.data.sources import load_examples
+from typing import TYPE_CHECKING
+
+from headprune.late import late
+
+if TYPE_CHECKING:
+    from headprune.data.batches import Examples
+    from headprune.data.columns import Columns
+    from headprune.data.sources import load_examples
+else:
+    __getattr__, __dir__ = late(
+        __name__,
+        {
+            "Columns": "headprune.data.columns",
+            "Examples": "headprune.data.batches",
+            "load_examples": "headprune.data.sources",
+        },
+    )
 
 __all__ = ["Columns", "Examples", "load_examples"]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from headprune.errors import HeadpruneError
+from headprune.extras import needed
 
 
 def need(module: str, extra: str, what: str) -> Any:
     """The imported module, or one sentence that says what needs it and how to get it."""
-    try:
+    with needed(extra, f"{what} needs"):
         return importlib.import_module(module)
-    except ImportError:
-        package = {"PIL": "Pillow"}.get(module.partition(".")[0], module.partition(".")[0])
-        raise HeadpruneError(f"{what} needs {package}; install it with pip install 'headprune[{extra}]'.") from None
 
 
 def parquet() -> Any:

@@ -15,10 +15,10 @@ from typing import Any
 
 from headprune.data import packages
 from headprune.data.files import is_there, read_text, refuse_missing, suffix_of
+from headprune.data.places import TABLES, looks_like_a_path
 from headprune.errors import DataError
 from headprune.store.files import short
 
-TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 SEPARATORS = (",", ";", "\t", "|")
 WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,17})")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
@@ -245,7 +245,7 @@ def _called(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
 
 
 def _read_dataset(name: str, split: str | None) -> Table:
-    if name.count("/") > 1 or name.startswith((".", "/", "~")):
+    if looks_like_a_path(name):
         raise DataError(f"There is no file {name}; check the path.")
     datasets = packages.datasets()
     try:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from headprune.task import IGNORED, Task, batch_size
+from headprune.task.spec import Parts
 
 
 class Quality:
@@ -108,10 +109,9 @@ class Quality:
         """Mean loss per sample, over the samples that have one."""
         if self.loss_parts is None:
             return None
-        sums, counts = self.loss_parts
-        has = counts.sum(1) > 0
-        per_sample = (sums / counts.clamp_min(1)).mean(1)
-        return float(per_sample[has].mean()) if has.any() else None
+        parts = Parts(*self.loss_parts)
+        has = parts.counts.sum(1) > 0
+        return float(parts.per_sample()[has].mean()) if has.any() else None
 
     @property
     def counted_loss(self) -> float | None:

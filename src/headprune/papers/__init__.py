@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from headprune.extras import needed
 from headprune.papers import gradients
 from headprune.papers.figures import figure3, figure4, figure5
 from headprune.papers.panels import Panel
@@ -19,6 +18,9 @@ from headprune.papers.runs import run_panels
 from headprune.papers.tables import make_tables
 from headprune.report.export import save_figure
 from headprune.store.files import is_there, write_text
+
+with needed("cli", "Reproducing a paper needs"):
+    from rich.console import Console
 
 __all__ = ["ReproductionError", "reproduce_greedy_gnorm"]
 

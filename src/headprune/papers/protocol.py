@@ -9,14 +9,17 @@ import csv
 import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from headprune.data.sources import read_table
 from headprune.errors import DataError
+from headprune.extras import needed
 from headprune.papers.paper import ReproductionError, find_model
+from headprune.runs.compare import compare, write_comparison
+from headprune.search.config import Experiment, command_words
 from headprune.store.files import write_text
 
 MAX_LENGTH = 512  # the notebooks cut texts only where the model has no further position
@@ -149,8 +152,8 @@ def _labelled(protocol: Protocol, texts: Sequence[Sequence[Any]], labels: Iterab
 
 
 def _fetch(protocol: Protocol) -> dict[str, list[Any]]:
-    import datasets
-
+    with needed("data", "Data sets by name need"):
+        import datasets
     try:
         data = datasets.load_dataset(protocol.dataset, protocol.configuration, split=protocol.split)
     except Exception as error:
@@ -169,6 +172,23 @@ def _csv(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return stream.getvalue()
 
 
+@dataclass(frozen=True)
+class Curves:
+    """One comparison of the paper's figures: criteria that are run in the same way."""
+
+    experiment: Experiment
+    criteria: tuple[str, ...]
+    out: Path
+    trials: int = 1
+
+    def command(self) -> str:
+        """The same as a line for a shell."""
+        words = [*command_words(self.experiment.settings(), "compare"), "--criteria", ",".join(self.criteria)]
+        if self.trials > 1:
+            words += ["--trials", str(self.trials)]
+        return shlex.join([*words, "--out", str(self.out)])
+
+
 def comparisons(
     protocol: Protocol,
     out: Path,
@@ -177,32 +197,30 @@ def comparisons(
     checkpoint: str | None = None,
     aggregation: str = "sample",
     trials: int | None = None,
-) -> list[list[str]]:
-    """Arguments of the `headprune compare` calls that give a model's curves: greedy, static entropy, and random.
+) -> list[Curves]:
+    """What gives a model's curves: greedy, static entropy, and random.
 
     The paper scores gnorm again after every removal, and entropy once, on the dense model.
     """
-    common = ["compare", checkpoint or protocol.checkpoint, "--data", str(data.evaluation)]
-    if protocol.pair is not None:
-        common += ["--pair-column", "pair"]
-    if data.calibration is None:
-        common += ["--same-data", "--calibration-samples", str(data.rows)]
-    else:
-        common += ["--calibration", str(data.calibration), "--calibration-samples", str(protocol.calibration)]
-    common += ["--batch-size", str(protocol.batch_size), "--max-length", str(MAX_LENGTH)]
+    greedy = Experiment(
+        model=checkpoint or protocol.checkpoint,
+        data=str(data.evaluation),
+        compensate="none",
+        pair_column="pair" if protocol.pair is not None else None,
+        same_data=data.calibration is None,
+        calibration=None if data.calibration is None else str(data.calibration),
+        calibration_samples=data.rows if protocol.calibration is None else protocol.calibration,
+        batch_size=protocol.batch_size,
+        max_length=MAX_LENGTH,
+    )
+    static = replace(greedy, schedule="one-shot")
     gnorm = "gnorm" if aggregation == "sample" else f"gnorm(aggregation={aggregation})"
-    random = ["--criteria", "random", "--trials", str(trials or protocol.trials), "--schedule", "one-shot"]
-    each = {
-        "greedy": ["--criteria", f"{gnorm},inverse:{gnorm}"],
-        "static": ["--criteria", "entropy,inverse:entropy", "--schedule", "one-shot"],
-        "random": [*random, "--every", str(protocol.random_step)],
-    }
-    return [[*common, *own, "--out", str(out / protocol.key / name)] for name, own in each.items()]
-
-
-def as_commands(calls: Iterable[Sequence[str]]) -> list[str]:
-    """The same calls as lines for a shell."""
-    return [shlex.join(["headprune", *arguments]) for arguments in calls]
+    place = out / protocol.key
+    return [
+        Curves(greedy, (gnorm, f"inverse:{gnorm}"), place / "greedy"),
+        Curves(static, ("entropy", "inverse:entropy"), place / "static"),
+        Curves(replace(static, every=protocol.random_step), ("random",), place / "random", trials or protocol.trials),
+    ]
 
 
 def run_protocol(
@@ -215,10 +233,9 @@ def run_protocol(
     trials: int | None = None,
 ) -> Path:
     """Prepare the data and make all runs of one model in out/KEY; interrupted ones go on. Returns that folder."""
-    from headprune.cli.main import app
-
     protocol = find_protocol(key)
     data = prepare_data(protocol, out / "data", source=source)
-    for arguments in comparisons(protocol, out, data, checkpoint=checkpoint, aggregation=aggregation, trials=trials):
-        app(arguments, standalone_mode=False)
+    for curves in comparisons(protocol, out, data, checkpoint=checkpoint, aggregation=aggregation, trials=trials):
+        rows = compare(curves.experiment, curves.criteria, curves.out, trials=curves.trials)
+        write_comparison(curves.out, rows)
     return out / key

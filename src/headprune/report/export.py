@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import vl_convert
-
+from headprune.extras import needed
 from headprune.store.files import write_bytes, write_text
+
+with needed("report", "Figures need"):
+    import vl_convert
 
 FORMATS = ("png", "svg", "pdf")
 SCALE = 2.0  # of png pixels, so that print and sharp screens look right

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import altair as alt
-
+from headprune.extras import needed
 from headprune.measure.curves import shares
 from headprune.report.loading import Entry, ReportRun, entries, finite, ranks, scores_of
 from headprune.report.words import interval_text
+
+with needed("report", "Figures need"):
+    import altair as alt
 
 # Okabe and Ito's palette without black and yellow, which vanish on a dark or a white page: tells six things apart for
 # every kind of colour vision. More runs than that differ in their dashes.

@@ -10,16 +10,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import vl_convert
-
 from headprune.errors import RunError
+from headprune.extras import need_report
 from headprune.measure.comparing import Comparison, comparable, compared
 from headprune.measure.costs import megabytes
 from headprune.measure.curves import DROPS, SHARES
 from headprune.measure.metrics import SHARES_OF_ONE
-from headprune.report import figures
-from headprune.report.export import save_figure
 from headprune.report.loading import (
     ReportRun,
     comparison_command,
@@ -46,6 +42,7 @@ NOTHING = "\u2013"  # stands where there is no value
 
 def write_report(paths: Sequence[str | Path], out: Path, *, figure_folder: Path | None = None) -> Path:
     """Write the report of one run or many to `out`, and every figure as png, svg and pdf to `figure_folder`."""
+    need_report()
     runs = load_runs(paths)
     is_there(out, RunError)
     if not out.parent.is_dir():
@@ -54,6 +51,8 @@ def write_report(paths: Sequence[str | Path], out: Path, *, figure_folder: Path 
         raise RunError(f"{out} is a directory; name a file for the page, such as {out / 'report.html'}.")
     if figure_folder is not None and figure_folder.exists() and not figure_folder.is_dir():
         raise RunError(f"{figure_folder} is a file; choose a directory for the figures.")
+    from headprune.report.export import save_figure
+
     try:
         write_text(out, render(runs))
         if figure_folder is not None:
@@ -66,6 +65,8 @@ def write_report(paths: Sequence[str | Path], out: Path, *, figure_folder: Path 
 
 def charts(runs: Sequence[ReportRun]) -> dict[str, Any]:
     """All figures by name: the curves of all runs, and the mask and first scores of each run that has a line."""
+    from headprune.report import figures
+
     result = _curves(runs)
     shown = entries(runs)
     lines = [run for entry in shown if not entry.boxes for run in entry.runs]
@@ -79,6 +80,8 @@ def charts(runs: Sequence[ReportRun]) -> dict[str, Any]:
 
 
 def _curves(runs: Sequence[ReportRun]) -> dict[str, Any]:
+    from headprune.report import figures
+
     metrics = list(dict.fromkeys(run.metric.name for run in runs))
     name = " or ".join(metrics)
     result = {"metric": figures.curve(runs, "metric", title=f"{name} while heads are removed", axis=name)}
@@ -90,6 +93,10 @@ def _curves(runs: Sequence[ReportRun]) -> dict[str, Any]:
 
 
 def render(runs: Sequence[ReportRun]) -> str:
+    import jinja2
+
+    from headprune.report import figures
+
     template = resources.files("headprune.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -129,6 +136,8 @@ def render(runs: Sequence[ReportRun]) -> str:
 @cache
 def _libraries() -> str:
     """Vega, Vega-Lite and Vega-Embed; bundling them takes seconds."""
+    import vl_convert
+
     return vl_convert.javascript_bundle(VEGA).replace("</script", "<\\/script")
 
 

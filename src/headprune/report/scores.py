@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from headprune.criteria.scoring import ScoreResult
 from headprune.errors import DataError
+from headprune.extras import needed
 from headprune.store.files import is_there, write_bytes, write_text
 from headprune.units import resolve
 
@@ -33,8 +34,8 @@ def write_scores(model: PreTrainedModel, name: str, result: ScoreResult, out: Pa
     if form == "csv":
         write_text(out, scores_csv(model, result))
         return
-    import vl_convert
-
+    with needed("report", "Pictures need"):
+        import vl_convert
     chart = scores_chart(model, name, result).to_json()
     if form == "png":
         write_bytes(out, vl_convert.vegalite_to_png(chart, scale=2.0))
@@ -55,8 +56,8 @@ def scores_csv(model: PreTrainedModel, result: ScoreResult) -> str:
 
 def scores_chart(model: PreTrainedModel, name: str, result: ScoreResult) -> Any:
     """A cell per head, coloured by rank, since criteria differ by orders of magnitude and ranks do not."""
-    import altair as alt
-
+    with needed("report", "Pictures need"):
+        import altair as alt
     cells = [(site.index, member) for site in resolve(model) for member in site.kept]
     values = [float(result.scores[cell]) for cell in cells]
     places = {place: rank for rank, place in enumerate(sorted(range(len(cells)), key=values.__getitem__))}

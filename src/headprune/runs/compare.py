@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from headprune.criteria import make
 from headprune.criteria.hies import Hies
+from headprune.criteria.registry import split_suffix
 from headprune.errors import CriterionError
 from headprune.measure.comparing import Comparison, compared
 from headprune.measure.curves import weighted_area
@@ -70,7 +70,7 @@ def with_alpha(names: Sequence[str], alpha: float) -> list[str]:
     """The names with this alpha in hies; its other options stay."""
     changed = []
     for name in names:
-        criterion, suffix = _split(name)
+        criterion, suffix = split_suffix(name)
         one = make(criterion)
         changed.append(str(replace(one, alpha=alpha) if isinstance(one, Hies) else one) + suffix)
     return changed
@@ -78,15 +78,10 @@ def with_alpha(names: Sequence[str], alpha: float) -> list[str]:
 
 def check_sweep(names: Sequence[str], compensate: str) -> Compensation:
     """A sweep needs hies once, before anything runs; the compensation that hies has there."""
-    found = [combination(name, compensate)[1] for name in names if isinstance(make(_split(name)[0]), Hies)]
+    found = [combination(name, compensate)[1] for name in names if isinstance(make(split_suffix(name)[0]), Hies)]
     if len(found) != 1:
         raise CriterionError(f"--alpha sweep needs hies once among the criteria, but it is there {len(found)} times.")
     return found[0]
-
-
-def split_names(text: str) -> list[str]:
-    """Names with commas between them; a comma inside brackets belongs to the name."""
-    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
 
 
 def write_comparison(out: Path, rows: Sequence[Comparison]) -> None:
@@ -105,8 +100,10 @@ def write_comparison(out: Path, rows: Sequence[Comparison]) -> None:
 def _compared(out: Path, rows: Sequence[Comparison]) -> dict[str, Any]:
     """What a command needs to compare the same again: the names, the trials of random, and the compensation of all
     criteria that do not bring their own."""
-    shared = [read_run(out / row.runs[0])[0]["settings"].get("compensate") for row in rows if not _split(row.name)[1]]
-    trials = [len(row.runs) for row in rows if _split(row.name)[0] == "random"]
+    shared = [
+        read_run(out / row.runs[0])[0]["settings"].get("compensate") for row in rows if not split_suffix(row.name)[1]
+    ]
+    trials = [len(row.runs) for row in rows if split_suffix(row.name)[0] == "random"]
     return {
         "criteria": [row.name for row in rows],
         "trials": max(trials, default=1),
@@ -131,15 +128,9 @@ def expand(criteria: Sequence[str], compensate: str = "none") -> list[str]:
 
 def combination(spec: str, compensate: str) -> tuple[str, Compensation]:
     """The full name of a criterion and its compensation: its own, as in "gnorm+lstsq", or `compensate`."""
-    criterion, suffix = _split(spec)
+    criterion, suffix = split_suffix(spec)
     own = check_compensation(suffix[1:] if suffix else compensate)
     return str(make(criterion)), own
-
-
-def _split(spec: str) -> tuple[str, str]:
-    """A name and what follows its last plus sign, with the sign; a plus sign inside brackets belongs to the name."""
-    place = spec.rfind("+")
-    return (spec[:place], spec[place:]) if place > spec.rfind(")") else (spec, "")
 
 
 def run_name(spec: str) -> str:

@@ -172,14 +172,21 @@ class Experiment(PruneConfig):
     )
 
 
+# Where a verb has other defaults than experiments: published methods are compared as published.
+VERB_DEFAULTS: dict[str, dict[str, Any]] = {"compare": {"compensate": "none"}}
+
+
 def command_words(settings: Mapping[str, Any], verb: str = "prune") -> list[str]:
     """The command that a run's settings belong to, without its --out; options at their defaults are left out."""
     settings = migrated(settings)
     words = ["headprune", verb, str(settings["model"]), "--data", str(settings["data"])]
+    own = VERB_DEFAULTS.get(verb, {})
     for field in dataclasses.fields(Experiment):
         value = settings.get(field.name, field.default)
-        if field.name in ("model", "data") or value is None or value == field.default:
+        if field.name in ("model", "data") or value is None or value == own.get(field.name, field.default):
             continue
+        if verb == "compare" and (field.name == "criterion" or field.metadata["stops"]):
+            continue  # which are asked for as --criteria, and run to the end
         flag = field.metadata.get("flag") or f"--{field.name.replace('_', '-')}"
         if value is True:
             words.append(flag)

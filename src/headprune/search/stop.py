@@ -103,17 +103,16 @@ class Stop:
         self, metric: Metric, values: Sequence[float], heads: Sequence[int], outcomes: Outcomes = None
     ) -> Decision:
         """The step to take, from the metric and the heads left at each step; step 0 is the dense model."""
-        found = [Decision(len(values) - 1, "the end of the curve")]
+        last = len(values) - 1
+        found = []
         if self.keep is not None:
             target = self.heads_left(heads[0])
-            reached = (step for step, left in enumerate(heads) if left <= target)
-            found.append(Decision(next(reached, len(heads) - 1), f"keep {self.keep}"))
-        if self.max_drop is not None:
-            found.append(Decision(self._within(metric, values, outcomes), f"max_drop {self.max_drop:g}"))
+            found += [Decision(step, f"keep {self.keep}") for step, left in enumerate(heads) if left <= target][:1]
+        if self.max_drop is not None and (within := self._within(metric, values, outcomes)) < last:
+            found.append(Decision(within, f"max_drop {self.max_drop:g}"))
         if self.knee:
             found.append(Decision(knee(metric, values, heads), "knee"))
-        # Of rules that agree the later one is a rule, where the first is only the end.
-        return min(reversed(found), key=lambda decision: decision.step)
+        return min(found, key=lambda decision: decision.step, default=Decision(last, "the end of the curve"))
 
     def result(self, metric: Metric, values: Sequence[float], heads: Sequence[int], outcomes: Outcomes = None) -> int:
         return self.decide(metric, values, heads, outcomes).step

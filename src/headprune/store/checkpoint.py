@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from headprune.errors import CheckpointError, HeadpruneError
 from headprune.store import fingerprint, portability
-from headprune.store.files import is_there, recover_directory, replaced_directory
+from headprune.store.files import replaced_directory
+from headprune.store.places import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.store.processors import carry_processor
 from headprune.surgery.plan import shrink
 from headprune.units import AttentionSite, resolve
@@ -111,16 +112,8 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
 
 def load_structure(path: str | Path) -> PreTrainedModel:
     """The model of a folder, a config.json or a hub name without its weights: shapes on the meta device only."""
-    place = Path(path)
-    if is_there(place / "run.json", CheckpointError) and (place / "model").is_dir():
-        place = path = place / "model"
-    if place.is_dir():
-        recover_directory(place)
-        _refuse_bad_config(place / "config.json")
-    elif place.is_file():
-        _refuse_bad_config(place)
-    elif _looks_like_a_path(str(path)):
-        raise CheckpointError(f"There is no directory {path}; check the path.")
+    refuse_missing_structure(path)
+    path = str(model_folder(path))
     try:
         config, removed = _read_config(path)
     except OSError as error:
@@ -167,23 +160,12 @@ def _pruned(dense: type[PreTrainedModel], removed: Mapping[int, list[int]]) -> A
 
 
 def _folder(path: str | Path, options: Mapping[str, Any]) -> Path:
-    folder = Path(path)
-    is_there(folder, CheckpointError)  # refuses what cannot even be looked up
-    recover_directory(folder)
-    if (folder / "run.json").is_file():  # a run keeps its model in a folder of its own
-        folder = folder / "model"
-        recover_directory(folder)
-        if not folder.is_dir():
-            raise CheckpointError(f"The run {path} has not come to its end, so it has no model; go on with it first.")
-    if folder.is_dir():
+    folder = local_folder(path)
+    if folder is not None:
         return folder
-    if folder.exists():
-        raise CheckpointError(f"{folder} is a file; give the directory that headprune.save wrote.")
-    name = str(path)
-    if _looks_like_a_path(name):
-        raise CheckpointError(f"There is no directory {name}; check the path.")
     from huggingface_hub import snapshot_download
 
+    name = str(path)
     wanted = {k: options[k] for k in ("revision", "token", "cache_dir", "local_files_only") if k in options}
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"], **wanted))
@@ -194,25 +176,8 @@ def _folder(path: str | Path, options: Mapping[str, Any]) -> Path:
         ) from error
 
 
-def _looks_like_a_path(name: str) -> bool:
-    return name.count("/") > 1 or name.startswith((".", "/", "~"))
-
-
-def _refuse_bad_config(config: Path) -> None:
-    if not config.is_file():
-        raise CheckpointError(
-            f"{config.parent} has no config.json, so it is not a checkpoint; give the folder of a saved model."
-        )
-    try:
-        settings = json.loads(config.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise CheckpointError(f"{config} is not valid JSON; copy the checkpoint again.") from None
-    if not isinstance(settings, dict) or "model_type" not in settings:
-        raise CheckpointError(f"{config} names no model_type, so it is not the config of a transformers model.")
-
-
 def _refuse_unreadable(folder: Path) -> None:
-    _refuse_bad_config(folder / "config.json")
+    refuse_bad_config(folder / "config.json")
     if not any(folder.glob("*.safetensors")):
         pickles = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
         if pickles:

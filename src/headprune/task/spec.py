@@ -18,14 +18,15 @@ Labels = Literal["given", "self"]
 class Parts(NamedTuple):
     """The loss of every sample as sums over what is counted: [batch x parts] each.
 
-    The loss of a sample is the mean over parts of sum / count, and so is the loss of a batch, of the sums of both.
+    The loss of a sample is the mean over the parts that it has of sum / count, and so is the loss of a batch, of the
+    sums of both.
     """
 
     sums: torch.Tensor
     counts: torch.Tensor
 
     def per_sample(self) -> torch.Tensor:
-        return (self.sums / self.counts.clamp_min(1)).mean(1)
+        return (self.sums / self.counts.clamp_min(1)).sum(1) / (self.counts > 0).sum(1).clamp_min(1)
 
 
 class Task:
@@ -240,7 +241,7 @@ def cross_entropies(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     return torch.cat(parts).view(targets.shape)
 
 
-BLOCK = 1 << 22  # logits that are looked at together
+BLOCK = 1 << 20  # logits that are looked at together
 
 
 def counted_parts(losses: torch.Tensor, counted: torch.Tensor) -> Parts:

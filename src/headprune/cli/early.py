@@ -1,0 +1,38 @@
+"""What a verb can refuse before torch and transformers are imported, which takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from headprune.criteria import make
+from headprune.criteria.registry import split_suffix
+from headprune.data.places import refuse_missing_data
+from headprune.extras import need_report
+from headprune.search.config import parse_keep
+from headprune.store.places import refuse_missing_model
+
+
+def check_early(model: str, options: Mapping[str, Any], *, criteria: Iterable[str] = (), reports: bool = False) -> None:
+    """Names of criteria, files and packages that must be there. All of it is checked again where it is used."""
+    if reports:
+        need_report()
+    for name in (*criteria, *([options["criterion"]] if "criterion" in options else [])):
+        make(name)
+    if options.get("keep") is not None:
+        parse_keep(options["keep"])
+    refuse_missing_model(model)
+    for source in (options["data"], options.get("calibration")):
+        if source is not None:
+            refuse_missing_data(source)
+
+
+def without_compensation(names: Iterable[str]) -> list[str]:
+    return [split_suffix(name)[0] for name in names]
+
+
+def quiet_transformers() -> None:
+    """transformers draws bars of its own while it loads and saves; its warnings and errors stay."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

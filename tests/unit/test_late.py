@@ -1,0 +1,126 @@
+"""What is imported when: a person who asks for help does not wait for torch."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headprune
+from runs import environment, material
+
+# Runs the program in this process, then says what it had imported.
+PROGRAM = """
+import json, sys
+from headprune.__main__ import main
+sys.argv = ["headprune", *sys.argv[1:]]
+try:
+    main()
+    code = 0
+except SystemExit as exit:
+    code = exit.code or 0
+heavy = ("torch", "transformers", "numpy", "pandas", "datasets", "sklearn", "altair", "vl_convert", "jinja2")
+print(json.dumps({"code": code, "imported": [name for name in heavy if name in sys.modules]}))
+"""
+
+
+def run(program: str, *arguments: str) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=120,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+MODEL, DATA = "{bert}", "{data_csv}"
+WITHOUT_TORCH: dict[str, tuple[int, list[str]]] = {
+    "help": (0, ["--help"]),
+    "version": (0, ["--version"]),
+    "no-arguments": (2, []),
+    "help-of-a-verb": (0, ["prune", "--help"]),
+    "unknown-verb": (2, ["frobnicate"]),
+    "unknown-option": (2, ["score", MODEL, "--data", DATA, "--nope"]),
+    "unknown-criterion": (2, ["score", MODEL, "--data", DATA, "--criterion", "gnrom"]),
+    "bad-option-of-a-criterion": (2, ["prune", MODEL, "--data", DATA, "--criterion", "hies(alpha=1)", "--out", "run"]),
+    "unknown-criterion-among-others": (2, ["compare", MODEL, "--data", DATA, "--criteria", "his,x+mean", "--out", "r"]),
+    "bad-keep": (2, ["prune", MODEL, "--data", DATA, "--keep", "half", "--out", "run"]),
+    "missing-model": (2, ["inspect", "./nowhere"]),
+    "missing-model-to-prune": (2, ["prune", "./nowhere", "--data", DATA, "--out", "run"]),
+    "missing-data": (2, ["prune", MODEL, "--data", "nowhere.csv", "--out", "run"]),
+    "missing-calibration": (2, ["prune", MODEL, "--data", DATA, "--calibration", "no.csv", "--out", "run"]),
+    "unknown-paper": (2, ["reproduce", "another", "--out", "out"]),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_TORCH)
+def test_the_program_imports_nothing_heavy_for(case: str) -> None:
+    code, arguments = WITHOUT_TORCH[case]
+    m = material()
+    filled = [argument.format(bert=m.bert, data_csv=m.data_csv) for argument in arguments]
+    assert run(PROGRAM, *filled) == {"code": code, "imported": []}
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    found = run(
+        "import sys, json, headprune; headprune.__all__, headprune.__version__, dir(headprune), headprune.Criterion; "
+        "print(json.dumps({n: n in sys.modules for n in ('torch', 'transformers', 'numpy', 'rich', 'typer')}))"
+    )
+    assert not any(found.values())
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    assert set(headprune.__all__) <= set(dir(headprune))
+    for name in headprune.__all__:
+        assert getattr(headprune, name) is getattr(headprune, name)
+    with pytest.raises(AttributeError, match="has no attribute 'prun'"):
+        headprune.prun  # type: ignore[attr-defined]  # noqa: B018
+    namespace: dict[str, object] = {}
+    exec("from headprune import *", namespace)
+    assert set(headprune.__all__) <= set(namespace)
+
+
+def submodules() -> list[str]:
+    found = pkgutil.walk_packages(headprune.__path__, "headprune.")
+    return [module.name for module in found if not module.name.endswith("__main__")]
+
+
+def test_no_submodule_stands_in_the_way_of_a_public_name() -> None:
+    """Importing headprune.x sets headprune.x, so a module with the name of a public function would replace it."""
+    for name in submodules():
+        importlib.import_module(name)
+    top = {name.split(".")[1] for name in submodules()}
+    assert top.isdisjoint(headprune.__all__)
+    for name in headprune.__all__:
+        assert inspect.isfunction(getattr(headprune, name)) or inspect.isclass(getattr(headprune, name)), name
+    for package in (headprune.criteria, headprune.data, headprune.signals, headprune.units):  # type: ignore[attr-defined]
+        for name in package.__all__:
+            assert not inspect.ismodule(getattr(package, name)), f"{package.__name__}.{name}"
+
+
+def test_rooms_import_first() -> None:
+    """Every module can be the first of the package to be imported: no circle of imports hides behind another."""
+    names = [name for name in submodules() if Path(importlib.import_module(name).__file__ or "").is_file()]
+    program = (
+        "import altair, importlib, jinja2, json, os, rich.progress, sys, typer, vl_convert\n"
+        "from transformers import AutoModelForSequenceClassification, AutoTokenizer, AttentionInterface\n"
+        "failed = []\n"
+        "for name in sys.argv[1:]:\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        try: importlib.import_module(name)\n"
+        "        except BaseException: os._exit(1)\n"
+        "        os._exit(0)\n"
+        "    if os.waitpid(child, 0)[1]: failed.append(name)\n"
+        "print(json.dumps({'failed': failed}))\n"
+    )
+    assert run(program, *names) == {"failed": []}

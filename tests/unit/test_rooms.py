@@ -1,0 +1,79 @@
+"""Imports point one way: a room knows only the rooms before it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import headprune
+
+ROOT = Path(headprune.__file__).parent
+# The way of the data; what stands beside each other may not know each other.
+ORDER = (
+    {"errors", "defaults", "extras"},
+    {"units"},
+    {"task"},
+    {"hooks"},
+    {"surgery"},
+    {"signals"},
+    {"measure"},
+    {"criteria"},
+    {"repair"},
+    {"search"},
+    {"store"},
+    {"data"},
+    {"report"},
+    {"runs"},
+    {"papers"},
+    {"cli"},
+    {"__main__"},
+)
+PLACE = {room: place for place, rooms in enumerate(ORDER) for room in rooms}
+
+
+def room_of(file: Path) -> str:
+    inside = file.relative_to(ROOT)
+    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Rooms that a module imports from, wherever in its code."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            module = node.module or ""
+            names = [f"{module}.{alias.name}" for alias in node.names] if module == "headprune" else [module]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("headprune.")}
+    return found - {"__version__"}
+
+
+FILES = sorted(file for file in ROOT.rglob("*.py") if room_of(file) != "__init__")
+
+
+def against(room: str, others: set[str]) -> set[str]:
+    """Rooms that this one may not import from; a config is declared before what it declares is made."""
+    return {other for other in others if other != room and PLACE[other] >= PLACE[room]}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_imports_point_one_way(file: Path) -> None:
+    room = room_of(file)
+    assert room in PLACE, f"{room} is a new room: say where it stands"
+    assert against(room, imported(ast.parse(file.read_text()))) == set()
+
+
+def test_a_wrong_import_would_be_seen() -> None:
+    assert against("units", imported(ast.parse("def late():\n    from headprune.cli.main import app"))) == {"cli"}
+    assert against("task", imported(ast.parse("from headprune import defaults, search"))) == {"search"}
+    assert against("search", imported(ast.parse("import headprune.units.spec"))) == set()
+
+
+def test_files_fit_in_the_head() -> None:
+    longest = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in FILES}
+    assert {name: lines for name, lines in longest.items() if lines > 420} == {}
