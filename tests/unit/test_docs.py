@@ -20,6 +20,9 @@ import typer
 import runs
 from headprune.cli.main import app
 from headprune.criteria import REGISTRY
+from headprune.measure.metrics import METRICS
+from headprune.task import TASKS
+from headprune.task.table import markdown_table
 from headprune.units.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,6 +192,23 @@ def test_every_criterion_has_its_page(criterion: str) -> None:
         assert reference in page
     for summary in (DOCS / "criteria" / "index.md", ROOT / "README.md"):
         assert f"`{criterion}`" in text_of(summary), summary
+
+
+def test_the_table_of_tasks_is_that_of_the_code() -> None:
+    start, end = "<!-- tasks: made by headprune.task.table.markdown_table() -->", "<!-- end of tasks -->"
+    written = text_of(ROOT / "README.md").partition(start)[2].partition(end)[0]
+    assert written.strip() == markdown_table().strip()
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_data_of_every_task_is_described(task: Any) -> None:
+    assert f"\n| `{task.name}` |" in text_of(DOCS / "data.md")
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_metric_is_described(metric: str) -> None:
+    section = text_of(DOCS / "pruning.md").partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    assert f"\n| `{metric}` |" in section
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

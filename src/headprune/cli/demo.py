@@ -52,7 +52,7 @@ def run_demo(out: Path, console: Console | None = None) -> list[Comparison]:
         f"\nTry next:\n"
         f"  headprune inspect {out / 'runs' / own / 'model'}\n"
         f"  headprune score {model} --data {data / 'dev.tsv'} --criterion his\n"
-        f"  headprune compare {model} --data {data / 'dev.tsv'} --criteria repair+lstsq,gnorm,his "
+        f"  headprune compare {model} --data {data / 'dev.tsv'} --criteria residual-gradient+lstsq,gnorm,his "
         f"--out {out / 'compare'}",
         highlight=False,
         soft_wrap=True,

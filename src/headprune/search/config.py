@@ -162,7 +162,7 @@ class Experiment(PruneConfig):
     calibration_samples: int = option(128, "Samples to score and repair on.", minimum=1)
     evaluation_samples: int | None = option(None, "Samples to evaluate on; all others by default.", word=int, minimum=1)
     same_data: bool = option(False, "Score, repair and evaluate on the same samples.")
-    seed: int = option(0, "Seed of every random choice.")
+    seed: int = option(0, "Seed of drawn samples and hidden tokens; in compare, of random too.")
     batch_size: int = option(32, "Samples per batch.", minimum=1)
     max_length: int = option(128, "Longer texts are cut to this many tokens.", minimum=2)
     processor: str | None = option(None, "Where the tokenizer or image processor is, if not with the model.")

@@ -87,7 +87,7 @@ class SequenceClassification(Task):
 class ImageClassification(SequenceClassification):
     name = "image-classification"
     title = "Image classification"
-    data = "an image and a label: a folder per label, an .npz, or a data set"
+    data = "an image and a label: a folder per label, a table, an .npz, or a data set"
 
 
 @task

@@ -82,7 +82,7 @@ class CausalLM(LanguageModel):
 class ImageTextToText(CausalLM):
     name = "image-text-to-text"
     title = "Image-text models (LLaVA, Qwen-VL, ...)"
-    data = "batches with pixel values and token ids, from Python"
+    data = "text; with images, batches of pixel values and token ids, from Python"
 
 
 @task
