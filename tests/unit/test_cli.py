@@ -393,6 +393,13 @@ REFUSED_RUNS: dict[str, tuple[list[str], list[str]]] = {
         ["{bert}", "{unlabelled_csv}", "--metric", "accuracy"],
         ["no labels", "--label-column", "--metric fidelity"],
     ),
+    "no-such-device": (
+        ["{bert}", "{data_csv}", "--device", "tpu"],
+        ["no device 'tpu'; choose cpu, cuda, cuda:1 or mps"],
+    ),
+    "device-not-here": (["{bert}", "{data_csv}", "--device", "cuda:63"], ["has no device 'cuda:63'; choose cpu"]),
+    "no-such-task": (["{bert}", "{data_csv}", "--task", "tagging"], ["no task 'tagging'"]),
+    "long-path": (["{bert}", "x" * 300 + ".csv"], ["cannot be looked up (File name too long)"]),
     "missing-calibration": (["{bert}", "{data_csv}", "--calibration", "{bad}/no.csv"], ["There is no file"]),
 }
 

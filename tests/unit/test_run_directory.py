@@ -589,6 +589,21 @@ def test_a_mistake_does_not_cost_the_run_that_was_to_be_overwritten(mistake: lis
     assert files_of(tmp_path / "run") == before
 
 
+def test_a_run_is_a_model_to_go_on_from(tmp_path: Path) -> None:
+    """Pruned once more from where a run ended, its tokenizer included; ids stay those of the dense model."""
+    m = material()
+    program(*prune_command(m.bert, m.data_csv, tmp_path / "one", "--keep", "9"))
+    done = program(*prune_command(str(tmp_path / "one"), m.data_csv, tmp_path / "two", "--keep", "6", "--json"))
+    assert (done.code, done.json["heads_before"], done.json["heads_after"]) == (0, 9, 6), done.err
+    kept = [site.kept for site in headprune.resolve(headprune.load(tmp_path / "two"))]
+    before = [site.kept for site in headprune.resolve(headprune.load(tmp_path / "one"))]
+    assert all(set(now) <= set(then) for now, then in zip(kept, before, strict=True))
+    interrupt(tmp_path / "one", 2)
+    done = program("inspect", tmp_path / "one")
+    assert done.code == 2
+    assert "has not come to its end, so it has no model" in " ".join(done.err.split())
+
+
 def test_data_that_changed_is_refused(tmp_path: Path) -> None:
     m = material()
     data = tmp_path / "data.csv"

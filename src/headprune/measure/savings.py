@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from headprune.hooks.outputs import evaluating
 from headprune.measure.costs import MEBIBYTE, flops, megabytes, parameters_by_module, total_parameters
-from headprune.task import batch_size, rows_of, task_of, to_device
+from headprune.task import Task, batch_size, rows_of, task_of, to_device
 from headprune.units import resolve
 
 REPEATS, WARM_UP = 7, 2
@@ -29,10 +29,12 @@ def savings(
     batch: Mapping[str, Any],
     *,
     folders: Mapping[str, Path] | None = None,
+    task: Task | None = None,
 ) -> dict[str, Any]:
     """Parameters, size, FLOPs, latency and peak memory of both models, and a sentence where heads are not the
     bottleneck. `batch` is a full batch of real data; latency is also taken on its first sample alone. `folders` are
     the checkpoints of both, for their size on disk."""
+    task = task or task_of(dense)
     sites = {"dense": resolve(dense), "pruned": resolve(pruned)}
     costs = {
         "dense": flops(dense, sites["dense"], batch=batch),
@@ -45,8 +47,8 @@ def savings(
         "threads": torch.get_num_threads(),
         "repeats": REPEATS,
         "tokens": tokens,
-        "batch_1": _latency(dense, pruned, single),
-        f"batch_{size}": _latency(dense, pruned, batch),
+        "batch_1": _latency(dense, pruned, single, task),
+        f"batch_{size}": _latency(dense, pruned, batch, task),
     }
     result: dict[str, Any] = {
         name: {
@@ -57,7 +59,7 @@ def savings(
             "megabytes_on_disk": _on_disk((folders or {}).get(name)),
             "flops": costs[name].total,
             "head_flops": costs[name].heads,
-            "peak_memory_megabytes": round(_peak_memory(model, batch) / MEBIBYTE, 1),
+            "peak_memory_megabytes": round(_peak_memory(model, batch, task) / MEBIBYTE, 1),
         }
         for name, model in (("dense", dense), ("pruned", pruned))
     }
@@ -72,14 +74,14 @@ def savings(
     return result
 
 
-def _latency(dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, float]:
+def _latency(dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any], task: Task) -> dict[str, float]:
     """Median milliseconds of each, the two taking turns, and their ratio."""
     times: dict[str, list[float]] = {"dense": [], "pruned": []}
     models = {"dense": dense, "pruned": pruned}
     with torch.no_grad(), evaluating(dense), evaluating(pruned):
         for turn in range(WARM_UP + REPEATS):
             for name, model in models.items():
-                inputs = to_device(task_of(model).inputs(batch), next(model.parameters()).device)
+                inputs = to_device(task.inputs(batch), next(model.parameters()).device)
                 started = time.perf_counter()
                 model(**inputs)
                 if turn >= WARM_UP:
@@ -94,11 +96,11 @@ def _on_disk(checkpoint: Path | None) -> float | None:
     return round(sum(file.stat().st_size for file in files) / MEBIBYTE, 2) if files else None
 
 
-def _peak_memory(model: PreTrainedModel, batch: Mapping[str, Any]) -> int:
+def _peak_memory(model: PreTrainedModel, batch: Mapping[str, Any], task: Task) -> int:
     """The most bytes that tensors held at once during a forward pass, the weights included."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     with torch.no_grad(), evaluating(model), _TensorMeter() as meter:
-        model(**to_device(task_of(model).inputs(batch), next(model.parameters()).device))
+        model(**to_device(task.inputs(batch), next(model.parameters()).device))
     return weights + meter.peak
 
 

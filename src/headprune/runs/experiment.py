@@ -28,6 +28,7 @@ from headprune.search.config import Experiment, stop_settings
 from headprune.search.pruner import PruneResult, prune
 from headprune.store.checkpoint import save
 from headprune.store.files import write_text
+from headprune.store.places import model_folder
 from headprune.units import resolve
 
 __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
@@ -36,7 +37,7 @@ __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
 def settings_of(experiment: Experiment) -> dict[str, Any]:
     """What `run.json` keeps and a resumed run must agree with, with fingerprints of the model and the data."""
     settings = experiment.settings()
-    settings["model_fingerprint"] = fingerprint(experiment.model)
+    settings["model_fingerprint"] = fingerprint(str(model_folder(experiment.model)))
     settings["data_fingerprint"] = fingerprint(experiment.data)
     if experiment.calibration is not None:
         settings["calibration_fingerprint"] = fingerprint(experiment.calibration)
@@ -133,7 +134,7 @@ def run_experiment(
             on_step=on_step,
             keep_dense=measure,
         )
-        save(_in_precision_of(experiment.model, result.model), out / "model")
+        save(_in_precision_of(model_folder(experiment.model), result.model), out / "model")
         record: dict[str, Any] = {
             "samples": {"calibration": len(calibration), "evaluation": len(evaluation or calibration)},
             "task": subject.task.name,
@@ -141,8 +142,8 @@ def run_experiment(
         record["result"] = _result(result)
         if measure and result.dense is not None:
             batch = (calibrating if held_out is None else held_out)[-1]
-            folders = {"dense": Path(experiment.model), "pruned": out / "model"}
-            record["savings"] = savings(result.dense, result.model, batch, folders=folders)
+            folders = {"dense": model_folder(experiment.model), "pruned": out / "model"}
+            record["savings"] = savings(result.dense, result.model, batch, folders=folders, task=subject.task)
         run.finish(record)
         _publish(out, run.record)
         return run.record
@@ -156,10 +157,10 @@ def _publish(out: Path, record: dict[str, Any]) -> None:
         write_report([out], out / "report.html")
 
 
-def _in_precision_of(source: str, model: PreTrainedModel) -> PreTrainedModel:
+def _in_precision_of(source: Path, model: PreTrainedModel) -> PreTrainedModel:
     """The model in the precision that the dense one is stored in, whatever it was computed in. Its weights are a part
     of the dense ones, so nothing is lost but the rounding of output projections that were compensated."""
-    stored = AutoConfig.from_pretrained(source, trust_remote_code=False).dtype
+    stored = AutoConfig.from_pretrained(str(source), trust_remote_code=False).dtype
     return model if stored in (None, model.dtype) else copy.deepcopy(model).to(stored)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from headprune.data import Columns, Examples, load_examples
 from headprune.errors import DataError
 from headprune.search.config import Experiment
 from headprune.store.checkpoint import load
+from headprune.store.places import model_folder
 from headprune.task import Task, task_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -59,13 +59,8 @@ def read_examples(experiment: Experiment, model: PreTrainedModel, task: Task, so
         "seed": experiment.seed,
         "task": task,
     }
-    return load_examples(model, source, processor=experiment.processor or processor_of(experiment.model), **reading)
-
-
-def processor_of(model: str) -> str:
-    """Where the tokenizer of a model is: a run keeps its model, and with it the tokenizer, in a folder of its own."""
-    inside = Path(model) / "model"
-    return str(inside) if (Path(model) / "run.json").is_file() and inside.is_dir() else model
+    processor = experiment.processor or str(model_folder(experiment.model))
+    return load_examples(model, source, processor=processor, **reading)
 
 
 def find_device(name: str) -> torch.device:
