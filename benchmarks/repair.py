@@ -75,9 +75,8 @@ def curve(job: tuple[str, str, int, bool]) -> dict[str, Any]:
         due = [point for point in wanted if point <= gone]
         if due:
             wanted.difference_update(due)
-            measured.append(
-                (gone, metric.of(Evaluator(evaluation, cache_bytes=0)(model, headprune.resolve(model))).value)
-            )
+            quality = Evaluator(evaluation, cache_bytes=0)(model, headprune.resolve(model))
+            measured.append((gone, metric.of(quality).value))
 
     started = time.perf_counter()
     headprune.prune(

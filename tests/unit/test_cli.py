@@ -395,7 +395,7 @@ REFUSED_RUNS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "no-such-device": (
         ["{bert}", "{data_csv}", "--device", "tpu"],
-        ["no device 'tpu'; choose cpu, cuda, cuda:1 or mps"],
+        ["no device 'tpu'; choose cpu, cuda"],
     ),
     "device-not-here": (["{bert}", "{data_csv}", "--device", "cuda:63"], ["has no device 'cuda:63'; choose cpu"]),
     "no-such-task": (["{bert}", "{data_csv}", "--task", "tagging"], ["no task 'tagging'"]),

@@ -114,7 +114,8 @@ def test_peak_memory_of_linear_layers_is_known() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.narrow(self.wide(x))
 
-    peak = _peak_memory(Two(), {"x": torch.ones(5, 10)})  # type: ignore[arg-type]
+    model: Any = Two()
+    peak = _peak_memory(model, {"x": torch.ones(5, 10)}, headprune.task_of(model))
     assert peak == 4 * (20_000 + 5 * 1000 + 5 * 10)
 
 
