@@ -14,6 +14,7 @@ import headprune.store.checkpoint
 import headprune.store.files
 import other_process
 from headprune.errors import CheckpointError
+from headprune.store import fingerprint, portability
 from helpers import contents, identical, kept_heads, outputs, pruned
 from zoo import ZOO
 
@@ -122,12 +123,12 @@ def test_saving_leaves_the_model_alone(tmp_path: Path, new: Any) -> None:
 
 MOMENTS = {
     "weights": (transformers.PreTrainedModel, "save_pretrained"),
-    "processor": (headprune.checkpoint, "carry_processor"),
-    "code": (headprune.checkpoint.portability, "write"),
-    "fingerprint": (headprune.checkpoint.fingerprint, "write"),
-    "other-files": (headprune.files, "_keep_other_files"),
-    "sync": (headprune.files, "_sync"),
-    "swap": (headprune.files, "_swap"),
+    "processor": (headprune.store.checkpoint, "carry_processor"),
+    "code": (portability, "write"),
+    "fingerprint": (fingerprint, "write"),
+    "other-files": (headprune.store.files, "_keep_other_files"),
+    "sync": (headprune.store.files, "_sync"),
+    "swap": (headprune.store.files, "_swap"),
 }
 ERRORS = {
     "full-disk": (

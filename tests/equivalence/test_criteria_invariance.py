@@ -101,7 +101,7 @@ def test_closed_gates_score_like_removed_heads(entry: Entry, variant: str) -> No
 
 @pytest.mark.parametrize("entry", families())
 def test_eager_attention_scores_like_sdpa(entry: Entry) -> None:
-    model = entry.build()
+    model = entry.build().double()
     if model.config._attn_implementation != "sdpa":
         pytest.skip("this family computes its attention in one way only")
     model.set_attn_implementation("eager")

@@ -204,5 +204,5 @@ def test_files_of_images_need_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(HeadpruneError, match=r"needs Pillow; .*headprune\[images\]"):
+    with pytest.raises(HeadpruneError, match=r"needs pillow; .*headprune\[images\]"):
         examples.batches(1)

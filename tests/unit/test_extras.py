@@ -85,7 +85,7 @@ def test_the_program_without_its_packages_says_so(name: str) -> None:
 CASES = {
     "table": (
         "pyarrow",
-        ["score", "{bert}", "--data", "{root}/data.parquet"],
+        ["score", "{bert}", "--data", "{data_parquet}"],
         "Reading a parquet file needs pyarrow",
         "data",
     ),
@@ -120,7 +120,10 @@ def test_the_program_names_the_extra(case: str, tmp_path: Path) -> None:
         make_run(root / "run")
     if case == "images":
         root = m.root
-    filled = [argument.format(bert=m.bert, vit=m.vit, data_csv=m.data_csv, root=root) for argument in arguments]
+    filled = [
+        argument.format(bert=m.bert, vit=m.vit, data_csv=m.data_csv, data_parquet=m.data_parquet, root=root)
+        for argument in arguments
+    ]
     before = sorted(tmp_path.rglob("*"))
     done = without((name,), PROGRAM, *filled)
     assert done.returncode == 2, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -18,7 +17,7 @@ from headprune.errors import RunError
 from headprune.measure.comparing import Curve
 from headprune.measure.metrics import METRICS, Metric
 from headprune.measure.trajectory import Step
-from headprune.search.config import Experiment, command_words, migrated
+from headprune.search.config import command_words, migrated
 from headprune.store.files import is_there
 from headprune.store.rundir import read_run
 from headprune.units import Head
@@ -197,20 +196,15 @@ def comparison_command(runs: Sequence[ReportRun]) -> str | None:
         return None
     if {run.path.resolve() for run in runs} != {(folder / name).resolve() for name in listed}:
         return None
-    # A comparison names its criteria and follows every curve to its end.
-    own = ("criterion", "compensate", "explore", "keep", "max_drop", "knee")
-    defaults = {field.name: field.default for field in dataclasses.fields(Experiment) if field.name in own}
-    first = {**migrated(runs[0].settings), **defaults}
     shared = next(
         (run.settings.get("compensate") for run in runs if "+" not in listed[run.path.resolve().name]), "none"
     )
-    compensate = about.get("compensate") or shared or "none"
+    settings = {**runs[0].settings, "compensate": about.get("compensate") or shared or "none"}
     return shlex.join(
         [
-            *command_words(first, "compare"),
+            *command_words(settings, "compare"),
             *("--criteria", ",".join(names)),
             *(["--trials", str(trials)] if trials > 1 else []),
-            *(["--compensate", compensate] if compensate != "none" else []),
             *("--out", named_path(folder)),
         ]
     )
