@@ -101,15 +101,19 @@ def test_closed_gates_score_like_removed_heads(entry: Entry, variant: str) -> No
 
 @pytest.mark.parametrize("entry", families())
 def test_eager_attention_scores_like_sdpa(entry: Entry) -> None:
-    model = entry.build().double()
+    """In float32: families add the least number of their precision to what they take the softmax of in float32. The
+    residuals of least squares go through the inverse of a covariance whose condition is up to 1000, the inverse of its
+    ridge, and are squared: rounding grows as much, so they are left to the tests in float64."""
+    model = entry.build()
     if model.config._attn_implementation != "sdpa":
         pytest.skip("this family computes its attention in one way only")
-    model.set_attn_implementation("eager")
-    criteria = applicable(entry, CRITERIA)
+    criteria = [name for name in applicable(entry, CRITERIA) if name not in FITTED]
     batches = [six_samples(entry)]
+    expected = scores(model, batches, criteria, labels=labels_of(entry))
+    model.set_attn_implementation("eager")
     actual = scores(model, batches, criteria, labels=labels_of(entry))
     assert model.config._attn_implementation == "eager"
-    assert differing(actual, scores(model_of(entry.name, "dense"), batches, criteria, labels=labels_of(entry))) == {}
+    assert differing(actual, expected) == {}
 
 
 def test_the_aggregation_batch_depends_on_batches_as_it_is_meant_to() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import headprune
 from headprune.errors import HeadpruneError, MissingPackageError
 from headprune.extras import need, needed
 from made_up_runs import make_run
-from runs import environment, material
+from runs import environment, in_fork, material
 
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 EXTRAS = ("pandas", "datasets", "altair", "vl_convert", "typer", "sklearn", "jinja2", "rich", "PIL", "django")
@@ -42,6 +44,30 @@ def without(names: tuple[str, ...], program: str, *arguments: str) -> subprocess
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment(), timeout=120
     )
+
+
+def without_here(name: str, arguments: list[str], folder: Path) -> tuple[int, str]:
+    """The program in a fork of this process that has lost a package, and headprune's own modules, which may have it
+    already: torch need not be imported again. Its exit code, and what it said on stderr."""
+    said = folder.parent / f"{folder.name}.err"
+
+    def work() -> None:
+        for module in list(sys.modules):
+            if module.partition(".")[0] in (name, "headprune"):
+                del sys.modules[module]
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+        sys.stderr = os.fdopen(os.dup(2), "w")
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.argv = ["headprune", *arguments]
+        logging.getLogger().handlers.clear()
+        exec(BLOCK.format(names=(name,)))
+        try:
+            exec(PROGRAM)
+        except SystemExit as exit:
+            sys.stderr.flush()
+            os._exit(int(exit.code or 0))
+
+    return in_fork(work), said.read_text()
 
 
 PROGRAM = "from headprune.__main__ import main; main()"
@@ -120,14 +146,12 @@ def test_the_program_names_the_extra(case: str, tmp_path: Path) -> None:
         make_run(root / "run")
     if case == "images":
         root = m.root
-    filled = [
-        argument.format(bert=m.bert, vit=m.vit, data_csv=m.data_csv, data_parquet=m.data_parquet, root=root)
-        for argument in arguments
-    ]
+    names = {"bert": m.bert, "vit": m.vit, "data_csv": m.data_csv, "data_parquet": m.data_parquet, "root": root}
+    filled = [argument.format(**names) for argument in arguments]
     before = sorted(tmp_path.rglob("*"))
-    done = without((name,), PROGRAM, *filled)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr == f"Error: {sentence}; install it with pip install 'headprune[{extra}]'.\n"
+    code, said = without_here(name, filled, tmp_path)
+    assert code == 2, said
+    assert said == f"Error: {sentence}; install it with pip install 'headprune[{extra}]'.\n"
     assert sorted(tmp_path.rglob("*")) == before
 
 

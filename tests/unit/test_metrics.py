@@ -25,11 +25,14 @@ LABELS = [0, 0, 1, 1, 1, 2, 2, 0]
 PREDICTIONS = [0, 1, 1, 1, 0, 2, 1, 0]
 
 
+TASK = headprune.task_of(bert())
+
+
 class Told(Quality):
     """What a model would have said."""
 
     def __init__(self, labels: list[Any], predictions: list[Any]) -> None:
-        super().__init__(headprune.task_of(bert()))
+        super().__init__(TASK)
         self._labels, self._predictions = [torch.tensor(labels)], [torch.tensor(predictions)]
         self.samples = len(labels)
         self._owners = [torch.arange(self.samples)]

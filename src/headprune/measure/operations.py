@@ -6,7 +6,7 @@ import copy
 import inspect
 import logging
 import math
-import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -45,8 +45,10 @@ class Counted:
     rest: int
 
 
-# What a unit costs does not depend on how many there are, so one count serves for all steps of a run.
-_known: weakref.WeakKeyDictionary[nn.Module, dict[Any, tuple[Any, Counted | None]]] = weakref.WeakKeyDictionary()
+# What a unit costs does not depend on how many there are, so one count serves for all steps of a run, and for every
+# model of the same structure.
+_known: OrderedDict[Any, Counted | None] = OrderedDict()
+REMEMBERED = 64  # structures
 
 
 def count(model: PreTrainedModel, sites: Sequence[AttentionSite], choices: Iterable[Inputs]) -> Counted | None:
@@ -54,25 +56,31 @@ def count(model: PreTrainedModel, sites: Sequence[AttentionSite], choices: Itera
     none, or if the forward cannot run without numbers."""
     choices = list(choices)
     shapes = tuple(tuple((name, tuple(value.shape)) for name, value in inputs.items()) for inputs in choices)
-    structure = _structure(model, sites)
-    known = _known.setdefault(model, {})
-    before, counted = known.get(shapes, (None, None))
+    key = (shapes, _structure(model, sites))
+    counted = _known.get(key)
     # A site that was empty when it was counted may have its heads back.
     fits = counted is None or all(cost or not site.kept for cost, site in zip(counted.units, sites, strict=True))
-    if before != structure or not fits:
+    if key not in _known or not fits:
         counted = next((found for inputs in choices if (found := _run(model, sites, inputs)) is not None), None)
-        known[shapes] = (structure, counted)
+        _known[key] = counted
+    _known.move_to_end(key)
+    while len(_known) > REMEMBERED:
+        _known.popitem(last=False)
     return counted
 
 
 def _structure(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> Any:
-    """Everything with a shape that does not change when heads go."""
+    """All that decides what a pass computes and does not change when heads go: the class, its settings, the shapes of
+    what stays, and what a unit is."""
     heads = {path for site in sites for path in (*_projections(site), site.o)}
-    return tuple(
+    settings = {name: value for name, value in model.config.to_dict().items() if name != "pruned_heads"}
+    shapes = tuple(
         (name, tuple(parameter.shape))
         for name, parameter in model.named_parameters()
         if name.rpartition(".")[0] not in heads
     )
+    units = tuple((site.width, site.group, site.original, site.applications) for site in sites)
+    return type(model), repr(settings), shapes, units
 
 
 def _projections(site: AttentionSite) -> set[str]:
