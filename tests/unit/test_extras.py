@@ -60,9 +60,9 @@ def without_here(name: str, arguments: list[str], folder: Path) -> tuple[int, st
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         sys.argv = ["headprune", *arguments]
         logging.getLogger().handlers.clear()
-        exec(BLOCK.format(names=(name,)))
+        exec(BLOCK.format(names=(name,)), {})
         try:
-            exec(PROGRAM)
+            exec(PROGRAM, {})
         except SystemExit as exit:
             sys.stderr.flush()
             os._exit(int(exit.code or 0))
