@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 import headprune
-from other_process import PROGRAMS
+from killing import start_and_kill
 from runs import environment, material, prune_command, same_but_timing, steps_of
 from runs import headprune as program
 
@@ -33,13 +32,9 @@ def process(command: list[str], **options: Any) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_ends_as_one_that_was_left_alone(kind: str, tmp_path: Path) -> None:
     m, killed, alone = material(), tmp_path / "killed", tmp_path / "alone"
-    driver = [sys.executable, str(PROGRAMS / "kill_while_pruning.py"), str(KILLS), str(len(kind))]
-    running = process([*driver, *prune_command(m.wide, m.data_csv, killed, *KINDS[kind])])
+    command = prune_command(m.wide, m.data_csv, killed, *KINDS[kind])
+    assert start_and_kill(command, KILLS, seed=len(kind)) == ([-signal.SIGKILL] * KILLS, 0)
     assert program(*prune_command(m.wide, m.data_csv, alone, *KINDS[kind])).code == 0
-    out, err = running.communicate()
-    assert running.returncode == 0, err[-2000:]
-    found = json.loads(out.splitlines()[-1])
-    assert found == {"ends": [-signal.SIGKILL] * KILLS, "code": 0}, err[-2000:]
     same_but_timing(killed, alone)
     headprune.load(killed / "model")
 

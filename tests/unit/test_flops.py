@@ -158,6 +158,7 @@ def test_half_precision() -> None:
 def test_the_model_runs_once_for_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only heads change between steps; anything else that changes is counted again."""
     model, calls = build("BertForTokenClassification"), []
+    operations._known.clear()  # which other tests may have filled
     real = operations._count
     monkeypatch.setattr(operations, "_count", lambda *args: (calls.append(1), real(*args))[1])
     for unit in all_units(headprune.resolve(model)):

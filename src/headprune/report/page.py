@@ -94,6 +94,7 @@ def _curves(runs: Sequence[ReportRun]) -> dict[str, Any]:
 
 def render(runs: Sequence[ReportRun]) -> str:
     import jinja2
+    from altair.utils.schemapi import debug_mode
 
     from headprune.report import figures
 
@@ -102,8 +103,11 @@ def render(runs: Sequence[ReportRun]) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     shown = entries(runs)
-    curves = _curves(runs)
-    specifications = {**curves, "mask": figures.mask(runs[0]), "scores": figures.scores(runs[0])}
+    # Checking every mark and channel against Vega-Lite's schema takes most of the time of a page, and the tests do it.
+    with debug_mode(False):
+        curves = _curves(runs)
+        charts = {**curves, "mask": figures.mask(runs[0]), "scores": figures.scores(runs[0])}
+        specifications = {name: chart.to_dict(validate=False) for name, chart in charts.items()}
     against = [curve_of(entry.name, entry.runs) for entry in shown]
     rows = compared(against) if len(runs) > 1 else []
     ranked = comparable(against)
@@ -113,7 +117,7 @@ def render(runs: Sequence[ReportRun]) -> str:
         first=runs[0],
         models=list(dict.fromkeys(str(run.settings["model"]) for run in runs)),
         curves=list(curves),
-        specifications=_script_json({name: chart.to_dict() for name, chart in specifications.items()}),
+        specifications=_script_json(specifications),
         replay=_script_json([_replay(run, figures.colour(runs, run)) for run in runs]),
         percents=_script_json(SHARES_OF_ONE),
         javascript=_libraries(),

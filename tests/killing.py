@@ -1,22 +1,17 @@
-"""Run in a process of its own: start the same `headprune` command again and again, kill it, and start it once more.
+"""Starting the same `headprune` command again and again, killing it, and starting it once more.
 
-Arguments: the number of kills, a seed, and the command. Each try is a fork that runs the program's own `main` and is
-killed with SIGKILL at a point that the program is known to be at: before, in the midst of or after a write to its
-journal, or between the two files of a step. The last one is left alone. Prints one JSON object: how each try ended,
-and the exit code of the last one.
+Each try is a fork that runs the program's own `main` and is killed with SIGKILL at a point that the program is known to
+be at: before, in the midst of or after a write to its journal, or between the two files of a step.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 import headprune.cli.main
 import headprune.runs.experiment  # what a command imports when it needs it: here once, before the forks
@@ -62,7 +57,8 @@ def start(command: list[str], moment: str | None, steps: int) -> int:
         code = 1
         try:
             sys.argv = ["headprune", *command]
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            for stream in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
             if moment is not None:
                 changed: Any = dying(Run._append, moment, steps)
                 Run._append = changed  # type: ignore[method-assign]
@@ -75,13 +71,8 @@ def start(command: list[str], moment: str | None, steps: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    kills, seed, *command = sys.argv[1:]
-    rng = random.Random(int(seed))
-    ends = [start(command, MOMENTS[number % len(MOMENTS)], rng.randint(0, 3)) for number in range(int(kills))]
-    print(json.dumps({"ends": ends, "code": start(command, None, 0)}))
-
-
-if __name__ == "__main__":
-    main()
+def start_and_kill(command: list[str], kills: int, seed: int) -> tuple[list[int], int]:
+    """How each of the tries that were killed ended, and how the last one did, which was left alone."""
+    rng = random.Random(seed)
+    ends = [start(command, MOMENTS[number % len(MOMENTS)], rng.randint(0, 3)) for number in range(kills)]
+    return ends, start(command, None, 0)
