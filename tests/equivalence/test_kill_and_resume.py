@@ -24,8 +24,15 @@ KINDS = {
 
 
 def process(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    """It hears an interruption even where this process was started in the background, deaf to it."""
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), **options
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **options,
     )
 
 
@@ -80,7 +87,7 @@ def test_ctrl_c_ends_with_a_sentence_and_the_same_command_goes_on(script: str, t
     assert second.code == 2
     assert "Another process is working on" in second.err
     running.send_signal(signal.SIGINT)
-    printed, said = running.communicate()
+    printed, said = running.communicate(timeout=600)  # it does not come to an end if it did not hear
     assert running.returncode == 130
     assert printed == ""
     sentence = " ".join(said.split())
