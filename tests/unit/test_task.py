@@ -271,3 +271,14 @@ def test_classifiers_without_labels_are_judged_by_agreement(name: str) -> None:
 def test_every_metric_of_a_task_exists() -> None:
     for case in CASES:
         assert set(headprune.task_of(case.build()).metrics) <= set(METRICS)
+
+
+def test_quality_is_taken_of_the_batch_that_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictions are on the model's device, so labels must be too: the prepared batch counts, not the caller's."""
+    batch = {**text_batch(0), "labels": torch.tensor([0, 1, 2])}
+    moved = torch.tensor([2, 2, 0])
+    kind = type(headprune.task_of(bert()))
+    monkeypatch.setattr(kind, "prepare", lambda self, given, device: {**given, "labels": moved})
+    assert torch.equal(headprune.score(bert(), [batch], criterion="gnorm").labels, moved)
+    model = bert()
+    assert torch.equal(Evaluator([batch])(model, headprune.resolve(model)).labels, moved)
