@@ -12,7 +12,7 @@ from torch import nn
 
 import headprune
 import headprune.surgery.cut
-import headprune.surgery.slices
+import headprune.units.cutting.slices
 from headprune.errors import (
     EquivalenceError,
     GateError,
@@ -208,12 +208,12 @@ def test_a_wrong_slice_is_found_by_verify_and_undone(name: str, monkeypatch: pyt
     model, batch = entry.build(), entry.batch(1)
     gone = flat(headprune.resolve(model)[0].units()[:1]) + flat(headprune.resolve(model)[1].units())
     before, expected = state_of(model), outputs(model, batch)
-    right = headprune.surgery.slices.Slices.add
+    right = headprune.units.cutting.slices.Slices.add
 
     def wrong(self: Any, path: str, side: str, selected: list[int]) -> None:
         right(self, path, side, [row - min(selected) for row in selected] if side == "in" else selected)
 
-    monkeypatch.setattr(headprune.surgery.slices.Slices, "add", wrong)
+    monkeypatch.setattr(headprune.units.cutting.slices.Slices, "add", wrong)
     with pytest.raises(EquivalenceError, match=says("changed the outputs by up to", "allowed", "was undone")) as error:
         headprune.remove(model, gone, verify=batch)
     assert error.value.difference > 100 * error.value.tolerance

@@ -34,11 +34,11 @@ class Magnitude(Criterion):
             if not site.kept or not isinstance(site, AttentionSite):
                 continue
             squares = torch.zeros(site.heads, dtype=torch.float64)
-            for projection in (site.q, site.k, site.v):
+            for projection in site.roles:
                 rows = projection.of(_weight(model, projection.module, outputs_last=True))
                 per_head = rows.square().sum(dim=(0, 2))
                 squares += per_head if projection.role == "q" else per_head.repeat_interleave(site.group)
-            columns = _weight(model, site.o, outputs_last=False).unflatten(-1, (site.heads, site.head_dim))
+            columns = site.split(_weight(model, site.o, outputs_last=False))
             squares += columns.square().sum(dim=(0, 2))
             scores[site.index, list(site.kept)] = squares.sqrt()
         return scores

@@ -120,6 +120,6 @@ def _hook(site: Site, row: Callable[[], torch.Tensor]) -> Callable[..., Any]:
                     f"There are gates for {own.shape[0]} samples, but {site.path} sees a batch of {outputs.shape[0]}."
                 )
             own = own.view(own.shape[0], *(1,) * (outputs.dim() - 2), own.shape[1])
-        return ((site.split(outputs) * own.unsqueeze(-1)).flatten(-2), *rest)
+        return (site.join(site.split(outputs) * own.unsqueeze(-1)), *rest)
 
     return gate

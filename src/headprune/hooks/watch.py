@@ -58,7 +58,7 @@ def watched(
     after, before = [], []
     for site in sites:
         if projection is not None and site.kept and isinstance(site, AttentionSite):
-            paths = dict.fromkeys((site.q.module, site.k.module, site.v.module))
+            paths = dict.fromkeys(projection.module for projection in site.roles)
             after += [(model.get_submodule(path), _projection_hook(site, path, projection)) for path in paths]
         if output is not None and site.kept:
             before.append((model.get_submodule(site.o), _output_hook(site, output)))

@@ -70,7 +70,7 @@ def _weight_gradients(
     model: PreTrainedModel, sites: Sequence[AttentionSite], batches: Sequence[Mapping[str, Any]], gates: torch.Tensor
 ) -> dict[tuple[int, int], torch.Tensor]:
     """(site, role) -> gradient [rows x in] of the head rows of that role, mean over samples."""
-    paths = dict.fromkeys(p.module for site in sites if site.kept for p in (site.q, site.k, site.v))
+    paths = dict.fromkeys(p.module for site in sites if site.kept for p in site.roles)
     totals: dict[str, torch.Tensor] = {}
     task = task_of(model)
     samples = 0
@@ -90,7 +90,7 @@ def _weight_gradients(
                 weight.requires_grad_(False)
     result = {}
     for site in sites:
-        for number, projection in enumerate((site.q, site.k, site.v) if site.kept else ()):
+        for number, projection in enumerate(site.roles if site.kept else ()):
             gradient = totals[projection.module] / samples
             outputs_last = gradient if is_transposed(model.get_submodule(projection.module)) else gradient.T
             result[site.index, number] = projection.of(outputs_last).flatten(-2).T.cpu()

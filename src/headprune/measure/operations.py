@@ -84,7 +84,8 @@ def _structure(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> Any:
 
 
 def _projections(site: AttentionSite) -> set[str]:
-    return {projection.module for projection in (site.q, site.k, site.v, *site.extras)}
+    owners = {axis.tensor.rpartition(".")[0] for axis in site.axes} - {site.path}
+    return {projection.module for projection in (site.q, site.k, site.v, *site.extras) if projection.module} | owners
 
 
 def _run(model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Inputs) -> Counted | None:

@@ -68,9 +68,8 @@ def _plan(
         )
         log.warning("Site %d (%s) is left without compensation: %s.", site.index, site.path, reason)
         return Repair(site.index, "none", None, None)
-    leaving = torch.zeros(site.size, dtype=torch.bool)
-    leaving[[site.position(member) for member in gone]] = True
-    removed = leaving.repeat_interleave(site.width)
+    removed = torch.zeros(site.size * site.width, dtype=torch.bool)
+    removed[site.columns(site.position(member) for member in gone)] = True
     weight = output.weight.detach()
     weight = (weight.t() if is_transposed(output) else weight).cpu()
     bias = None if output.bias is None else output.bias.detach().cpu()

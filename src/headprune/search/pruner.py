@@ -26,10 +26,10 @@ from headprune.repair.solve import Compensation, Repair
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.stop import Decision
 from headprune.signals.moments import Moments
-from headprune.surgery.undo import Undo
 from headprune.task import Task, rows_of, task_of
 from headprune.task.checks import checked_batches
 from headprune.units import Member, Site, kept_mask, resolve
+from headprune.units.cutting.undo import Undo
 
 OnStep = Callable[[Step], None]
 # Errors of repairs are computed from float32 activations, which another CPU or another number of threads rounds

@@ -69,7 +69,7 @@ class ProjectionMeter(Meter):
         state.contracted.add(path)
         calls = [call for call in state.calls[path] if call.delta is not None]
         if calls:
-            roles = [projection for projection in (site.q, site.k, site.v) if projection.module == path]
+            roles = [projection for projection in site.roles if projection.module == path]
             self.contract(site, roles, calls)
         for call in calls:
             call.delta = None

@@ -46,11 +46,10 @@ def residual_map(model: PreTrainedModel, site: Site, moments: Moments) -> Residu
         return ResidualMap(torch.zeros_like(moments.mean), torch.eye(len(spread), dtype=spread.dtype))
     scale = spread.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
     precision = torch.linalg.inv(spread + RIDGE * scale * torch.eye(len(spread), dtype=spread.dtype))
-    width = site.width * site.group
     matrix = torch.zeros_like(precision)
-    for start in range(0, len(precision), width):
-        unit = slice(start, start + width)
-        own = torch.linalg.inv(precision[unit, unit])
+    for start in range(0, site.size, site.group):
+        unit = torch.tensor(site.columns(range(start, start + site.group)))
+        own = torch.linalg.inv(precision[unit][:, unit])
         matrix[:, unit] = precision[:, unit] @ own
     mean = moments.mean if centred else torch.zeros_like(moments.mean)
     return ResidualMap(mean, matrix)
@@ -119,9 +118,9 @@ class _ErrorMeter(Meter):
         weight = (output.weight if not is_transposed(output) else output.weight.t()).detach()
         weight = widened(weight)
         units = site.size // site.group
-        blocks = weight.unflatten(-1, (units, -1)).transpose(0, 1)  # [units x out x width]
+        blocks = site.split(weight).unflatten(-2, (units, -1)).flatten(-2).transpose(0, 1)  # [units x out x width]
         grams = blocks.transpose(1, 2) @ blocks
-        residual = residual.unflatten(-1, (units, -1))
+        residual = site.split(residual).unflatten(-2, (units, -1)).flatten(-2)
         squares = (torch.einsum("...uw,uwv->...uv", residual, grams) * residual).sum(-1)
         per_sample = self._summed(site, squares).repeat_interleave(site.group, dim=-1)
         self.errors[:, site.index, list(site.kept)] += per_sample.to(self.errors)

@@ -18,7 +18,7 @@ from headprune.store import fingerprint, portability
 from headprune.store.files import replaced_directory
 from headprune.store.places import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.store.processors import carry_processor
-from headprune.surgery.plan import shrink
+from headprune.surgery.shrink import shrink
 from headprune.units import AttentionSite, resolve
 
 # The numbers by which a dense config of a family with a `head_dim` can describe a uniformly pruned model.

@@ -9,8 +9,8 @@ from typing import Any
 import transformers
 from transformers import PreTrainedModel
 
-from headprune.surgery.plan import plan
 from headprune.units import AttentionSite, quirks
+from headprune.units.cutting.plan import plan
 
 MODULE = "modeling_headprune"
 TEMPLATE = """

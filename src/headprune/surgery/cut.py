@@ -13,11 +13,10 @@ from headprune.errors import EquivalenceError, UnsupportedModelError
 from headprune.hooks.gates import gated
 from headprune.hooks.outputs import largest_difference, run
 from headprune.surgery.check import check_removable
-from headprune.surgery.plan import plan, write_record
-from headprune.surgery.slices import Slices
-from headprune.surgery.undo import Undo
-from headprune.units import AttentionSite, Member, as_members, by_site, resolve, widest
-from headprune.units.quirks import QUIRKS, restructure
+from headprune.units import AttentionSite, Member, as_members, resolve, widest
+from headprune.units.cutting.removal import remaining, take_out
+from headprune.units.cutting.undo import Undo
+from headprune.units.quirks import QUIRKS
 from headprune.units.resolve import removed_heads
 
 
@@ -39,9 +38,10 @@ def cut(
     if not chosen:
         return
     expected = _gated_outputs(model, sites, chosen, verify) if verify is not None else None
+    _refuse_accelerate_hooks(model, sites, remaining(sites, chosen))
     undo = Undo(model)
     try:
-        _remove(model, sites, chosen)
+        take_out(model, sites, chosen, removed_heads(model))
         if expected is not None and verify is not None:
             difference, tolerance = largest_difference(expected, run(model, verify))
             if not difference <= tolerance:
@@ -51,28 +51,6 @@ def cut(
     except BaseException:
         undo()
         raise
-
-
-def _remove(model: PreTrainedModel, sites: Sequence[AttentionSite], members: Sequence[Member]) -> None:
-    going = by_site(members)
-    kept = {index: [m for m in sites[index].kept if m not in set(ids)] for index, ids in going.items()}
-    _refuse_accelerate_hooks(model, sites, kept)
-    steps = plan(model, sites, kept)
-    slices = Slices(model)
-    for index, ids in kept.items():
-        site = sites[index]
-        if ids:
-            positions = [site.position(member) for member in ids]
-            rows: dict[str, set[int]] = {}
-            for path, wanted in site.producers(positions):
-                rows.setdefault(path, set()).update(wanted)
-            for path, selected in rows.items():
-                slices.add(path, "out", sorted(selected))
-            slices.add(site.o, "in", site.columns(positions))
-    slices.apply()
-    restructure(model, steps)
-    record = removed_heads(model)
-    write_record(model, {**record, **{index: record.get(index, []) + ids for index, ids in going.items()}})
 
 
 def _refuse_accelerate_hooks(

@@ -11,6 +11,13 @@ with one entry per changed site, which `headprune.surgery` makes and a checkpoin
     kept             original ids of the heads that are left
     o, delete        for a site without heads: its output projection, and the projections that go
     quirk            the family's own behaviour, a key of QUIRKS
+
+and for a site whose layout was measured:
+
+    tensors          path -> shape
+    select, shown    arguments that come with all heads, [name, axis], and the heads that are taken from them
+    silent, zeros    a site without heads that is still run: on one unit that gives nothing, path -> rows of its maps
+    form             what the module gives, "output" or "none" for each part; None for a tensor alone
 """
 
 from __future__ import annotations
@@ -53,6 +60,20 @@ class Bias(nn.Module):
 
     def extra_repr(self) -> str:
         return f"out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class Zeros(nn.Module):
+    """A projection of a site that is run without heads: it gives nothing."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.out_features = features
+
+    def forward(self, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return inputs.new_zeros(*inputs.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"out_features={self.out_features}"
 
 
 # A mixin's `super()` is an attention module of some family, which the type checker cannot know.
@@ -124,6 +145,31 @@ class AlibiSite(PrunedSite):
         own = self._own_heads(alibi.unflatten(0, (-1, self.headprune_original))).flatten(0, 1)
         args, kwargs = self._replace(args, kwargs, "alibi", own)
         return super().forward(*args, **kwargs)
+
+
+class SelectingSite(PrunedSite):
+    """The module is given tensors with all heads in them, on axes that were measured."""
+
+    headprune_select: list[list[Any]]
+    headprune_shown: list[int]
+    headprune_original: int
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        for name, axis in self.headprune_select:
+            if isinstance(name, int):
+                args = (*args[:name], self._shown(args[name], axis), *args[name + 1 :]) if name < len(args) else args
+            elif kwargs.get(name) is not None:
+                kwargs = {**kwargs, name: self._shown(kwargs[name], axis)}
+        return super().forward(*args, **kwargs)
+
+    def _shown(self, tensor: Any, axis: int) -> Any:
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() <= axis or tensor.shape[axis] % self.headprune_original:
+            return tensor
+        index = torch.tensor(self.headprune_shown, device=tensor.device)
+        if tensor.shape[axis] == self.headprune_original:
+            return tensor.index_select(axis, index)
+        by_head = tensor.unflatten(axis, (-1, self.headprune_original))
+        return by_head.index_select(axis + 1, index).flatten(axis, axis + 1)
 
 
 class T5Site(PrunedSite):
@@ -228,6 +274,17 @@ class EmptyBloom(EmptySite):
         return self._argument(args, kwargs, "residual") + dropped, None
 
 
+class EmptyMeasured(EmptySite):
+    """The parts of what it gives were seen in the dense module."""
+
+    headprune_form: list[str] | None
+
+    def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
+        if self.headprune_form is None:
+            return output
+        return tuple(output if part == "output" else None for part in self.headprune_form)
+
+
 class EmptyT5(EmptySite, T5Site):
     """Even without heads of its own, the first site still provides the position bias of the others."""
 
@@ -247,8 +304,10 @@ QUIRKS: dict[str, tuple[type | None, type]] = {
     "albert": (None, EmptyAlbert),
     "bloom": (AlibiSite, EmptyBloom),
     "gpt2": (None, EmptyGpt2),
+    "measured": (None, EmptyMeasured),
     "modernbert": (None, EmptyModernBert),
     "mpnet": (BiasedSite, EmptySite),
+    "selecting": (SelectingSite, EmptyMeasured),
     "t5": (T5Site, EmptyT5),
 }
 
@@ -259,20 +318,56 @@ def restructure(model: nn.Module, plan: list[dict[str, Any]]) -> None:
     for entry in plan:
         site: Any = model.get_submodule(entry["path"])
         some_left, none_left = QUIRKS[entry["quirk"]]
-        mixin = some_left if entry["kept"] else none_left
+        silent = entry.get("silent", False)
+        mixin = some_left if entry["kept"] or silent else none_left
         if mixin is not None:
             site.__class__ = pruned_class(mixin, getattr(site, "_base_class", site.__class__))
         site.headprune_kept = list(entry["kept"])
         site.headprune_original = entry["original"]
+        site.headprune_select, site.headprune_shown = entry.get("select", []), entry.get("shown", [])
+        site.headprune_form = entry.get("form")
         for name, value in entry["attributes"].items():
-            setattr(site, name, value)
+            owner, _, attribute = name.rpartition(".")
+            setattr(site.get_submodule(owner), attribute, value)
         if entry["config"]:
             base = site.config._base if isinstance(site.config, ConfigView) else site.config
             site.config = ConfigView(base, dict(entry["config"]))
         for path, (inputs, outputs) in entry["linears"].items():
             _resize(model.get_submodule(path), inputs, outputs)
+        for path, shape in entry.get("tensors", {}).items():
+            _reshape(model, path, shape)
+        for path, rows in entry.get("zeros", {}).items():
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, Zeros(rows))
         if not entry["kept"]:
             _empty(model, site, entry)
+
+
+def _reshape(model: nn.Module, path: str, shape: list[int]) -> None:
+    """Give a parameter or buffer its final shape, and its module the numbers that go with it."""
+    parent, _, name = path.rpartition(".")
+    owner: Any = model.get_submodule(parent)
+    tensor = getattr(owner, name)
+    if isinstance(owner, Bias) or tensor is None:
+        return
+    if tuple(tensor.shape) != tuple(shape):
+        smaller = tensor.new_empty(shape)
+        kept = isinstance(tensor, nn.Parameter)
+        setattr(owner, name, nn.Parameter(smaller, requires_grad=tensor.requires_grad) if kept else smaller)
+    if name != "weight":
+        return
+    if isinstance(owner, nn.Linear):
+        owner.out_features, owner.in_features = shape
+    elif hasattr(owner, "nf") and hasattr(owner, "nx"):  # GPT-2's Conv1D
+        owner.nx, owner.nf = shape
+    elif isinstance(owner, nn.Embedding):
+        owner.num_embeddings, owner.embedding_dim = shape
+    elif isinstance(owner, nn.LayerNorm):
+        owner.normalized_shape = tuple(shape)
+    elif isinstance(owner, nn.modules.conv._ConvNd):
+        owner.out_channels = shape[0]
+        if owner.groups > 1 and shape[1] == 1:  # each channel by itself
+            owner.groups = owner.in_channels = shape[0]
 
 
 def _resize(linear: Any, inputs: int, outputs: int) -> None:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from headprune.errors import UnsupportedModelError
 from headprune.units.members import Member
 
 Kind = Literal["heads", "neurons"]
@@ -28,18 +29,46 @@ class Projection:
     role: Role
     heads: int  # heads present in the weight now
     width: int  # rows of one head
-    offset: int  # first row of the first head
-    stride: int  # rows from one head to the next
+    offset: int = 0  # first row of the first head
+    stride: int = 0  # rows from one head to the next
+    table: tuple[tuple[int, ...], ...] | None = None  # the rows of each head, where they follow no such rule
 
     def rows(self, positions: Iterable[int]) -> list[int]:
         """Output rows of the heads at these current positions, head after head."""
+        if self.table is not None:
+            return [row for position in positions for row in self.table[position]]
         return [self.offset + position * self.stride + row for position in positions for row in range(self.width)]
 
     def of(self, outputs: torch.Tensor) -> torch.Tensor:
         """From the linear map's outputs [..., rows] this role's part, [..., heads, width]."""
+        if self.table is not None:
+            index = torch.tensor(self.rows(range(self.heads)), device=outputs.device)
+            return outputs.index_select(-1, index).unflatten(-1, (self.heads, self.width))
         if self.stride == self.width:
             return outputs.narrow(-1, self.offset, self.heads * self.width).unflatten(-1, (self.heads, self.width))
         return outputs.unflatten(-1, (self.heads, self.stride)).narrow(-1, self.offset, self.width)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a tensor that has something of every unit; what belongs to none of them stays whatever goes."""
+
+    tensor: str  # path of the parameter or buffer in the model
+    dim: int
+    length: int
+    units: tuple[tuple[int, ...], ...]  # the indices of each unit that is present
+
+    def left(self, positions: Iterable[int]) -> list[int]:
+        """The indices that stay if the units at these positions do."""
+        gone = {index for unit in self.units for index in unit}
+        staying = {index for position in positions for index in self.units[position]}
+        return sorted({*range(self.length)} - gone | staying)
+
+    def compacted(self, positions: Sequence[int]) -> Axis:
+        """The axis when only the units at these positions are left."""
+        place = {index: number for number, index in enumerate(self.left(positions))}
+        units = tuple(tuple(place[index] for index in self.units[position]) for position in positions)
+        return Axis(self.tensor, self.dim, len(place), units)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +91,7 @@ class Site:
     original: int  # how many there were
     applications: int = 1  # how often one forward pass runs this site
     obstacle: str = ""  # why exact removal is impossible here; empty where it is possible
+    order: tuple[int, ...] = ()  # the columns member after member, where they do not lie so; empty where they do
 
     @property
     def size(self) -> int:
@@ -88,16 +118,38 @@ class Site:
 
     def split(self, columns: torch.Tensor) -> torch.Tensor:
         """From the input columns of the output map [..., columns] the members, [..., members, width]."""
+        if self.order:
+            columns = columns.index_select(-1, torch.tensor(self.order, device=columns.device))
         return columns.unflatten(-1, (self.size, self.width))
+
+    def join(self, members: torch.Tensor) -> torch.Tensor:
+        """From the members [..., members, width] the columns as the output map is given them: `split` undone."""
+        columns = members.flatten(-2)
+        if not self.order:
+            return columns
+        back = torch.tensor(self.order, device=columns.device).argsort()
+        return columns.index_select(-1, back)
 
     def columns(self, positions: Iterable[int]) -> list[int]:
         """Input columns of the output map that belong to the members at these positions."""
-        return [position * self.width + column for position in positions for column in range(self.width)]
+        places = [position * self.width + column for position in positions for column in range(self.width)]
+        return [self.order[place] for place in places] if self.order else places
 
     def producers(self, positions: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
         """(module, output rows) elsewhere that produce the columns of these members; rows of one module may come in
         several pieces."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the forward code of a measured module needs to run with fewer heads, found by trying."""
+
+    attributes: tuple[tuple[str, int], ...] = ()  # numbers that grow with the heads, dotted inside a child; dense values
+    config: tuple[tuple[str, int], ...] = ()  # the same for what is read from the module's config
+    inputs: tuple[tuple[str | int, int], ...] = ()  # (argument, axis) that come with all heads in them
+    empty: Literal["bypass", "silent", ""] = ""  # how a site without heads is run; "" where the last one must stay
+    form: tuple[str, ...] | None = None  # what the module gives, a word for each part; None for a tensor alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +170,25 @@ class AttentionSite(Site):
     extras: tuple[Projection, ...] = ()  # further projections with a head axis (DeBERTa's positions)
     per_head: tuple[str, ...] = ()  # what else depends on the head axis, for people to read
     quirk: str = ""  # name of the behaviour in quirks.py that this family needs
+    dense_axes: tuple[Axis, ...] = ()  # every axis that units own in the dense model, where the layout was measured
+    maps: tuple[str, ...] = ()  # the linear maps among their owners
+    recipe: Recipe | None = None  # what the forward code needs, where it was found by trying
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes of a measured site as they are now, when some units may have gone."""
+        present = [member // self.group for member in self.kept[:: self.group]]
+        return tuple(axis.compacted(present) for axis in self.dense_axes) if present else ()
+
+    @property
+    def roles(self) -> tuple[Projection, Projection, Projection]:
+        """The rows of queries, keys and values; an error where they cannot be told apart."""
+        if self.kept and not (self.q.module and self.k.module and self.v.module):
+            raise UnsupportedModelError(
+                f"The queries, keys and values of {self.path} cannot be told apart; use a criterion that looks at what "
+                "heads give, such as residual-gradient or his."
+            )
+        return self.q, self.k, self.v
 
     @property
     def place(self) -> str:
@@ -141,7 +212,8 @@ class AttentionSite(Site):
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        return (self.q, self.k, self.v, *self.extras) if self.kept else ()
+        named = (self.q, self.k, self.v, *self.extras) if self.kept else ()
+        return tuple(projection for projection in named if projection.module)
 
     def producers(self, positions: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
         groups = [position // self.group for position in positions[:: self.group]]

@@ -16,9 +16,10 @@ class Slices:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.wanted: dict[int, tuple[nn.Parameter, int, list[int]]] = {}
+        self.wanted: dict[int, tuple[nn.Parameter, dict[int, list[int]]]] = {}
         self.owners: dict[int, list[tuple[nn.Module, str]]] = {}
         self.asking: dict[int, set[int]] = {}  # parameter -> the modules whose heads go
+        self.buffers: list[tuple[nn.Module, str, int, list[int]]] = []
         for module in model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
@@ -31,26 +32,38 @@ class Slices:
         if side == "out" and module.bias is not None:
             self._want(module, module.bias, 0, selected, path)
 
+    def add_axis(self, tensor: str, dim: int, selected: list[int]) -> None:
+        """The same for one axis of a parameter or buffer by its path; several axes of one tensor may be asked for."""
+        path, _, name = tensor.rpartition(".")
+        module = self.model.get_submodule(path)
+        parameter = getattr(module, name)
+        if isinstance(parameter, nn.Parameter):
+            self._want(module, parameter, dim, selected, path)
+        else:
+            self.buffers.append((module, name, dim, selected))
+
     def _want(self, module: nn.Module, parameter: nn.Parameter, dim: int, selected: list[int], path: str) -> None:
         self.asking.setdefault(id(parameter), set()).add(id(module))
-        known = self.wanted.get(id(parameter))
-        if known is not None and known[1:] != (dim, selected):
+        _, known = self.wanted.setdefault(id(parameter), (parameter, {}))
+        if known.setdefault(dim, selected) != selected:
             raise UnsupportedModelError(
                 f"The weight of {path} is tied to another projection that would keep other heads; untie them first."
             )
-        self.wanted[id(parameter)] = (parameter, dim, selected)
 
     def apply(self) -> None:
-        for key, (parameter, _, _) in self.wanted.items():
+        for key, (parameter, _) in self.wanted.items():
             if {id(module) for module, _ in self.owners[key]} - self.asking[key]:
                 raise UnsupportedModelError(
                     f"A weight of shape {list(parameter.shape)} is tied to another module that keeps all its heads; "
                     "untie them, or remove the same heads there."
                 )
-        for parameter, dim, selected in self.wanted.values():
-            index = torch.tensor(selected, device=parameter.device)
-            smaller = nn.Parameter(
-                parameter.detach().index_select(dim, index).contiguous(), requires_grad=parameter.requires_grad
-            )
+        for parameter, axes in self.wanted.values():
+            kept = parameter.detach()
+            for dim, selected in axes.items():
+                kept = kept.index_select(dim, torch.tensor(selected, device=kept.device))
+            smaller = nn.Parameter(kept.contiguous(), requires_grad=parameter.requires_grad)
             for module, name in self.owners[id(parameter)]:
                 setattr(module, name, smaller)
+        for module, name, dim, selected in self.buffers:
+            buffer = getattr(module, name)
+            setattr(module, name, buffer.index_select(dim, torch.tensor(selected, device=buffer.device)).contiguous())

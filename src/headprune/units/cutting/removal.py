@@ -1,0 +1,58 @@
+"""Taking units out of the weights of a model, in place: slices first, then what its forward code needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from headprune.units.cutting.plan import plan, write_record
+from headprune.units.cutting.slices import Slices
+from headprune.units.members import Member, by_site
+from headprune.units.quirks import restructure
+from headprune.units.spec import AttentionSite
+
+
+def remaining(sites: Sequence[AttentionSite], members: Sequence[Member]) -> dict[int, list[int]]:
+    """site -> ids that are left, for every site that loses some of these members."""
+    return {
+        index: [member for member in sites[index].kept if member not in set(ids)]
+        for index, ids in by_site(members).items()
+    }
+
+
+def take_out(
+    model: nn.Module,
+    sites: Sequence[AttentionSite],
+    members: Sequence[Member],
+    record: Mapping[int, Sequence[int]],
+) -> None:
+    """Remove these members, whole units, and note them beside the `record` of those that went before."""
+    kept = remaining(sites, members)
+    steps = plan(model, sites, kept)
+    slices = Slices(model)
+    for index, ids in kept.items():
+        _select(slices, sites[index], ids)
+    slices.apply()
+    restructure(model, steps)
+    going = by_site(members)
+    write_record(model, {**record, **{index: [*record.get(index, []), *ids] for index, ids in going.items()}})
+
+
+def _select(slices: Slices, site: AttentionSite, kept: Sequence[int]) -> None:
+    positions = [site.position(member) for member in kept]
+    if site.recipe is not None:
+        units = [position // site.group for position in positions[:: site.group]]
+        leaving = set() if kept else {*site.maps, site.o}  # maps of a site without heads leave as a whole
+        for axis in site.axes:
+            if axis.tensor.rpartition(".")[0] not in leaving:
+                slices.add_axis(axis.tensor, axis.dim, axis.left(units or [0]))
+        return
+    if not kept:
+        return
+    rows: dict[str, set[int]] = {}
+    for path, wanted in site.producers(positions):
+        rows.setdefault(path, set()).update(wanted)
+    for path, selected in rows.items():
+        slices.add(path, "out", sorted(selected))
+    slices.add(site.o, "in", sorted(site.columns(positions)))

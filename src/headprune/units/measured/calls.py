@@ -1,0 +1,99 @@
+"""How the modules of a model are called: the arguments of each, and which linear map takes what another module gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Cache
+
+
+@dataclass
+class Call:
+    """One call of a module, to be repeated: its arguments, without a memory of earlier tokens."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self, module: nn.Module) -> Any:
+        return module(*copied(self.args), **copied(self.kwargs))
+
+
+@dataclass
+class Trace:
+    """The first call of every module that was asked for, and who took its output."""
+
+    calls: dict[str, Call] = field(default_factory=dict)
+    taker: dict[str, str] = field(default_factory=dict)  # module -> the linear map that was given its very output
+
+
+def copied(value: Any) -> Any:
+    """Arguments without history: tensors detached and cloned, caches left out."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, Cache):
+        return None
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(copied(item) for item in value)
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    if type(value) is dict:
+        return {name: copied(item) for name, item in value.items()}
+    return value
+
+
+def first_tensor(output: Any) -> torch.Tensor | None:
+    """The first floating-point tensor in what a module gives."""
+    if isinstance(output, torch.Tensor):
+        return output if output.is_floating_point() else None
+    items: Sequence[Any] = list(output.values()) if isinstance(output, dict) else output
+    if isinstance(items, (tuple, list)):
+        return next((found for item in items if (found := first_tensor(item)) is not None), None)
+    return None
+
+
+@contextmanager
+def tracing(root: nn.Module, wanted: Sequence[str], linears: Sequence[str]) -> Iterator[Trace]:
+    """Fill a trace while the model runs."""
+    trace = Trace()
+    given: dict[int, tuple[str, torch.Tensor]] = {}  # where an output lies -> who gave it; kept alive, so it stays true
+    with ExitStack() as stack:
+        for path in wanted:
+            module = root.get_submodule(path)
+            stack.callback(module.register_forward_pre_hook(_noting(trace, path), with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(_giving(given, path)).remove)
+        for path in linears:
+            stack.callback(root.get_submodule(path).register_forward_pre_hook(_taking(trace, given, path)).remove)
+        yield trace
+
+
+def _noting(trace: Trace, path: str) -> Callable[..., None]:
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if path not in trace.calls:
+            trace.calls[path] = Call(copied(args), copied(kwargs))
+
+    return note
+
+
+def _giving(given: dict[int, tuple[str, torch.Tensor]], path: str) -> Callable[..., None]:
+    def give(module: nn.Module, args: Any, output: Any) -> None:
+        tensor = first_tensor(output)
+        if tensor is not None:
+            given[tensor.data_ptr()] = (path, tensor)
+
+    return give
+
+
+def _taking(trace: Trace, given: dict[int, tuple[str, torch.Tensor]], path: str) -> Callable[..., None]:
+    def take(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], torch.Tensor) and args[0].data_ptr() in given:
+            giver, tensor = given[args[0].data_ptr()]
+            # A view of it, with the same numbers in the same order, is it as well.
+            if giver not in trace.taker and tensor.numel() == args[0].numel():
+                trace.taker[giver] = path
+
+    return take

@@ -1,0 +1,185 @@
+"""Which numbers the forward code of a module reads: tried, on the module alone, until fewer heads give what they must."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
+from headprune.units.cutting.removal import take_out
+from headprune.units.cutting.undo import Undo
+from headprune.units.linear import is_transposed
+from headprune.units.measured.calls import Call, first_tensor
+from headprune.units.members import Member
+from headprune.units.spec import AttentionSite, Recipe
+
+KNOWN = (*QUERY_COUNTS, *KV_COUNTS, *WIDTHS)
+NEVER = ("layer_idx", "layer_id", "head_dim", "attention_head_size", "head_size", "training")
+MOST = 8  # names that are tried in every combination
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+
+
+def recipe_for(model: nn.Module, site: AttentionSite, call: Call) -> Recipe | str:
+    """What works for this site, or in words what happened instead."""
+    module: Any = model.get_submodule(site.path)
+    inputs = site.recipe.inputs if site.recipe is not None else ()
+    worst = "removing its heads did not give what silencing them gives"
+    units = site.units()
+    if len(units) > 1:
+        patterns = [[m for unit in units[::2] for m in unit], [*units[-1]]]
+        expected = [_silenced(model, site, call, members) for members in patterns]
+        for attributes, config in _choices(module, len(units)):
+            made = Recipe(attributes, config, inputs)
+            said = _tried(model, replace(site, recipe=made), call, patterns, expected)
+            if not said:
+                break
+            worst = said
+        else:
+            return worst
+    else:
+        attributes, config = next(iter(_choices(module, 1)))
+        made = Recipe(attributes, config, inputs)
+    return replace(made, **_empty_form(model, replace(site, recipe=made), call))
+
+
+def _choices(module: Any, units: int) -> Iterator[tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]]:
+    """Names of numbers that may have to follow the heads, the likely ones first, each choice once."""
+    numbers = {
+        (f"{path}.{name}" if path else name): value
+        for path, child in module.named_modules()
+        for name, value in child.__dict__.items()
+        if type(value) is int and value >= units and value % units == 0 and name not in NEVER
+    }
+    own = {name: value for name, value in numbers.items() if "." not in name}
+    config = getattr(module, "config", None)
+    read = {
+        name: value
+        for name in KNOWN[:-3]
+        if name not in own and type(value := getattr(config, name, None)) is int and value and value % units == 0
+    }
+    known = [name for name in own if name in KNOWN]
+    queries = [name for name in known if name not in KV_COUNTS]
+    groups = [name for name in own if "group" in name]
+    others = [name for name in own if name not in known and name not in groups]
+    inner = [name for name in numbers if name not in own and name.rpartition(".")[2] not in ("in_features", "out_features")]
+    seen: set[tuple[frozenset[str], bool]] = set()
+    likely = [known, [*known, *others], [*queries, *groups], [*queries, *groups, *others], [*known, *inner]]
+    free = [*known, *groups, *others, *inner][:MOST]
+    every = (list(names) for size in range(len(free) + 1) for names in itertools.combinations(free, size))
+    for names in itertools.chain(likely, every):
+        for with_config in (True, False) if read else (False,):
+            key = frozenset(names), with_config
+            if key not in seen:
+                seen.add(key)
+                yield (
+                    tuple((name, numbers[name]) for name in names),
+                    tuple(read.items()) if with_config else (),
+                )
+
+
+def _tried(
+    model: nn.Module,
+    site: AttentionSite,
+    call: Call,
+    patterns: Sequence[Sequence[Member]],
+    expected: Sequence[torch.Tensor],
+) -> str:
+    """Empty where removing gives what was expected; what happened otherwise."""
+    for members, wanted in zip(patterns, expected, strict=True):
+        undo = Undo(model)
+        try:
+            take_out(model, [replace(site, index=0)], [Member(0, member.index) for member in members], {})
+            given = _output(model, site, call)
+        except Exception as error:
+            return f"its forward fails with fewer heads ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+        finally:
+            undo()
+        if not close(wanted, given):
+            return "removing its heads did not give what silencing them gives"
+    return ""
+
+
+def close(wanted: torch.Tensor, given: torch.Tensor) -> bool:
+    if wanted.shape != given.shape:
+        return False
+    scale = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0
+    return bool((wanted - given).abs().max() <= TOLERANCE.get(wanted.dtype, 1e-4) * scale) if wanted.numel() else True
+
+
+def _output(model: nn.Module, site: AttentionSite, call: Call) -> torch.Tensor:
+    """What the output map gives when the module is called."""
+    module, output = model.get_submodule(site.path), model.get_submodule(site.o)
+    seen: list[torch.Tensor] = []
+    handle = output.register_forward_hook(lambda m, args, out: seen.append(out))
+    try:
+        with torch.no_grad():
+            result = call(module)
+            if not site.o.startswith(site.path + "."):
+                columns = first_tensor(result)
+                assert columns is not None
+                output(columns)
+    finally:
+        handle.remove()
+    return seen[-1]
+
+
+def _silenced(model: nn.Module, site: AttentionSite, call: Call, members: Sequence[Member]) -> torch.Tensor:
+    """The same with the columns of these members set to zero in the weights."""
+    with silent_columns(model, [(site, members)]):
+        return _output(model, site, call)
+
+
+class silent_columns:  # noqa: N801 - reads as a statement
+    """The columns of these members of each site are zero for the length of the block."""
+
+    def __init__(self, model: nn.Module, chosen: Sequence[tuple[AttentionSite, Sequence[Member]]]) -> None:
+        self.model, self.chosen = model, chosen
+        self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __enter__(self) -> None:
+        for site, members in self.chosen:
+            output: Any = self.model.get_submodule(site.o)
+            self.before.append((output.weight, output.weight.detach().clone()))
+            columns = site.columns([site.position(member.index) for member in members])
+            with torch.no_grad():
+                if is_transposed(output):
+                    output.weight[columns] = 0
+                else:
+                    output.weight[:, columns] = 0
+
+    def __exit__(self, *error: object) -> None:
+        with torch.no_grad():
+            for weight, old in reversed(self.before):
+                weight.copy_(old)
+
+
+def _empty_form(model: nn.Module, site: AttentionSite, call: Call) -> dict[str, Any]:
+    """How the site is run when it has no heads left: not at all where what it gives is what its output map gives."""
+    everything = [member for unit in site.units() for member in unit]
+    wanted = _silenced(model, site, call, everything)
+    with torch.no_grad():
+        result = call(model.get_submodule(site.path))
+    inside = site.o.startswith(site.path + ".")
+    target = _output(model, site, call) if inside else first_tensor(result)
+    if target is not None:
+        is_tuple = type(result) in (tuple, list)
+        parts = list(result) if is_tuple else [result]
+        words = ["output" if _same(part, target) else "none" for part in parts]
+        if words[0] == "output" and words.count("output") == 1 and (is_tuple or isinstance(result, torch.Tensor)):
+            form = tuple(words) if is_tuple else None
+            made = replace(site, recipe=replace(site.recipe, empty="bypass", form=form))  # type: ignore[type-var]
+            if not _tried(model, made, call, [everything], [wanted]):
+                return {"empty": "bypass", "form": form}
+    silent = replace(site, recipe=replace(site.recipe, empty="silent"))  # type: ignore[type-var]
+    if not _tried(model, silent, call, [everything], [wanted]):
+        return {"empty": "silent"}
+    return {"empty": ""}
+
+
+def _same(part: Any, target: torch.Tensor) -> bool:
+    return isinstance(part, torch.Tensor) and part.shape == target.shape and bool(torch.equal(part, target))
