@@ -1,0 +1,88 @@
+"""A config of the same architecture that builds in an instant."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from .exceptions import apply_exceptions
+from .layers import reduce_depth
+from .names import CHOSEN, EXPERTS, FRAMES, POSITIONS, WINDOWS
+from .rotary import reduce_rotary
+from .tokens import reduce_vocabulary
+from .tree import Node, nodes
+from .widths import WidthMap, reduce_heads
+
+POSITION_COUNT = 128
+FRAME_COUNT = 16
+EXPERT_COUNT, EXPERTS_CHOSEN = 4, 2
+WINDOW = 4
+
+
+def small_config(config: PretrainedConfig, *, keep_heads: bool = True, depth: int | None = None) -> PretrainedConfig:
+    """A copy with sizes reduced by rule.
+
+    With `keep_heads` the numbers of heads and layers stay, and only widths shrink; without, there are a few heads, and
+    `depth` layers where it is given (more if there are more kinds of layers).
+    """
+    config = copy.deepcopy(config)
+    tree = list(nodes(config))
+    if not keep_heads:
+        reduce_heads(tree)
+    WidthMap(tree, keep_heads).apply(tree)
+    reduce_vocabulary(tree)
+    if depth is not None:
+        reduce_depth(tree, depth)
+    for node in tree:
+        reduce_counts(node)
+        reduce_images(node, tree)
+        reduce_rotary(node)
+    apply_exceptions(tree)
+    return config
+
+
+def reduce_counts(node: Node) -> None:
+    """Positions, windows, frames and experts."""
+    for name, value in node.ints():
+        if POSITIONS.search(name):
+            node.set(name, min(value, POSITION_COUNT))
+        elif FRAMES.search(name):
+            node.set(name, min(value, FRAME_COUNT))
+        elif WINDOWS.search(name):
+            node.set(name, min(value, WINDOW))
+        elif EXPERTS.search(name):
+            node.set(name, min(value, EXPERT_COUNT))
+        elif CHOSEN.search(name):
+            node.set(name, min(value, EXPERTS_CHOSEN))
+        elif name in ("n_group", "num_expert_group"):
+            node.set(name, min(value, 2))
+        elif name == "topk_group":
+            node.set(name, min(value, 1))
+        elif name in ("num_queries", "encoder_seq_length", "num_query_tokens"):
+            node.set(name, min(value, 10))
+    for name, values in node.lists():
+        if WINDOWS.search(name) and all(isinstance(value, int) for value in values):
+            node.set(name, [min(value, WINDOW) for value in values])
+
+
+def patch(node: Node) -> Any:
+    size = node.get("patch_size", "patch_sizes", "patch_stride", "encoder_stride")
+    while isinstance(size, list | tuple):
+        size = size[-1] if size else None
+    return size
+
+
+def reduce_images(node: Node, tree: list[Node]) -> None:
+    """Four by four patches; in models with windows or stages sixteen by sixteen, so that there are several windows."""
+    size = node.get("image_size")
+    own = patch(node) or next((found for other in tree if (found := patch(other))), 16)
+    if size is None or not isinstance(own, int) or isinstance(size, dict):
+        return
+    many = any(node.get(name) is not None for name in ("depths", "window_size", "hidden_sizes", "global_attn_indexes"))
+    new = own * (16 if many else 4)
+    if isinstance(size, list | tuple):
+        node.set("image_size", [min(new, one) for one in size])
+    else:
+        node.set("image_size", min(new, size))
