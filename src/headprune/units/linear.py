@@ -11,8 +11,13 @@ PLAIN = (nn.Linear, Conv1D)
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Exactly Linear or Conv1D: a subclass (quantised, adapter) stores or computes something else."""
-    return type(module) in PLAIN
+    """Linear, Conv1D, or what torch and a model's own code derive from Linear, which a proof finds to be one.
+
+    A subclass from elsewhere (quantised, adapter) stores or computes something else.
+    """
+    kind = type(module)
+    own = kind.__module__.startswith(("torch.nn.modules.", "transformers.models."))
+    return kind in PLAIN or (isinstance(module, nn.Linear) and own)
 
 
 def is_transposed(module: nn.Module) -> bool:

@@ -145,7 +145,9 @@ class Site:
 class Recipe:
     """What the forward code of a measured module needs to run with fewer heads, found by trying."""
 
-    attributes: tuple[tuple[str, int], ...] = ()  # numbers that grow with the heads, dotted inside a child; dense values
+    attributes: tuple[
+        tuple[str, int], ...
+    ] = ()  # numbers that grow with the heads, dotted inside a child; dense values
     config: tuple[tuple[str, int], ...] = ()  # the same for what is read from the module's config
     inputs: tuple[tuple[str | int, int], ...] = ()  # (argument, axis) that come with all heads in them
     empty: Literal["bypass", "silent", ""] = ""  # how a site without heads is run; "" where the last one must stay

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedModel
+from typing import Any
+
+from torch import nn
 
 RECORDS = ("pruned_heads",)  # entries of the config that surgery writes
 
@@ -10,9 +12,10 @@ RECORDS = ("pruned_heads",)  # entries of the config that surgery writes
 class Undo:
     """The state of every module that surgery may touch, to be put back if something goes wrong."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.config = model.config
-        self.records = {name: self.config.__dict__[name] for name in RECORDS if name in self.config.__dict__}
+    def __init__(self, model: nn.Module) -> None:
+        self.config: Any = getattr(model, "config", None)
+        known = getattr(self.config, "__dict__", {})
+        self.records = {name: known[name] for name in RECORDS if name in known}
         self.states = []
         for module in model.modules():
             state = dict(module.__dict__)

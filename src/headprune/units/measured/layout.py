@@ -38,15 +38,15 @@ class Layout:
 def layout(found: Influence, linears: Mapping[str, tuple[str, str]], declared: int | None) -> Layout:
     """The layout; `linears` maps a linear map's name to those of its weight and bias, `declared` is the head count that
     the module states, which decides how many heads a unit is said to have."""
-    sets = _column_sets(found)
-    units = _components(found.columns, sets)
+    queries = _partition(_query_sets(found, linears), found.columns)
+    units = _components(found.columns, _column_sets(found), queries)
     if len(units) == 1 and declared != 1:
         raise NotReadableError(f"{_coupling(found)} couples all its heads, so every head depends on all the others")
     if len({len(unit) for unit in units}) > 1:
         raise NotReadableError(f"its units have different widths ({sorted({len(unit) for unit in units})} columns)")
     if len(units[0]) == 1:
         raise NotReadableError("its columns have nothing in common, so it has no heads")
-    members, group = _members(units, _query_sets(found, linears), declared, found.columns)
+    members, group = _members(units, queries, declared, found.columns)
     owners = _owners(units, found.columns)
     _refuse_norms_across_heads(found, linears)
     axes = tuple(_axes(found.axes, found.shapes, owners, len(units)))
@@ -72,8 +72,13 @@ def _column_sets(found: Influence) -> set[tuple[int, ...]]:
     return sets
 
 
-def _components(columns: int, sets: Iterable[tuple[int, ...]]) -> list[list[int]]:
+def _components(
+    columns: int, sets: Iterable[tuple[int, ...]], queries: Sequence[tuple[int, ...]]
+) -> list[list[int]]:
+    """Columns that can only go together. What moves something of every head is shared by all, and couples none: with
+    one key for all heads, each of them may go."""
     parent = list(range(columns))
+    head = {column: number for number, query in enumerate(queries) for column in query}
 
     def root(column: int) -> int:
         while parent[column] != column:
@@ -81,15 +86,23 @@ def _components(columns: int, sets: Iterable[tuple[int, ...]]) -> list[list[int]
             column = parent[column]
         return column
 
-    for together in sets:
+    coupling = [s for s in sets if len(queries) < 2 or len({head[column] for column in s}) < len(queries)]
+    for together in coupling:
         for column in together[1:]:
             parent[root(column)] = root(together[0])
     found: dict[int, list[int]] = {}
     for column in range(columns):
         found.setdefault(root(column), []).append(column)
-    if not sets:  # every index moves one column or all of them: one head
+    if not coupling:  # every index moves one column or all of them: one head
         return [list(range(columns))]
     return sorted(found.values())
+
+
+def _partition(sets: set[tuple[int, ...]], columns: int) -> list[tuple[int, ...]]:
+    """The sets if they are heads of the same width that share no column; none otherwise."""
+    parts = sorted(sets)
+    whole = sorted(column for part in parts for column in part) == list(range(columns))
+    return parts if whole and len({len(part) for part in parts}) == 1 else []
 
 
 def _refuse_norms_across_heads(found: Influence, linears: Mapping[str, tuple[str, str]]) -> None:
@@ -101,9 +114,7 @@ def _refuse_norms_across_heads(found: Influence, linears: Mapping[str, tuple[str
             continue
         for weight, _ in linears.values():
             if any(bool(table.all()) and table.shape[1] == len(counts) for table in found.axes.get(weight, [])[:1]):
-                raise NotReadableError(
-                    f"{owner} normalises across heads, so every head depends on all the others"
-                )
+                raise NotReadableError(f"{owner} normalises across heads, so every head depends on all the others")
 
 
 def _coupling(found: Influence) -> str:
@@ -126,15 +137,12 @@ def _query_sets(found: Influence, linears: Mapping[str, tuple[str, str]]) -> set
 
 
 def _members(
-    units: Sequence[list[int]], queries: set[tuple[int, ...]], declared: int | None, columns: int
+    units: Sequence[list[int]], queries: Sequence[tuple[int, ...]], declared: int | None, columns: int
 ) -> tuple[tuple[tuple[int, ...], ...], int]:
     """Heads inside units: the columns that one query moves, or as many heads as the module declares."""
     width = len(units[0])
-    for unit in units:
-        own = sorted(part for part in queries if set(part) <= set(unit))
-        if sorted(column for part in own for column in part) != unit or len({len(part) for part in own}) > 1:
-            queries = set()
-    heads = sorted(queries, key=lambda part: next(n for n, unit in enumerate(units) if part[0] in unit))
+    place = {column: number for number, unit in enumerate(units) for column in unit}
+    heads = sorted(queries, key=lambda part: (place[part[0]], part))
     if declared and columns % declared == 0 and (len(heads[0]) if heads else width) % (columns // declared) == 0:
         size = columns // declared
         if not heads or size < len(heads[0]):

@@ -66,7 +66,9 @@ def _choices(module: Any, units: int) -> Iterator[tuple[tuple[tuple[str, int], .
     queries = [name for name in known if name not in KV_COUNTS]
     groups = [name for name in own if "group" in name]
     others = [name for name in own if name not in known and name not in groups]
-    inner = [name for name in numbers if name not in own and name.rpartition(".")[2] not in ("in_features", "out_features")]
+    inner = [
+        name for name in numbers if name not in own and name.rpartition(".")[2] not in ("in_features", "out_features")
+    ]
     seen: set[tuple[frozenset[str], bool]] = set()
     likely = [known, [*known, *others], [*queries, *groups], [*queries, *groups, *others], [*known, *inner]]
     free = [*known, *groups, *others, *inner][:MOST]

@@ -1,0 +1,120 @@
+"""Measured layouts as sites of a model, some of whose heads may have gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from headprune.units.linear import is_transposed
+from headprune.units.measured.layout import Layout, Rows
+from headprune.units.spec import ROLES, AttentionSite, Axis, Projection, Recipe, Role
+
+
+@dataclass(frozen=True)
+class DenseSite:
+    """An attention module of the dense model: where it is, what it looks like, and what its forward code needs."""
+
+    path: str
+    o: str
+    maps: tuple[str, ...]
+    layout: Layout
+    conv1d: bool
+    recipe: Recipe
+    obstacle: str = ""
+
+
+def site_of(
+    dense: DenseSite,
+    index: int,
+    gone: Sequence[int],
+    *,
+    stack: Any,
+    attention: Literal["self", "cross"],
+    applications: int = 1,
+) -> AttentionSite:
+    """The site as it is when these heads have gone."""
+    found = dense.layout
+    original, group = len(found.members), found.group
+    kept = tuple(head for head in range(original) if head not in set(gone))
+    units = [head // group for head in kept[::group]]
+    axes = (*(_absolute(axis, dense.path) for axis in found.axes), output_axis(dense))
+    columns = {column: place for place, column in enumerate(axes[-1].left(units))}
+    order = tuple(columns[column] for head in kept for column in found.members[head])
+    projections = {role: _projection(dense, role, kept, units) for role in ROLES}
+    names = {projection.module for projection in projections.values() if projection.module}
+    return AttentionSite(
+        index=index,
+        path=dense.path,
+        o=dense.o,
+        width=len(found.members[0]),
+        group=group,
+        kept=kept,
+        original=original,
+        applications=applications,
+        obstacle=dense.obstacle,
+        order=() if order == tuple(range(len(order))) else order,
+        attention=attention,
+        stack=stack,
+        family="measured",
+        q=projections["q"],
+        k=projections["k"],
+        v=projections["v"],
+        storage="separate" if len(names) != 1 else "fused",
+        conv1d=dense.conv1d,
+        per_head=tuple(
+            sorted({axis.tensor for axis in found.axes if axis.tensor.rpartition(".")[0] not in _names(dense)})
+        ),
+        quirk="selecting" if dense.recipe.inputs else "measured",
+        dense_axes=axes,
+        maps=dense.maps,
+        recipe=dense.recipe,
+    )
+
+
+def output_axis(dense: DenseSite) -> Axis:
+    """The columns of the output map, by unit."""
+    found = dense.layout
+    units = tuple(
+        tuple(sorted(column for member in found.members[start : start + found.group] for column in member))
+        for start in range(0, len(found.members), found.group)
+    )
+    return Axis(f"{dense.o}.weight", 0 if dense.conv1d else 1, sum(len(unit) for unit in units), units)
+
+
+def _absolute(axis: Axis, path: str) -> Axis:
+    return Axis(f"{path}.{axis.tensor}" if path else axis.tensor, axis.dim, axis.length, axis.units)
+
+
+def _names(dense: DenseSite) -> set[str]:
+    return {path.removeprefix(dense.path + ".") for path in dense.maps}
+
+
+def _projection(dense: DenseSite, role: Role, kept: Sequence[int], units: Sequence[int]) -> Projection:
+    rows = next((rows for rows in dense.layout.roles if rows.role == role), None)
+    if rows is None or not kept:
+        return Projection("", role, 0, 0)
+    axis = next(axis for axis in dense.layout.axes if axis.tensor == f"{rows.linear}.weight")
+    place = {row: number for number, row in enumerate(axis.left(units))}
+    table = tuple(tuple(place[row] for row in rows.table[which]) for which in (kept if role == "q" else units))
+    path = f"{dense.path}.{rows.linear}" if dense.path else rows.linear
+    return _regular(path, role, table, len(place))
+
+
+def _regular(path: str, role: Role, table: tuple[tuple[int, ...], ...], length: int) -> Projection:
+    """By offset and stride where the rows follow such a rule, which is faster than a table."""
+    heads, width, offset = len(table), len(table[0]), table[0][0]
+    stride = table[1][0] - offset if heads > 1 else width
+    ruled = tuple(tuple(range(offset + head * stride, offset + head * stride + width)) for head in range(heads))
+    if ruled == table and (stride == width or heads * stride == length):
+        return Projection(path, role, heads, width, offset, stride)
+    return Projection(path, role, heads, width, table=table)
+
+
+def is_conv1d(model: nn.Module, path: str) -> bool:
+    return is_transposed(model.get_submodule(path))
+
+
+__all__ = ["DenseSite", "Rows", "is_conv1d", "output_axis", "site_of"]

@@ -1,0 +1,154 @@
+"""What an experiment says of a model class: which sites can be pruned exactly, and why others are left whole.
+
+It is made on a small twin, an instance of the same class with random weights: every attention module is read, the
+numbers its code needs are found by trying, and then all of it together is proven, heads removed against heads silenced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from headprune.units.measured.calls import Trace
+from headprune.units.measured.influence import NotReadableError
+from headprune.units.measured.proof import prove
+from headprune.units.measured.reading import Reading, read, trace_runs
+from headprune.units.measured.sites import DenseSite, is_conv1d, site_of
+from headprune.units.measured.trial import recipe_for
+from headprune.units.small import Run, attention_modules, randomise, sample_runs
+from headprune.units.spec import AttentionSite, Recipe
+
+SMALL = 4_000_000  # parameters of a model that is its own twin's size
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Sites of the dense model in the order in which they are declared, and what is left whole, with reasons."""
+
+    sites: tuple[DenseSite, ...]
+    left: tuple[tuple[str, str], ...]
+
+
+class NoTwinError(Exception):
+    """A small twin could not be built or run; the text says why."""
+
+
+_known: dict[tuple[type, str], Verdict] = {}
+
+
+def verdict_on(model: PreTrainedModel) -> Verdict:
+    """The verdict on the class of this model with this config; made once."""
+    key = type(model), _settings(model.config)
+    if key not in _known:
+        twin, runs = twin_of(model)
+        _known[key] = judge(twin, runs)
+    return _known[key]
+
+
+def _settings(config: Any) -> str:
+    settings = {name: value for name, value in config.to_dict().items() if name not in ("pruned_heads", "headprune")}
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def twin_of(model: PreTrainedModel) -> tuple[nn.Module, list[Run]]:
+    """A model of the same class with random weights, and runs that reach its attention."""
+    config = type(model.config).from_dict(json.loads(_settings(model.config)))
+    kind: Any = getattr(type(model), "_base_class", type(model))
+    problem: Exception | None = None
+    for dtype in (torch.float64, torch.float32):
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                twin = kind(config).to(dtype).eval()
+                randomise(twin, 0)
+            runs = sample_runs(twin)
+        except Exception as error:
+            problem = error
+            continue
+        if runs:
+            return twin, runs
+    reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:150]}" if problem else "no run worked"
+    raise NoTwinError(f"a small twin of {type(model).__name__} could not be run ({reason})")
+
+
+def judge(twin: nn.Module, runs: Sequence[Run]) -> Verdict:
+    """Read, try and prove every attention module of this small model."""
+    paths = attention_modules(twin)
+    trace = trace_runs(twin, runs, paths)
+    found: list[DenseSite] = []
+    left: list[tuple[str, str]] = []
+    alike: dict[Any, DenseSite | str] = {}
+    for path in paths:
+        key = _likeness(twin, path, trace)
+        known = alike.get(key)
+        if known is None:
+            known = alike[key] = _read_and_try(twin, path, trace)
+        if isinstance(known, str):
+            left.append((path, known))
+        else:
+            found.append(_moved(known, path, trace))
+    taken = Counter(site.o for site in found)
+    left += [(site.path, "its output map serves several modules") for site in found if taken[site.o] > 1]
+    found = [site for site in found if taken[site.o] == 1]
+    proven, refused = prove(twin, runs, found)
+    order = {path: number for number, path in enumerate(paths)}
+    return Verdict(tuple(proven), tuple(sorted([*left, *refused], key=lambda pair: order[pair[0]])))
+
+
+def _likeness(twin: nn.Module, path: str, trace: Trace) -> Any:
+    """Modules with the same code, shapes and numbers, called alike, have the same layout."""
+    module = twin.get_submodule(path)
+    shapes = tuple((name, tuple(tensor.shape)) for name, tensor in module.named_parameters())
+    numbers = tuple(sorted((n, v) for n, v in module.__dict__.items() if type(v) in (int, bool) and "layer" not in n))
+    call = trace.calls.get(path)
+    given = None if call is None else (len(call.args), tuple((k, v is None) for k, v in call.kwargs.items()))
+    taker = trace.taker.get(path, "")
+    inside = taker.startswith(path.rpartition(".")[0]) if taker else None
+    return type(module), shapes, numbers, given, inside, None if inside else taker
+
+
+def _read_and_try(twin: nn.Module, path: str, trace: Trace) -> DenseSite | str:
+    try:
+        reading = read(twin, path, trace)
+    except NotReadableError as error:
+        return str(error)
+    dense = DenseSite(
+        path,
+        reading.output,
+        reading.maps,
+        reading.layout,
+        is_conv1d(twin, reading.output),
+        Recipe(inputs=_inputs(reading)),
+    )
+    site = site_of(dense, 0, [], stack="encoder", attention="self")
+    recipe = recipe_for(twin, site, reading.call)
+    if isinstance(recipe, str):
+        return recipe
+    return replace(dense, recipe=recipe)
+
+
+def _inputs(reading: Reading) -> tuple[tuple[str | int, int], ...]:
+    """Arguments with a head axis; those whose heads are not in the order of the columns are left to fail."""
+    return tuple((int(a.tensor) if a.tensor.isdigit() else a.tensor, a.dim) for a in reading.layout.inputs)
+
+
+def _moved(dense: DenseSite, path: str, trace: Trace) -> DenseSite:
+    """The same layout at another path."""
+    if path == dense.path:
+        return dense
+    inside = dense.o.startswith(dense.path + ".")
+    output = path + dense.o.removeprefix(dense.path) if inside else trace.taker[path]
+    maps = tuple(path + name.removeprefix(dense.path) for name in dense.maps)
+    return replace(dense, path=path, o=output, maps=maps)
+
+
+def sites_of(dense: Sequence[DenseSite]) -> list[AttentionSite]:
+    """The sites of a small dense model, for proofs."""
+    return [site_of(site, index, [], stack="encoder", attention="self") for index, site in enumerate(dense)]
