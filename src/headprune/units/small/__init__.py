@@ -2,5 +2,6 @@
 
 from .config import small_config
 from .randomise import randomise
+from .runs import Run, attention_modules, sample_runs
 
-__all__ = ["randomise", "small_config"]
+__all__ = ["Run", "attention_modules", "randomise", "sample_runs", "small_config"]

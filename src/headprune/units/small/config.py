@@ -74,14 +74,21 @@ def patch(node: Node) -> Any:
     return size
 
 
+def patches(node: Node) -> int:
+    """How many patches on a side; the last stage, of half the side of the one before, is not smaller than a window."""
+    stages = node.get("depths", "hidden_sizes", "embed_dim_per_stage")
+    if isinstance(stages, list | tuple):
+        return WINDOW * int(2 ** (len(stages) - 1))
+    return 2 * WINDOW if node.get("window_size", "global_attn_indexes") is not None else 4
+
+
 def reduce_images(node: Node, tree: list[Node]) -> None:
-    """Four by four patches; in models with windows or stages sixteen by sixteen, so that there are several windows."""
+    """Few patches, but several windows in models with windows."""
     size = node.get("image_size")
     own = patch(node) or next((found for other in tree if (found := patch(other))), 16)
     if size is None or not isinstance(own, int) or isinstance(size, dict):
         return
-    many = any(node.get(name) is not None for name in ("depths", "window_size", "hidden_sizes", "global_attn_indexes"))
-    new = own * (16 if many else 4)
+    new = own * patches(node)
     if isinstance(size, list | tuple):
         node.set("image_size", [min(new, one) for one in size])
     else:
