@@ -2,7 +2,7 @@
 
 from headprune.units.families import Family, Layout, register_family, supported_model_types
 from headprune.units.members import Head, Member, as_members, by_site, kept_mask, nan_scores, widest
-from headprune.units.resolve import resolve
+from headprune.units.resolve import Survey, resolve, survey
 from headprune.units.spec import AttentionSite, Kind, Projection, Site
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Member",
     "Projection",
     "Site",
+    "Survey",
     "as_members",
     "by_site",
     "kept_mask",
@@ -21,5 +22,6 @@ __all__ = [
     "register_family",
     "resolve",
     "supported_model_types",
+    "survey",
     "widest",
 ]

@@ -1,19 +1,21 @@
-"""From a model to its sites: the table first, then inference from structure, then a clear error."""
+"""From a model to its sites: by the table, else by experiment, else a clear error."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
-from headprune.units import infer
-from headprune.units.code import forward_code
 from headprune.units.families import Family, Layout, family_of
 from headprune.units.linear import in_features, is_plain, out_features
+from headprune.units.measured.sites import site_of
+from headprune.units.measured.verdict import NoTwinError, verdict_on
 from headprune.units.paths import absolute, submodule
 from headprune.units.quirks import is_empty
 from headprune.units.spec import ROLES, AttentionSite, Projection, Role
@@ -22,33 +24,86 @@ HOW_TO_REGISTER = (
     "teach it with headprune.register_family(name, model_types=[...], layouts=[headprune.Layout(suffix, q=..., k=..., "
     "v=..., o=...)])"
 )
-# Arguments of an attention module's forward that carry a head axis; a family that takes one needs a quirk.
-HEAD_AXIS_ARGUMENTS = ("position_bias", "alibi", "relative_position_bias")
+CROSS_WORDS = ("cross", "encoder_attn", "encdec", "enc_dec")
 
 
 def resolve(model: nn.Module) -> list[AttentionSite]:
-    """Every attention site of the model: in order of execution by the table, as declared where it is inferred."""
+    """Every attention site of the model that can be pruned: in order of execution by the table, as declared where the
+    layout is measured."""
+    return survey(model).sites
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The sites of a model, how they are known, and attention that is left whole, with reasons."""
+
+    sites: list[AttentionSite]
+    known_by: Literal["table", "experiment"]
+    left: tuple[tuple[str, str], ...] = ()
+
+
+def survey(model: nn.Module) -> Survey:
+    """All that is known about the attention of a model."""
     if not isinstance(model, PreTrainedModel):
         fix = "; call merge_and_unload() on an adapter model first" if hasattr(model, "peft_config") else ""
         raise UnsupportedModelError(
             f"headprune works on transformers models (PreTrainedModel), not on {type(model).__name__}{fix}."
         )
     family = family_of(model.config.model_type)
-    found = _by_table(model, family) if family else infer.find_attention(model)
-    if not found:
-        stopped = infer.first_unread(model) or f"the model {type(model).__name__} itself, which has no attention"
+    return _measured(model) if family is None else Survey(_tabled(model, family), "table")
+
+
+def _measured(model: PreTrainedModel) -> Survey:
+    try:
+        verdict = verdict_on(model)
+    except NoTwinError as error:
         raise UnsupportedModelError(
-            f"No attention was found in model type {model.config.model_type!r}: stopped at {stopped}; "
+            f"Model type {model.config.model_type!r} is not in the table, and its layout could not be measured: {error}; "
             f"{HOW_TO_REGISTER}."
+        ) from None
+    if not verdict.sites:
+        why = (
+            f"{verdict.left[0][0]} ({type(submodule(model, verdict.left[0][0])).__name__}): {verdict.left[0][1]}"
+            if verdict.left
+            else f"the model {type(model).__name__} itself, which has no attention"
         )
-    if family is None:
-        unread = infer.first_unread(model, [path for path, _ in found])
-        if unread:
-            raise UnsupportedModelError(
-                f"Model type {model.config.model_type!r} is not in the table, and reading its structure stopped at "
-                f"{unread}; {HOW_TO_REGISTER}."
+        raise UnsupportedModelError(
+            f"No attention that can be pruned was found in model type {model.config.model_type!r}: stopped at {why}."
+        )
+    removed = removed_heads(model)
+    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    sites = []
+    for index, dense in enumerate(verdict.sites):
+        gone = removed.get(index, [])
+        _refuse_bad_record(index, dense.path, gone, len(dense.layout.members))
+        sites.append(
+            site_of(
+                dense,
+                index,
+                gone,
+                stack=_stack(model, dense.path, None),
+                attention="cross" if any(word in dense.path.lower() for word in CROSS_WORDS) else "self",
+                applications=uses[id(model.get_submodule(dense.path))],
             )
-        family = infer.INFERRED
+        )
+    return Survey(sites, "experiment", verdict.left)
+
+
+def _refuse_bad_record(index: int, path: str, removed: Sequence[int], original: int) -> None:
+    if any(not 0 <= head < original for head in removed):
+        raise UnsupportedModelError(
+            f"config.pruned_heads lists head {max(removed)} for site {index} ({path}), which had {original} heads; the "
+            "record and the weights do not belong together."
+        )
+
+
+def _tabled(model: PreTrainedModel, family: Family) -> list[AttentionSite]:
+    found = _by_table(model, family)
+    if not found:
+        raise UnsupportedModelError(
+            f"No attention was found in model type {model.config.model_type!r}, which should look like family "
+            f"{family.name!r}; {HOW_TO_REGISTER}."
+        )
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     removed = removed_heads(model)
     sites = []
@@ -113,13 +168,13 @@ def _read(
             **common,
             **blank,
             conv1d=False,
-            width=_head_dim(module, path, family, 0, bool(removed)),
+            width=_head_dim(module, path, family, 0),
             group=module.headprune_empty["group"],
             kept=(),
             original=len(removed),
         )
     linears = {name: _linear(model, path, name) for name in (*names.values(), output)}
-    width = _head_dim(module, path, family, out_features(linears[names["q"]]), bool(removed))
+    width = _head_dim(module, path, family, out_features(linears[names["q"]]))
     heads = in_features(linears[output]) // width
     projections = _projections(names, linears, heads, width, layout.interleaved, path)
     kv_heads = projections["k"].heads
@@ -129,11 +184,7 @@ def _read(
             f"evenly; {HOW_TO_REGISTER}."
         )
     original = heads + len(removed)
-    if any(not 0 <= head < original for head in removed):
-        raise UnsupportedModelError(
-            f"config.pruned_heads lists head {max(removed)} for site {index} ({path}), which had {original} heads; the "
-            "record and the weights do not belong together."
-        )
+    _refuse_bad_record(index, path, removed, original)
     followers: tuple[tuple[Role, tuple[str, ...]], ...] = (("q", layout.like_q), ("k", layout.like_k))
     extras = tuple(
         Projection(name, role, projections[role].heads, width, 0, width)
@@ -156,16 +207,18 @@ def _read(
     )
 
 
-def _stack(model: PreTrainedModel, path: str, family: Family) -> Any:
+def _stack(model: PreTrainedModel, path: str, family: Family | None) -> Any:
     for word in ("vision", "text", "decoder", "encoder"):
-        if word == "encoder" and family is infer.INFERRED:
+        if word == "encoder" and family is None:
             break
         if word in path or (word in ("vision", "text") and word in model.config.model_type):
             # BERT's encoder stack is a decoder when its config says so.
             return "decoder" if word == "encoder" and model.config.__dict__.get("is_decoder") else word
-    if family is infer.INFERRED:
-        return infer.stack(model, path)
-    return family.stack
+    if family is not None:
+        return family.stack
+    if hasattr(model.config, "patch_size"):
+        return "vision"
+    return "decoder" if getattr(model.get_submodule(path), "is_causal", False) else "encoder"
 
 
 def _linear(model: nn.Module, path: str, name: str) -> nn.Module:
@@ -177,9 +230,8 @@ def _linear(model: nn.Module, path: str, name: str) -> nn.Module:
     raise UnsupportedModelError(f"Stopped at {path}: its projection {name} {what}, not a Linear or Conv1D{fix}.")
 
 
-def _head_dim(module: nn.Module, path: str, family: Family, rows: int, pruned: bool) -> int:
-    inferred = family is infer.INFERRED
-    width = infer.head_dim(module, rows, pruned) if inferred else getattr(module, family.head_dim, None)
+def _head_dim(module: nn.Module, path: str, family: Family, rows: int) -> int:
+    width = getattr(module, family.head_dim, None)
     if not isinstance(width, int) or width < 1 or rows % width:
         raise UnsupportedModelError(
             f"Stopped at {path} ({type(module).__name__}): the width of its heads could not be read; {HOW_TO_REGISTER} "
@@ -233,10 +285,6 @@ def _obstacle(module: Any, family: Family, width: int, heads: int, kv_heads: int
         for name, child in module.named_children():
             if isinstance(child, nn.Embedding) and child.embedding_dim == heads:
                 return f"its table {name} has a head axis that headprune does not know"
-        code = forward_code(module)
-        for name in HEAD_AXIS_ARGUMENTS:
-            if code is not None and name in code.arguments:
-                return f"its forward takes {name}, which has a head axis that headprune does not know"
     if getattr(module, "pretraining_tp", 1) > 1 and getattr(module, "slow_but_exact", False):
         return "slow_but_exact splits its output projection by tensor-parallel rank; set config.slow_but_exact = False"
-    return infer.obstacle(module, width, heads, kv_heads) if family is infer.INFERRED else ""
+    return ""

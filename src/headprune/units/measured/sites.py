@@ -64,9 +64,7 @@ def site_of(
         v=projections["v"],
         storage="separate" if len(names) != 1 else "fused",
         conv1d=dense.conv1d,
-        per_head=tuple(
-            sorted({axis.tensor for axis in found.axes if axis.tensor.rpartition(".")[0] not in _names(dense)})
-        ),
+        per_head=_other_tensors(dense),
         quirk="selecting" if dense.recipe.inputs else "measured",
         dense_axes=axes,
         maps=dense.maps,
@@ -88,8 +86,10 @@ def _absolute(axis: Axis, path: str) -> Axis:
     return Axis(f"{path}.{axis.tensor}" if path else axis.tensor, axis.dim, axis.length, axis.units)
 
 
-def _names(dense: DenseSite) -> set[str]:
-    return {path.removeprefix(dense.path + ".") for path in dense.maps}
+def _other_tensors(dense: DenseSite) -> tuple[str, ...]:
+    """What else has a head axis, for people to read."""
+    maps = {path.removeprefix(dense.path + ".") for path in dense.maps}
+    return tuple(sorted({axis.tensor for axis in dense.layout.axes if axis.tensor.rpartition(".")[0] not in maps}))
 
 
 def _projection(dense: DenseSite, role: Role, kept: Sequence[int], units: Sequence[int]) -> Projection:

@@ -1,9 +1,11 @@
-"""Which numbers the forward code of a module reads: tried, on the module alone, until fewer heads give what they must."""
+"""Which numbers the forward code of a module reads: tried until fewer heads give what they must."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +15,19 @@ from torch import nn
 from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
 from headprune.units.cutting.removal import take_out
 from headprune.units.cutting.undo import Undo
-from headprune.units.linear import is_transposed
+from headprune.units.linear import is_plain, is_transposed
 from headprune.units.measured.calls import Call, first_tensor
 from headprune.units.members import Member
+from headprune.units.quirks import ConfigView
 from headprune.units.spec import AttentionSite, Recipe
 
 KNOWN = (*QUERY_COUNTS, *KV_COUNTS, *WIDTHS)
-NEVER = ("layer_idx", "layer_id", "head_dim", "attention_head_size", "head_size", "training")
+Numbers = tuple[tuple[str, int], ...]
+# Numbers that have nothing to do with how many heads there are, whatever their value.
+NEVER = re.compile(
+    r"layer|head_dim|^head_size|attention_head_size|dim_head|d_head|d_kv|key_value_proj_dim|window|position|bucket|block|length|dilation|stride"
+    r"|kernel|ratio|rank|drop|idx|index|hash|chunk|rotary|^training$"
+)
 MOST = 8  # names that are tried in every combination
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 
@@ -28,60 +36,57 @@ def recipe_for(model: nn.Module, site: AttentionSite, call: Call) -> Recipe | st
     """What works for this site, or in words what happened instead."""
     module: Any = model.get_submodule(site.path)
     inputs = site.recipe.inputs if site.recipe is not None else ()
-    worst = "removing its heads did not give what silencing them gives"
+    first = ""
     units = site.units()
     if len(units) > 1:
         patterns = [[m for unit in units[::2] for m in unit], [*units[-1]]]
         expected = [_silenced(model, site, call, members) for members in patterns]
-        for attributes, config in _choices(module, len(units)):
+        for attributes, config in _choices(module, site):
             made = Recipe(attributes, config, inputs)
             said = _tried(model, replace(site, recipe=made), call, patterns, expected)
             if not said:
                 break
-            worst = said
+            first = first or said
         else:
-            return worst
+            return first
     else:
-        attributes, config = next(iter(_choices(module, 1)))
+        attributes, config = next(iter(_choices(module, site)))
         made = Recipe(attributes, config, inputs)
     return replace(made, **_empty_form(model, replace(site, recipe=made), call))
 
 
-def _choices(module: Any, units: int) -> Iterator[tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]]:
+def _choices(module: Any, site: AttentionSite) -> Iterator[tuple[Numbers, Numbers]]:
     """Names of numbers that may have to follow the heads, the likely ones first, each choice once."""
+    units = len(site.units())
+    sizes = {site.original, units, site.original * site.width, *(axis.length for axis in site.dense_axes)}
     numbers = {
         (f"{path}.{name}" if path else name): value
         for path, child in module.named_modules()
+        if not is_plain(child)
         for name, value in child.__dict__.items()
-        if type(value) is int and value >= units and value % units == 0 and name not in NEVER
+        if type(value) is int and not NEVER.search(name) and value and value % units == 0
+        if name in KNOWN or value in sizes or "group" in name
     }
-    own = {name: value for name, value in numbers.items() if "." not in name}
+    own = [name for name in numbers if "." not in name]
     config = getattr(module, "config", None)
     read = {
         name: value
-        for name in KNOWN[:-3]
+        for name in (*QUERY_COUNTS, *KV_COUNTS)
         if name not in own and type(value := getattr(config, name, None)) is int and value and value % units == 0
     }
+    queries = [name for name in own if name in (*QUERY_COUNTS, *WIDTHS)]
     known = [name for name in own if name in KNOWN]
-    queries = [name for name in known if name not in KV_COUNTS]
-    groups = [name for name in own if "group" in name]
-    others = [name for name in own if name not in known and name not in groups]
-    inner = [
-        name for name in numbers if name not in own and name.rpartition(".")[2] not in ("in_features", "out_features")
-    ]
+    rest = [name for name in numbers if name not in queries][:MOST]
+    # Code that was not run may read a count as well, so as many names as possible follow, the well-known ones first.
+    every = ([*queries, *names] for size in range(len(rest), -1, -1) for names in itertools.combinations(rest, size))
+    fewer = (list(names) for size in range(len(own), -1, -1) for names in itertools.combinations(own[:MOST], size))
     seen: set[tuple[frozenset[str], bool]] = set()
-    likely = [known, [*known, *others], [*queries, *groups], [*queries, *groups, *others], [*known, *inner]]
-    free = [*known, *groups, *others, *inner][:MOST]
-    every = (list(names) for size in range(len(free) + 1) for names in itertools.combinations(free, size))
-    for names in itertools.chain(likely, every):
+    for names in itertools.chain([known], every, fewer):
         for with_config in (True, False) if read else (False,):
             key = frozenset(names), with_config
             if key not in seen:
                 seen.add(key)
-                yield (
-                    tuple((name, numbers[name]) for name in names),
-                    tuple(read.items()) if with_config else (),
-                )
+                yield tuple((name, numbers[name]) for name in names), tuple(read.items()) if with_config else ()
 
 
 def _tried(
@@ -89,21 +94,40 @@ def _tried(
     site: AttentionSite,
     call: Call,
     patterns: Sequence[Sequence[Member]],
-    expected: Sequence[torch.Tensor],
+    expected: Sequence[list[torch.Tensor]],
 ) -> str:
     """Empty where removing gives what was expected; what happened otherwise."""
     for members, wanted in zip(patterns, expected, strict=True):
         undo = Undo(model)
         try:
             take_out(model, [replace(site, index=0)], [Member(0, member.index) for member in members], {})
-            given = _output(model, site, call)
+            given = _outputs(model, site, call)
         except Exception as error:
             return f"its forward fails with fewer heads ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
         finally:
             undo()
-        if not close(wanted, given):
+        if not all(close(one, other) for one, other in zip(wanted, given, strict=False)) or len(given) < len(wanted):
             return "removing its heads did not give what silencing them gives"
     return ""
+
+
+@contextmanager
+def attending(model: nn.Module, implementation: str) -> Iterator[None]:
+    """Attention is computed in this way by all modules that let one choose."""
+    configs: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        config = config._base if isinstance(config, ConfigView) else config
+        if getattr(config, "_attn_implementation", None) is not None:
+            configs[id(config)] = config
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    try:
+        for config, _ in before:
+            config._attn_implementation = implementation
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name
 
 
 def close(wanted: torch.Tensor, given: torch.Tensor) -> bool:
@@ -130,10 +154,20 @@ def _output(model: nn.Module, site: AttentionSite, call: Call) -> torch.Tensor:
     return seen[-1]
 
 
-def _silenced(model: nn.Module, site: AttentionSite, call: Call, members: Sequence[Member]) -> torch.Tensor:
+def _outputs(model: nn.Module, site: AttentionSite, call: Call) -> list[torch.Tensor]:
+    """The same as the model attends, and by the code that is written out: either may read other numbers."""
+    usual = _output(model, site, call)
+    try:
+        with attending(model, "eager"):
+            return [usual, _output(model, site, call)]
+    except Exception:  # a mask that was made for the usual way need not serve the other
+        return [usual]
+
+
+def _silenced(model: nn.Module, site: AttentionSite, call: Call, members: Sequence[Member]) -> list[torch.Tensor]:
     """The same with the columns of these members set to zero in the weights."""
     with silent_columns(model, [(site, members)]):
-        return _output(model, site, call)
+        return _outputs(model, site, call)
 
 
 class silent_columns:  # noqa: N801 - reads as a statement

@@ -67,7 +67,9 @@ def twin_of(model: PreTrainedModel) -> tuple[nn.Module, list[Run]]:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 twin = kind(config).to(dtype).eval()
-                randomise(twin, 0)
+            if hasattr(twin, "set_experts_implementation"):  # kernels for experts know few precisions and widths
+                twin.set_experts_implementation("eager")
+            randomise(twin, 0)
             runs = sample_runs(twin)
         except Exception as error:
             problem = error
@@ -128,10 +130,8 @@ def _read_and_try(twin: nn.Module, path: str, trace: Trace) -> DenseSite | str:
         Recipe(inputs=_inputs(reading)),
     )
     site = site_of(dense, 0, [], stack="encoder", attention="self")
-    recipe = recipe_for(twin, site, reading.call)
-    if isinstance(recipe, str):
-        return recipe
-    return replace(dense, recipe=recipe)
+    found = recipe_for(twin, site, reading.call)
+    return found if isinstance(found, str) else replace(dense, recipe=found)
 
 
 def _inputs(reading: Reading) -> tuple[tuple[str | int, int], ...]:

@@ -1,0 +1,279 @@
+"""Which transformers can be pruned: every model type that the installed transformers knows, one row each.
+
+    python -m benchmarks.coverage [--types A,B] [--out docs/coverage.md] [--json FILE] [--workers 2]
+
+A small model of each type is built from its config class, sizes reduced by rule, with random weights. Half of its units
+are removed, then a whole site, and each time all outputs are compared with those of the dense model whose output
+projections have zeros in the columns of these units. Then a checkpoint is saved and loaded. A row says:
+
+    exact            all of it agreed
+    refused          headprune says that nothing can be pruned, with the reason
+    no attention     there is none
+    not built        the small model could not be built or run here, with the reason
+    WRONG            outputs differ, or the model fails after a removal
+
+A process is forked for every model type, so that none can disturb another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import multiprocessing
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import headprune
+from headprune.errors import HeadpruneError
+from headprune.hooks.outputs import largest_difference
+from headprune.units.small import Run, attention_modules, randomise, sample_runs, small_config
+
+DEPTH, SECONDS = 2, 120
+# Where a type has no base class, the first of these that has one for it.
+MAPPINGS = (
+    "MODEL_MAPPING",
+    "MODEL_FOR_PRETRAINING_MAPPING",
+    "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
+    "MODEL_FOR_OBJECT_DETECTION_MAPPING",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
+)
+ORDER = ("WRONG", "exact", "refused", "no attention", "not built")
+
+
+def model_class(config: Any) -> type | None:
+    for name in MAPPINGS:
+        found = getattr(modeling_auto, name, {}).get(type(config), None)
+        if found is not None:
+            return found[0] if isinstance(found, tuple) else found
+    return None
+
+
+def build(model_type: str) -> tuple[Any, list[Run]]:
+    config = small_config(CONFIG_MAPPING[model_type](), keep_heads=False, depth=DEPTH)
+    kind: Any = model_class(config)
+    if kind is None:
+        raise LookupError("no Auto class has a model for it")
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    randomise(model, 0)
+    for dtype in (torch.float64, torch.float32):
+        model = model.to(dtype)
+        runs = sample_runs(model)
+        if runs:
+            return model, runs
+    raise RuntimeError("no inputs were found that it runs on")
+
+
+def outputs(model: Any, runs: Sequence[Run]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    def take(value: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            found.append(value)
+        elif isinstance(value, Mapping):
+            for name, item in value.items():
+                if "attentions" not in str(name) and name != "past_key_values":
+                    take(item)
+        elif type(value) in (tuple, list):
+            for item in value:
+                take(item)
+
+    for run in runs:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            take(model.get_submodule(run.path)(**copy.deepcopy(run.inputs)))
+    return found
+
+
+def silenced(model: Any, sites: Sequence[Any], heads: Sequence[tuple[int, int]], runs: Sequence[Run]) -> list[torch.Tensor]:
+    """The obvious way: zeros in the columns of the output projections, found by site and position alone."""
+    with ExitStack() as stack, torch.no_grad():
+        for site in sites:
+            own = [head for place, head in heads if place == site.index]
+            if not own:
+                continue
+            weight = model.get_submodule(site.o).weight
+            stack.callback(weight.copy_, weight.clone())
+            columns = site.columns([site.position(head) for head in own])
+            if site.conv1d:
+                weight[columns] = 0
+            else:
+                weight[:, columns] = 0
+        return outputs(model, runs)
+
+
+def agree(expected: list[torch.Tensor], given: list[torch.Tensor]) -> bool:
+    if [tensor.shape for tensor in expected] != [tensor.shape for tensor in given]:
+        return False
+    difference, allowed = largest_difference(expected, given)
+    return difference <= allowed
+
+
+def check(model_type: str) -> dict[str, Any]:
+    """One row of the table."""
+    row: dict[str, Any] = {"type": model_type, "status": "not built", "reason": ""}
+    started = time.perf_counter()
+    try:
+        model, runs = build(model_type)
+    except Exception as error:
+        return {**row, "reason": _short(error)}
+    row["class"] = type(model).__name__
+    try:
+        found = headprune.survey(model)
+    except HeadpruneError as error:
+        present = attention_modules(model)
+        return {**row, "status": "refused" if present else "no attention", "reason": _short(error) if present else ""}
+    sites = found.sites
+    row |= {"sites": len(sites), "left": [list(pair) for pair in found.left], "by": found.known_by}
+    try:
+        units = [[tuple(head) for head in unit] for site in sites for unit in site.units()]
+        half = [head for unit in units[::2] for head in unit]
+        full = {site.index for site in sites if all(tuple(h) in half for unit in site.units() for h in unit)}
+        half = [head for head in half if head[0] not in full] or half[:0]
+        steps = [("half of its units", half)]
+        last = next((site for site in sites if _can_be_emptied(site)), None)
+        if last is not None:
+            gone = {head for head in half}
+            rest = [tuple(head) for unit in last.units() for head in unit if tuple(head) not in gone]
+            steps.append(("a whole site", rest))
+        dense = copy.deepcopy(model)
+        all_gone: list[tuple[int, int]] = []
+        for what, heads in steps:
+            if not heads:
+                continue
+            all_gone += heads
+            expected = silenced(dense, sites, all_gone, runs)
+            try:
+                headprune.remove(model, heads)
+                given = outputs(model, runs)
+            except HeadpruneError as error:
+                return {**row, "status": "refused", "reason": _short(error)}
+            except Exception as error:
+                return {**row, "status": "WRONG", "reason": f"fails with {what} removed: {_short(error)}"}
+            if not agree(expected, given):
+                return {**row, "status": "WRONG", "reason": f"outputs differ with {what} removed"}
+        row["heads"] = sum(site.original for site in sites)
+        return {**row, **_reloaded(model, runs, given), "seconds": round(time.perf_counter() - started, 1)}
+    except Exception as error:
+        return {**row, "status": "WRONG", "reason": _short(error)}
+
+
+def _can_be_emptied(site: Any) -> bool:
+    return site.recipe is None or bool(site.recipe.empty)
+
+
+def _reloaded(model: Any, runs: Sequence[Run], given: list[torch.Tensor]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            headprune.save(model, folder)
+            again = headprune.load(folder, dtype=next(model.parameters()).dtype).eval()
+            if hasattr(again, "set_experts_implementation"):
+                again.set_experts_implementation("eager")
+            same = agree(given, outputs(again, runs))
+        except Exception as error:
+            return {"status": "WRONG", "reason": f"its checkpoint does not load: {_short(error)}"}
+    return {"status": "exact"} if same else {"status": "WRONG", "reason": "outputs differ after saving and loading"}
+
+
+def _short(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return (text if isinstance(error, HeadpruneError) else f"{type(error).__name__}: {text}")[:300]
+
+
+def _child(model_type: str, sender: Any) -> None:
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    sender.send(check(model_type))
+
+
+def sweep(types: Sequence[str], workers: int) -> list[dict[str, Any]]:
+    """All rows, a few processes at a time, each ended when it takes too long."""
+    context = multiprocessing.get_context("fork")
+    waiting, running, rows = list(types), {}, []
+    while waiting or running:
+        while waiting and len(running) < workers:
+            name = waiting.pop(0)
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(name, sender))
+            process.start()
+            sender.close()
+            running[name] = (process, receiver, time.monotonic())
+        for name, (process, receiver, started) in list(running.items()):
+            row = None
+            if receiver.poll(0.02):
+                try:
+                    row = receiver.recv()
+                except EOFError:
+                    row = {"type": name, "status": "not built", "reason": "the process died"}
+            elif time.monotonic() - started > SECONDS:
+                process.kill()
+                row = {"type": name, "status": "not built", "reason": f"took longer than {SECONDS} s"}
+            if row is not None:
+                process.join()
+                del running[name]
+                rows.append(row)
+                print(f"{row['status']:13}{row['type']:32}{row.get('reason', '')[:140]}", flush=True)
+    return sorted(rows, key=lambda row: row["type"])
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    counts = Counter(row["status"] for row in rows)
+    lines = [
+        "# Coverage",
+        "",
+        "Which model types can be pruned exactly, as measured by `python -m benchmarks.coverage` with transformers "
+        f"{transformers.__version__} and torch {torch.__version__.split('+')[0]}: a small random model of each type, half "
+        "of its units removed, then a whole site, compared with zeros in the columns of its output projections, then saved "
+        "and loaded.",
+        "",
+        "| result | model types |",
+        "|---|---|",
+        *(f"| {status} | {counts[status]} |" for status in ORDER if counts[status]),
+        "",
+        "| model type | class | result | sites | left whole, or why not |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        left = Counter(reason for _, reason in row.get("left", []))
+        why = row.get("reason") or "; ".join(f"{count} x {reason}" for reason, count in left.items())
+        cells = (row["type"], row.get("class", ""), row["status"], row.get("sites", ""), why.replace("|", "/"))
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", help="model types, separated by commas; all without it")
+    parser.add_argument("--out", type=Path, help="write the table in markdown")
+    parser.add_argument("--json", type=Path, help="write the rows")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    types = options.types.split(",") if options.types else sorted(CONFIG_MAPPING)
+    rows = sweep(types, options.workers)
+    print(dict(Counter(row["status"] for row in rows)))
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.out:
+        options.out.write_text(page(rows))
+
+
+if __name__ == "__main__":
+    main()
