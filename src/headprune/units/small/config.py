@@ -60,6 +60,8 @@ def reduce_counts(node: Node) -> None:
             node.set(name, min(value, 2))
         elif name == "topk_group":
             node.set(name, min(value, 1))
+        elif name == "mm_tokens_per_image":
+            node.set(name, 4)
         elif name in ("num_queries", "encoder_seq_length", "num_query_tokens"):
             node.set(name, min(value, 10))
     for name, values in node.lists():

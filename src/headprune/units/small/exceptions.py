@@ -1,16 +1,115 @@
-"""What no rule says: values by type of model, as `Node.set` puts them."""
+"""What no rule says, and what configs leave open: values by type of model."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .tree import Node
+from transformers import PretrainedConfig, ResNetConfig
 
+from .rotary import head_width, sections
+from .tokens import VOCABULARY
+from .tree import Node
+from .widths import main_width
+
+SERIES = {"prediction_length": 4, "context_length": 16}
 EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "autoformer": {**SERIES, "moving_average": 5, "label_length": 4},
+    "informer": SERIES,
+    "time_series_transformer": SERIES,
+    # Its heads are 64 wide by code.
+    "bridgetower": {"hidden_size": 256, "contrastive_hidden_size": 32},
+    "bridgetower_text_model": {"hidden_size": 256},
+    "bridgetower_vision_model": {"hidden_size": 256},
+    "chameleon": {
+        "vocabulary_map": {"<image>": VOCABULARY - 1, **{f"IMGIMG{chr(65 + one)}Z": 20 + one for one in range(10)}}
+    },
+    "chameleon_vqgan": {"num_embeddings": 10, "base_channels": 32},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "deepseek_ocr2_vision": {"pad_token_id": None},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
+    "granite4_vision": {"deepstack_layer_map": [(0, 0), (1, 1)], "spatial_target_layers": [0, 1]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 24},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+    },
+    "reformer": {"axial_pos_embds_dim": [16, 48]},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
+    "DbrxAttentionConfig": {"rope_theta": 10000.0},
+    "blt": {"encoder_hash_byte_group_vocab": 128},
+    "perceiver": {"d_latents": 48, "num_latents": 6, "d_model": 40, "train_size": [16, 24], "num_frames": 2, "audio_samples_per_frame": 32},
 }
+# Rotary sections that these models' code fills in for full sizes where the config has none.
+SECTIONED = ("glm4v", "glm_image", "glm_ocr", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_omni", "qwen3_vl", "qwen4_exp", "ernie4_5_vl", "cosmos3_edge", "cohere_compass")
 
 
 def apply_exceptions(tree: list[Node]) -> None:
     for node in tree:
-        for name, value in EXCEPTIONS.get(node.model_type, {}).items():
-            node.set(name, value)
+        for kind in (node.model_type, type(node.config).__name__):
+            for name, value in EXCEPTIONS.get(kind, {}).items():
+                node.set(name, value)
+        fill_heads(node)
+        fill_sections(node)
+        replace_timm(node)
+    join_towers(tree)
+
+
+def fill_heads(node: Node) -> None:
+    """What `None` stands for, written out: some models take the config at its word."""
+    heads = node.now("num_attention_heads")
+    width = node.now(main_width(node)[0])
+    if not isinstance(heads, int) or not isinstance(width, int) or not heads:
+        return
+    if "num_key_value_heads" in node.old and node.old["num_key_value_heads"] is None:
+        node.set("num_key_value_heads", heads)
+    if "head_dim" in node.old and node.old["head_dim"] is None:
+        node.set("head_dim", width // heads)
+
+
+def fill_sections(node: Node) -> None:
+    if not node.model_type.startswith(SECTIONED) or not isinstance(node.now("rope_parameters"), dict) or "vision" in node.model_type:
+        return
+    head = head_width(node)
+    rope = node.now("rope_parameters")
+    if "rope_theta" not in rope and not any(isinstance(inner, dict) for inner in rope.values()):
+        rope.update({kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in node.now("layer_types") or []})
+    for one in [inner for inner in rope.values() if isinstance(inner, dict)] or [rope]:
+        if "mrope_section" not in one and head:
+            one["mrope_section"] = sections([1, 1, 1], int(head * (one.get("partial_rotary_factor") or 1)) // 2)
+
+
+def replace_timm(node: Node) -> None:
+    """A ResNet of transformers in place of a backbone of timm, whose sizes its config does not say."""
+    for name, value in node.old.items():
+        if isinstance(value, PretrainedConfig) and value.model_type == "timm_backbone":
+            places = getattr(value, "out_indices", None) or [4]
+            small = ResNetConfig(
+                embedding_size=16, hidden_sizes=[16, 24, 32, 48], depths=[1, 1, 1, 1], layer_type="basic", out_indices=list(places)
+            )
+            node.set(name, small)
+
+
+def join_towers(tree: list[Node]) -> None:
+    """Towers end as wide as the text model is, also where the defaults of their configs do not fit each other."""
+    for node in tree:
+        texts = [other for other in tree if other.path.rpartition(".")[0] == node.path.rpartition(".")[0] and other.path.endswith("text_config")]
+        if not texts or node in texts or not node.path:
+            continue
+        width = texts[0].now(main_width(texts[0])[0])
+        names = [name for name in ("out_hidden_size", "text_hidden_size") if name in node.old]
+        if node.model_type in ("qwen2_vl_vision",):
+            names.append("hidden_size")
+        if node.model_type.endswith("audio_encoder") and "output_dim" in node.old:
+            names.append("output_dim")
+        for name in names:
+            if width and isinstance(node.old[name], int):
+                node.set(name, width)

@@ -50,6 +50,7 @@ class Images:
         if self.name.endswith("videos"):
             yield from self.videos()
         yield from self.plain(self.size)
+        yield from self.plain(self.size, sizes=True)
         yield from self.several()
         yield from self.videos()
         for side in (64, 224):
@@ -61,14 +62,17 @@ class Images:
     def kept(self, values: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if name in self.facts}
 
-    def plain(self, size: tuple[int, int]) -> Iterator[dict[str, Any]]:
+    def plain(self, size: tuple[int, int], sizes: bool = False) -> Iterator[dict[str, Any]]:
         height, width = size
         facts = self.facts
+        if sizes and "image_sizes" not in facts:
+            return
+        named = {"image_sizes": torch.tensor([[height, width]] * BATCH, device=facts.device)} if sizes else {}
         yield self.kept(
             {
+                **named,
                 str(self.name): facts.floats(BATCH, self.channels, height, width),
                 "pixel_mask": facts.ones(BATCH, height, width),
-                "image_sizes": torch.tensor([[height, width]] * BATCH, device=facts.device),
                 "high_res_pixel_values": facts.floats(BATCH, 3, *pair(facts.find("image_size", among="high_res"), height)),
             }
         )

@@ -14,14 +14,16 @@ def reduce_depth(tree: list[Node], depth: int) -> None:
 
 
 def shorten(node: Node, depth: int) -> None:
-    counts = {name: value for name, value in node.ints() if LAYERS.search(name) and value > 0}
+    stages = len(node.get("depths") or ())
+    counts = {name: value for name, value in node.ints() if LAYERS.search(name) and 0 < value != stages}
     total = max(counts.values(), default=0)
     per_layer = {
         name: values
         for name, values in node.lists()
         if total > 2 and len(values) == total and not INDICES.search(name) and name != "depths"
     }
-    chosen = choose(list(per_layer.values()), total, depth)
+    outputs = getattr(node.config, "_out_indices", None) or []
+    chosen = choose(list(per_layer.values()), total, max(depth, len(outputs)))
     for name, value in counts.items():
         node.set(name, min(value, len(chosen) if value == total else depth))
     for name, values in per_layer.items():
@@ -39,6 +41,22 @@ def shorten(node: Node, depth: int) -> None:
             node.set(name, min(value, 1))
         elif name in ("num_kv_shared_layers", "first_k_dense_replace", "num_dense_layers", "max_window_layers"):
             node.set(name, min(value, len(chosen) // 2))
+
+
+    name_stages(node, total, len(chosen))
+
+
+def name_stages(node: Node, total: int, left: int) -> None:
+    """A backbone whose layers are its stages: fewer names, and outputs among them."""
+    names = node.get("stage_names")
+    if not names or len(names) != total + 1 or left == total:
+        return
+    node.set("stage_names", names[: left + 1])
+    outputs = getattr(node.config, "_out_indices", None)
+    if outputs:
+        places = list(range(left + 1 - len(outputs), left + 1))
+        vars(node.config)["_out_indices"] = places
+        vars(node.config)["_out_features"] = [names[place] for place in places]
 
 
 def choose(lists: list[list[Any]], total: int, depth: int) -> list[int]:
@@ -63,4 +81,4 @@ def indices(values: list[int], total: int, left: int) -> list[int]:
     if len(set(values)) >= total:
         return list(range(left))
     spread = sorted({min(left - 1, value * left // total) for value in values})
-    return spread if len(spread) > 1 or len(values) == 1 else spread
+    return spread

@@ -19,14 +19,14 @@ FFN = re.compile(
 NO_WIDTH = re.compile(
     r"(vocab|patch_size|image_size|img_size|kernel|window|block_size|chunk|batch_size|merge_size|group_size|state_size"
     r"|ngram|codebook_size|cache_size|frame_size|crop_size|num_channels|audio_channels|type|position|sample_size"
-    r"|train_size|roi_size|spec_size|posemb_size|mask_size|unit_size|_groups|tubelet|num_mel|mel_dim|input_size"
+    r"|train_size|roi_size|spec_size|posemb_size|mask_size|unit_size|(?<!upsample)_groups|tubelet|num_mel|mel_dim|input_size"
     r"|feature_sizes|prompt_size|background_size|query_dim|visual_pos_dim|state_dim|act_dim|action_dim|dim_bbox"
     r"|fine_|stem_|context_size|min_size|max_size|embedding_size_|pool_size|input_dim|input_feat|feature_dim$"
     r"|feature_projection_input_dim|low_res|descriptor|keypoint)"
 )
 WIDTH = re.compile(
     r"(^d_model|^n_embd|^dim|^emb_dim|_width|hidden_size|hidden_dim|embed_dim|_dim|_dims|_size|_channels|embed_size"
-    r"|_units|dimension)$"
+    r"|_units|dimension|upsample_groups)$"
 )
 LAYERS = re.compile(
     r"^(depth|layers|.*num_hidden_layers.*|n_layers?|num_layers|.*encoder_layers|.*decoder_layers|num_(en|de)coder_layers"

@@ -22,6 +22,7 @@ from .texts import OTHER, TEXT
 ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 # Tries of one module, of which the first that works is taken.
 TRIES = 60
+MAIN_INPUTS = ("input_ids", "pixel_values", "input_features", "input_values")
 # Not an input, but the number of embeddings that a layout becomes.
 COUNT = "_count"
 
@@ -56,14 +57,14 @@ def sample_runs(model: nn.Module) -> list[Run]:
     """Small inputs on which the model runs, and where it does not reach all of its attention, parts of it do."""
     missing = set(attention_modules(model))
     runs: list[Run] = []
-    with quiet(model), watching(model, missing) as reached:
+    with quiet(model), watching(model, missing) as touched:
         for path in starting_points(model):
-            inside = {one for one in missing - reached if not path or one == path or one.startswith(f"{path}.")}
-            if path and not inside:
+            if path and not any(one == path or one.startswith(f"{path}.") for one in missing):
                 continue
-            inputs = working_inputs(model, path)
-            if inputs is not None:
+            inputs = working_inputs(model, path, touched)
+            if inputs is not None and (not path or missing & touched):
                 runs.append(Run(path, inputs))
+                missing -= touched
     return runs
 
 
@@ -91,29 +92,30 @@ def quiet(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def watching(model: nn.Module, paths: set[str]) -> Iterator[set[str]]:
-    """The paths of those modules that have run."""
-    reached: set[str] = set()
+    """The paths of those modules that have run since the set was cleared."""
+    touched: set[str] = set()
     handles = []
     for path in paths:
-        hook = lambda module, inputs, output, path=path: reached.add(path)  # noqa: E731
+        hook = lambda module, inputs, output, path=path: touched.add(path)  # noqa: E731
         handles.append(model.get_submodule(path).register_forward_hook(hook))
     try:
-        yield reached
+        yield touched
     finally:
         for handle in handles:
             handle.remove()
 
 
-def working_inputs(model: nn.Module, path: str) -> dict[str, Any] | None:
+def working_inputs(model: nn.Module, path: str, touched: set[str]) -> dict[str, Any] | None:
     module = model.get_submodule(path)
     if type(module).forward is nn.Module.forward or isinstance(module, nn.ModuleList | nn.ModuleDict):
         return None
     facts = Facts(module, model)
     tries = block_inputs(facts)
-    if isinstance(module, PreTrainedModel):
+    if isinstance(module, PreTrainedModel) or any(name in facts for name in MAIN_INPUTS):
         tries = chain(whole_inputs(facts), tries)
     for tried in islice(tries, TRIES):
         inputs = {name: value for name, value in tried.items() if name != COUNT}
+        touched.clear()
         if works(module, inputs):
             return inputs
     return None
@@ -201,6 +203,8 @@ def text_inputs(facts: Facts, length: int, image: dict[str, Any], sound: dict[st
     ):
         count = layout.get(COUNT, 0)
         token = facts.find(*names)
+        if token is None and isinstance(table := facts.find("vocabulary_map"), dict):
+            token = table.get("<image>")
         if count and isinstance(token, int):
             parts.append(torch.full((BATCH, count // BATCH), token))
             kinds.append(torch.full((BATCH, count // BATCH), kind))

@@ -80,10 +80,14 @@ class WidthMap:
         self.stages(tree)
         self.streams(tree)
         fresh_ffn = (24 + 16 * step for step in count())
-        fresh = (48 + 32 * step for step in count())
+        fresh = (96 + 64 * step for step in count())
         for name, value in all_widths(tree):
             if value not in self.taken and FFN.search(name) and value > 64:
                 self.taken[value] = next(fresh_ffn)
+        for node in tree:
+            width = main_width(node)[1]
+            if width in self.taken and "attention_hidden_size" in node.old and node.old["attention_hidden_size"] == 2 * width:
+                self.taken.setdefault(2 * width, 2 * self.taken[width])
         for _name, value in all_widths(tree):
             if value not in self.taken and value >= 128:
                 self.taken[value] = next(fresh)
