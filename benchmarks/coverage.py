@@ -12,7 +12,7 @@ projections have zeros in the columns of these units. Then a checkpoint is saved
     not built        the small model could not be built or run here, with the reason
     WRONG            outputs differ, or the model fails after a removal
 
-A process is forked for every model type, so that none can disturb another.
+Model types are tried in processes of their own, so that one that crashes or hangs costs no more than its row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from headprune.errors import HeadpruneError
 from headprune.hooks.outputs import largest_difference
 from headprune.units.small import Run, attention_modules, randomise, sample_runs, small_config
 
-DEPTH, SECONDS = 2, 120
+DEPTH, SECONDS = 2, 60
 # Where a type has no base class, the first of these that has one for it.
 MAPPINGS = (
     "MODEL_MAPPING",
@@ -104,7 +104,7 @@ def outputs(model: Any, runs: Sequence[Run]) -> list[torch.Tensor]:
 
 def silenced(model: Any, sites: Sequence[Any], heads: Sequence[tuple[int, int]], runs: Sequence[Run]) -> list[torch.Tensor]:
     """The obvious way: zeros in the columns of the output projections, found by site and position alone."""
-    with ExitStack() as stack, torch.no_grad():
+    with torch.no_grad(), ExitStack() as stack:
         for site in sites:
             own = [head for place, head in heads if place == site.index]
             if not own:
@@ -197,40 +197,67 @@ def _short(error: Exception) -> str:
     return (text if isinstance(error, HeadpruneError) else f"{type(error).__name__}: {text}")[:300]
 
 
-def _child(model_type: str, sender: Any) -> None:
+def _work(pipe: Any) -> None:
+    """A process that makes one row after the other."""
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    sender.send(check(model_type))
+    with suppress(EOFError):  # nothing more to do
+        while True:
+            pipe.send(check(pipe.recv()))
+
+
+class Worker:
+    """A process of its own, so that a model type that crashes or hangs costs no more than its row."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=_work, args=(other,), daemon=True)
+        self.process.start()
+        other.close()
+        self.name, self.started = "", 0.0
+
+    def give(self, name: str) -> None:
+        self.name, self.started = name, time.monotonic()
+        self.pipe.send(name)
+
+    def row(self) -> dict[str, Any] | None:
+        """The row, if it is there; one that says so where the process is lost."""
+        lost = ""
+        try:
+            if self.pipe.poll(0.02):
+                return self.pipe.recv()
+        except (EOFError, OSError):
+            lost = "the process died"
+        if time.monotonic() - self.started > SECONDS:
+            lost = f"took longer than {SECONDS} s"
+        if not lost:
+            return None
+        self.process.kill()
+        return {"type": self.name, "status": "not built", "reason": lost, "lost": True}
 
 
 def sweep(types: Sequence[str], workers: int) -> list[dict[str, Any]]:
-    """All rows, a few processes at a time, each ended when it takes too long."""
-    context = multiprocessing.get_context("fork")
-    waiting, running, rows = list(types), {}, []
-    while waiting or running:
-        while waiting and len(running) < workers:
-            name = waiting.pop(0)
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_child, args=(name, sender))
-            process.start()
-            sender.close()
-            running[name] = (process, receiver, time.monotonic())
-        for name, (process, receiver, started) in list(running.items()):
-            row = None
-            if receiver.poll(0.02):
-                try:
-                    row = receiver.recv()
-                except EOFError:
-                    row = {"type": name, "status": "not built", "reason": "the process died"}
-            elif time.monotonic() - started > SECONDS:
-                process.kill()
-                row = {"type": name, "status": "not built", "reason": f"took longer than {SECONDS} s"}
-            if row is not None:
-                process.join()
-                del running[name]
-                rows.append(row)
-                print(f"{row['status']:13}{row['type']:32}{row.get('reason', '')[:140]}", flush=True)
+    """All rows, a few processes at a time."""
+    waiting, rows = list(types), []
+    pool = [Worker() for _ in range(min(workers, len(waiting)))]
+    busy: list[Worker] = []
+    while waiting or busy:
+        while waiting and len(busy) < len(pool):
+            worker = next(worker for worker in pool if worker not in busy)
+            worker.give(waiting.pop(0))
+            busy.append(worker)
+        for worker in list(busy):
+            row = worker.row()
+            if row is None:
+                continue
+            busy.remove(worker)
+            if row.pop("lost", False):
+                pool[pool.index(worker)] = Worker()
+            rows.append(row)
+            print(f"{row['status']:13}{row['type']:32}{row.get('reason', '')[:140]}", flush=True)
     return sorted(rows, key=lambda row: row["type"])
 
 

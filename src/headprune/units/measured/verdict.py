@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,11 +46,17 @@ _known: dict[tuple[type, str], Verdict] = {}
 
 def verdict_on(model: PreTrainedModel) -> Verdict:
     """The verdict on the class of this model with this config; made once."""
-    key = type(model), _settings(model.config)
+    key = _class(model), _settings(model.config)
     if key not in _known:
-        twin, runs = twin_of(model)
-        _known[key] = judge(twin, runs)
+        with torch.device("cpu"):
+            twin, runs = twin_of(model)
+            _known[key] = judge(twin, runs)
     return _known[key]
+
+
+def _class(model: nn.Module) -> Any:
+    """The class as its code has it: a loader derives one of its own."""
+    return getattr(type(model), "headprune_dense", type(model))
 
 
 def _settings(config: Any) -> str:
@@ -60,11 +67,12 @@ def _settings(config: Any) -> str:
 def twin_of(model: PreTrainedModel) -> tuple[nn.Module, list[Run]]:
     """A model of the same class with random weights, and runs that reach its attention."""
     config = type(model.config).from_dict(json.loads(_settings(model.config)))
-    kind: Any = getattr(type(model), "_base_class", type(model))
+    kind = _class(model)
     problem: Exception | None = None
     for dtype in (torch.float64, torch.float32):
         try:
-            with torch.random.fork_rng(devices=[]):
+            # A loader builds models without memory and in its own precision; the twin is none of that.
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"), _default_dtype(torch.float32):
                 torch.manual_seed(0)
                 twin = kind(config).to(dtype).eval()
             if hasattr(twin, "set_experts_implementation"):  # kernels for experts know few precisions and widths
@@ -78,6 +86,16 @@ def twin_of(model: PreTrainedModel) -> tuple[nn.Module, list[Run]]:
             return twin, runs
     reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:150]}" if problem else "no run worked"
     raise NoTwinError(f"a small twin of {type(model).__name__} could not be run ({reason})")
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def judge(twin: nn.Module, runs: Sequence[Run]) -> Verdict:
