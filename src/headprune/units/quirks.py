@@ -231,17 +231,21 @@ class EmptySite(PrunedSite):
             return None
         cache = getattr(cache, "self_attention_cache", cache)
         mark = inputs[..., :1].unsqueeze(1)
-        return cache.update(mark, mark, self.layer_idx)[0]
+        return cache.update(mark, mark, self._layer)[0]
+
+    @property
+    def _layer(self) -> int:
+        return self.layer_idx if hasattr(self, "layer_idx") else self.layer_id
 
     def _mark_cross(self, cache: Any, args: tuple, kwargs: dict) -> None:
         """The same for the cache of cross attention, which is filled once: some models read the keys of all layers."""
         known = getattr(cache, "is_updated", {})
         states = self._argument(args, kwargs, "key_value_states")
         states = self._argument(args, kwargs, "encoder_hidden_states") if states is None else states
-        if states is not None and hasattr(cache, "cross_attention_cache") and not known.get(self.layer_idx):
+        if states is not None and hasattr(cache, "cross_attention_cache") and not known.get(self._layer):
             mark = states[..., :1].unsqueeze(1)
-            cache.cross_attention_cache.update(mark, mark, self.layer_idx)
-            known[self.layer_idx] = True
+            cache.cross_attention_cache.update(mark, mark, self._layer)
+            known[self._layer] = True
 
     def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
         return output, None

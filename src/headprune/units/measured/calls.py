@@ -28,7 +28,7 @@ class Trace:
     """The first call of every module that was asked for, and who took its output."""
 
     calls: dict[str, Call] = field(default_factory=dict)
-    taker: dict[str, str] = field(default_factory=dict)  # module -> the linear map that was given its very output
+    taker: dict[str, str] = field(default_factory=dict)  # module -> the linear map that was given its output
 
 
 def copied(value: Any) -> Any:
@@ -61,13 +61,14 @@ def tracing(root: nn.Module, wanted: Sequence[str], linears: Sequence[str]) -> I
     """Fill a trace while the model runs."""
     trace = Trace()
     given: dict[int, tuple[str, torch.Tensor]] = {}  # where an output lies -> who gave it; kept alive, so it stays true
+    last: list[tuple[str, torch.Tensor]] = []  # the module that ended last
     with ExitStack() as stack:
         for path in wanted:
             module = root.get_submodule(path)
             stack.callback(module.register_forward_pre_hook(_noting(trace, path), with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(_giving(given, path)).remove)
+            stack.callback(module.register_forward_hook(_giving(given, last, path)).remove)
         for path in linears:
-            stack.callback(root.get_submodule(path).register_forward_pre_hook(_taking(trace, given, path)).remove)
+            stack.callback(root.get_submodule(path).register_forward_pre_hook(_taking(trace, given, last, path)).remove)
         yield trace
 
 
@@ -79,21 +80,33 @@ def _noting(trace: Trace, path: str) -> Callable[..., None]:
     return note
 
 
-def _giving(given: dict[int, tuple[str, torch.Tensor]], path: str) -> Callable[..., None]:
+def _giving(
+    given: dict[int, tuple[str, torch.Tensor]], last: list[tuple[str, torch.Tensor]], path: str
+) -> Callable[..., None]:
     def give(module: nn.Module, args: Any, output: Any) -> None:
         tensor = first_tensor(output)
         if tensor is not None:
             given[tensor.data_ptr()] = (path, tensor)
+            last[:] = [(path, tensor)]
 
     return give
 
 
-def _taking(trace: Trace, given: dict[int, tuple[str, torch.Tensor]], path: str) -> Callable[..., None]:
+def _taking(
+    trace: Trace, given: dict[int, tuple[str, torch.Tensor]], last: list[tuple[str, torch.Tensor]], path: str
+) -> Callable[..., None]:
     def take(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], torch.Tensor) and args[0].data_ptr() in given:
-            giver, tensor = given[args[0].data_ptr()]
-            # A view of it, with the same numbers in the same order, is it as well.
-            if giver not in trace.taker and tensor.numel() == args[0].numel():
+        if not args or not isinstance(args[0], torch.Tensor):
+            return
+        giver, tensor = given.get(args[0].data_ptr(), ("", args[0]))
+        # A view of it, with the same numbers in the same order, is it as well.
+        if giver and giver not in trace.taker and tensor.numel() == args[0].numel():
+            trace.taker[giver] = path
+        # Or the first map beside the module that runs after it and is as wide, when several outputs were joined.
+        for giver, tensor in last:
+            beside = path.startswith(giver.rpartition(".")[0]) and not path.startswith(giver + ".")
+            if beside and giver not in trace.taker and tensor.shape[-1] == args[0].shape[-1]:
                 trace.taker[giver] = path
+        last.clear()
 
     return take

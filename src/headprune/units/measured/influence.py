@@ -54,12 +54,26 @@ def influence(subject: Subject, linears: Mapping[str, nn.Module]) -> Influence:
         outputs: dict[str, list[torch.Tensor]] = {}
         with _watched(subject, linears, outputs) as seen:
             result = subject.module(*args, **kwargs)
-        columns = seen[-1] if subject.output is not None and seen else first_tensor(result)
+        columns = seen[-1] if subject.output is not None and seen else _joined(result)
         if columns is None or not columns.requires_grad or columns.dim() < 2:
             raise NotReadableError("what its output map is given could not be followed back to its weights")
         if len(seen) > 1:
             raise NotReadableError("its output map runs several times in one call")
         return _measured(subject.module, columns, arguments, outputs)
+
+
+def _joined(result: Any) -> torch.Tensor | None:
+    """What a module gives: its first tensor, and with it others of the same width (LUKE's words and entities)."""
+    first = first_tensor(result)
+    if first is None or not isinstance(result, (tuple, list)):
+        return first
+    alike = [
+        part
+        for part in result
+        if isinstance(part, torch.Tensor) and part.dim() == first.dim() and part.requires_grad
+        if part.shape[0] == first.shape[0] and part.shape[2:] == first.shape[2:]
+    ]
+    return torch.cat(alike, dim=1) if len(alike) > 1 else first
 
 
 @contextmanager

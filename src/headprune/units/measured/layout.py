@@ -35,6 +35,31 @@ class Layout:
         return len(self.members) // self.group
 
 
+def merged(found: Layout, blocks: int) -> Layout | None:
+    """Units that go together one of each block of neighbours, for code that counts on blocks of the same size."""
+    units = found.units
+    if units % blocks or units == blocks == 1:
+        return None
+    size = units // blocks
+    together = [[start + block * size for block in range(blocks)] for start in range(size)]
+
+    def joined(axis: Axis) -> Axis:
+        parts = tuple(tuple(sorted(i for unit in own for i in axis.units[unit])) for own in together)
+        return Axis(axis.tensor, axis.dim, axis.length, parts)
+
+    order = [member for own in together for unit in own for member in range(unit * found.group, (unit + 1) * found.group)]
+    flat = [unit for own in together for unit in own]
+    roles = tuple(
+        Rows(rows.linear, rows.role, tuple(rows.table[i] for i in (order if rows.role == "q" else flat)))
+        for rows in found.roles
+        if len(rows.table) == (len(order) if rows.role == "q" else len(flat))
+    )
+    if blocks > 1 and found.group == 1:  # keys and values are then by head, which a unit of several heads does not have
+        roles = tuple(rows for rows in roles if rows.role == "q")
+    members = tuple(found.members[member] for member in order)
+    return Layout(members, found.group * blocks, tuple(joined(axis) for axis in found.axes), (), roles)
+
+
 def layout(found: Influence, linears: Mapping[str, tuple[str, str]], declared: int | None) -> Layout:
     """The layout; `linears` maps a linear map's name to those of its weight and bias, `declared` is the head count that
     the module states, which decides how many heads a unit is said to have."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,23 +24,47 @@ def prove(
     model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]
 ) -> tuple[list[DenseSite], list[tuple[str, str]]]:
     """The sites that removal is exact for, alone and together, and the others with reasons."""
-    sites = [site_of(site, index, [], stack="encoder", attention="self") for index, site in enumerate(dense)]
-    if not sites:
-        return [], []
-    if not fails(model, runs, sites, _everywhere(sites)):
+    if not dense or not _fail_together(model, runs, dense):
         return list(dense), []
     proven, refused = [], []
-    for site, own in zip(sites, dense, strict=True):
-        reason = next((said for pattern in _alone(site) if (said := fails(model, runs, sites, pattern))), "")
-        if reason:
-            refused.append((own.path, reason))
+    for number, own in enumerate(dense):
+        found = _by_itself(model, runs, dense, number)
+        if isinstance(found, str):
+            refused.append((own.path, found))
         else:
-            proven.append(own)
-    left = [site_of(site, index, [], stack="encoder", attention="self") for index, site in enumerate(proven)]
-    together = fails(model, runs, left, _everywhere(left)) if left else ""
+            proven.append(found)
+    together = _fail_together(model, runs, proven) if proven else ""
     if together:
         return [], [*refused, *((site.path, f"together with the other sites, {together}") for site in proven)]
     return proven, refused
+
+
+def _fail_together(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]) -> str:
+    sites = _sites(dense)
+    return fails(model, runs, sites, _everywhere(sites)) if sites else ""
+
+
+def _by_itself(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite], number: int) -> DenseSite | str:
+    """The site with the way to run it without heads that works in its model, or why none of its heads can go."""
+    own = dense[number]
+    some, everything = _alone(_sites(dense)[number])
+    reason = fails(model, runs, _sites(dense), some) if some else ""
+    if reason:
+        return reason
+    ways: tuple[Any, ...] = {"bypass": ("bypass", "silent", ""), "silent": ("silent", "")}.get(own.recipe.empty, ("",))
+    for way in ways:
+        changed = replace(own, recipe=replace(own.recipe, empty=way))
+        others = [*dense[:number], changed, *dense[number + 1 :]]
+        if not way:
+            break
+        reason = fails(model, runs, _sites(others), everything)
+        if not reason:
+            return changed
+    return changed if some else reason or "it has one head, which cannot be removed"
+
+
+def _sites(dense: Sequence[DenseSite]) -> list[AttentionSite]:
+    return [site_of(site, index, [], stack="encoder", attention="self") for index, site in enumerate(dense)]
 
 
 def _everywhere(sites: Sequence[AttentionSite]) -> list[Member]:
@@ -54,12 +79,11 @@ def _everywhere(sites: Sequence[AttentionSite]) -> list[Member]:
     return members
 
 
-def _alone(site: AttentionSite) -> list[list[Member]]:
+def _alone(site: AttentionSite) -> tuple[list[Member], list[Member]]:
+    """Half of its units, where it has more than one, and all of them."""
     units = site.units()
-    patterns = [[m for unit in units[::2] for m in unit]] if len(units) > 1 else []
-    if site.recipe is None or site.recipe.empty:
-        patterns.append([m for unit in units for m in unit])
-    return patterns
+    half = units[::2] if len(units) > 1 else []
+    return [m for unit in half for m in unit], [m for unit in units for m in unit]
 
 
 def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[AttentionSite], members: Sequence[Member]) -> str:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from headprune.units.measured.calls import Trace
 from headprune.units.measured.influence import NotReadableError
+from headprune.units.measured.layout import merged
 from headprune.units.measured.proof import prove
 from headprune.units.measured.reading import Reading, read, trace_runs
 from headprune.units.measured.sites import DenseSite, is_conv1d, site_of
