@@ -12,7 +12,18 @@ from torch import nn
 from .facts import BATCH, TOKENS, Facts
 from .names import HEAD_WIDTH
 
-STATES = ("hidden_states", "x", "hidden_state", "query", "queries", "inputs_embeds", "inputs", "input", "embeddings", "features")
+STATES = (
+    "hidden_states",
+    "x",
+    "hidden_state",
+    "query",
+    "queries",
+    "inputs_embeds",
+    "inputs",
+    "input",
+    "embeddings",
+    "features",
+)
 
 
 def block_inputs(facts: Facts) -> Iterator[dict[str, Any]]:

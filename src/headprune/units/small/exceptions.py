@@ -46,10 +46,32 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "t5gemma2_decoder": {"dropout_rate": 0.0},
     "DbrxAttentionConfig": {"rope_theta": 10000.0},
     "blt": {"encoder_hash_byte_group_vocab": 128},
-    "perceiver": {"d_latents": 48, "num_latents": 6, "d_model": 40, "train_size": [16, 24], "num_frames": 2, "audio_samples_per_frame": 32},
+    "perceiver": {
+        "d_latents": 48,
+        "num_latents": 6,
+        "d_model": 40,
+        "train_size": [16, 24],
+        "num_frames": 2,
+        "audio_samples_per_frame": 32,
+    },
 }
 # Rotary sections that these models' code fills in for full sizes where the config has none.
-SECTIONED = ("glm4v", "glm_image", "glm_ocr", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_omni", "qwen3_vl", "qwen4_exp", "ernie4_5_vl", "cosmos3_edge", "cohere_compass")
+SECTIONED = (
+    "glm4v",
+    "glm_image",
+    "glm_ocr",
+    "paddleocr_vl",
+    "qwen2_5_omni",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_5",
+    "qwen3_omni",
+    "qwen3_vl",
+    "qwen4_exp",
+    "ernie4_5_vl",
+    "cosmos3_edge",
+    "cohere_compass",
+)
 
 
 def apply_exceptions(tree: list[Node]) -> None:
@@ -76,7 +98,11 @@ def fill_heads(node: Node) -> None:
 
 
 def fill_sections(node: Node) -> None:
-    if not node.model_type.startswith(SECTIONED) or not isinstance(node.now("rope_parameters"), dict) or "vision" in node.model_type:
+    if (
+        not node.model_type.startswith(SECTIONED)
+        or not isinstance(node.now("rope_parameters"), dict)
+        or "vision" in node.model_type
+    ):
         return
     head = head_width(node)
     rope = node.now("rope_parameters")
@@ -93,7 +119,11 @@ def replace_timm(node: Node) -> None:
         if isinstance(value, PretrainedConfig) and value.model_type == "timm_backbone":
             places = getattr(value, "out_indices", None) or [4]
             small = ResNetConfig(
-                embedding_size=16, hidden_sizes=[16, 24, 32, 48], depths=[1, 1, 1, 1], layer_type="basic", out_indices=list(places)
+                embedding_size=16,
+                hidden_sizes=[16, 24, 32, 48],
+                depths=[1, 1, 1, 1],
+                layer_type="basic",
+                out_indices=list(places),
             )
             node.set(name, small)
 
@@ -101,7 +131,11 @@ def replace_timm(node: Node) -> None:
 def join_towers(tree: list[Node]) -> None:
     """Towers end as wide as the text model is, also where the defaults of their configs do not fit each other."""
     for node in tree:
-        texts = [other for other in tree if other.path.rpartition(".")[0] == node.path.rpartition(".")[0] and other.path.endswith("text_config")]
+        texts = [
+            other
+            for other in tree
+            if other.path.rpartition(".")[0] == node.path.rpartition(".")[0] and other.path.endswith("text_config")
+        ]
         if not texts or node in texts or not node.path:
             continue
         width = texts[0].now(main_width(texts[0])[0])

@@ -84,7 +84,9 @@ class Facts:
 
     def vocabulary(self, decoder: bool = False) -> int:
         sizes = [size for size in self.embeddings() if size > 1]
-        named = self.number("decoder_vocab_size", "tgt_vocab_size", "vocab_size", among="decoder" if decoder else "text")
+        named = self.number(
+            "decoder_vocab_size", "tgt_vocab_size", "vocab_size", among="decoder" if decoder else "text"
+        )
         if named and (decoder or not sizes):
             return named
         return min([named, *sizes]) if named else min(sizes, default=32)

@@ -42,7 +42,6 @@ def shorten(node: Node, depth: int) -> None:
         elif name in ("num_kv_shared_layers", "first_k_dense_replace", "num_dense_layers", "max_window_layers"):
             node.set(name, min(value, len(chosen) // 2))
 
-
     name_stages(node, total, len(chosen))
 
 
@@ -80,5 +79,4 @@ def indices(values: list[int], total: int, left: int) -> list[int]:
     """Numbers of layers, spread over fewer layers; lists that named every layer still do."""
     if len(set(values)) >= total:
         return list(range(left))
-    spread = sorted({min(left - 1, value * left // total) for value in values})
-    return spread
+    return sorted({min(left - 1, value * left // total) for value in values})

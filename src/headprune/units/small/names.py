@@ -34,15 +34,21 @@ LAYERS = re.compile(
     r"|num_timestamp_prediction_layers)$"
 )
 # Every so many layers something is different.
-PERIOD = re.compile(r"(_period|_interval|_frequency|_every_n_layers|sliding_window_pattern|_sparse_step|layer_group_size)$")
+PERIOD = re.compile(
+    r"(_period|_interval|_frequency|_every_n_layers|sliding_window_pattern|_sparse_step|layer_group_size)$"
+)
 INDICES = re.compile(
     r"(_indexes|_indices|_ids|_idx|_hook_ids|extract_layers|cross_attention_layers|_target_layers|moe_layers"
     r"|attention_layers_idx|rope_scaling_layers|kv_source_layers|mlp_only_layers|feature_layers?|vision_layer"
     r"|look_ahead_layers|look_backward_layers|subsample_layers)$"
 )
 EXPERTS = re.compile(r"^(num_experts|n_routed_experts|num_local_experts|moe_num_experts|num_experts_total)$")
-CHOSEN = re.compile(r"^(num_experts_per_tok|num_experts_per_token|moe_topk|moe_k|moe_top_k|num_selected_experts|top_k_experts)$")
-POSITIONS = re.compile(r"^(max_position_embeddings|n_positions|max_sequence_length|max_seq_len|model_max_length|n_ctx)$")
+CHOSEN = re.compile(
+    r"^(num_experts_per_tok|num_experts_per_token|moe_topk|moe_k|moe_top_k|num_selected_experts|top_k_experts)$"
+)
+POSITIONS = re.compile(
+    r"^(max_position_embeddings|n_positions|max_sequence_length|max_seq_len|model_max_length|n_ctx)$"
+)
 FRAMES = re.compile(r"^(max_source_positions|max_speech_positions)$")
 TOKEN = re.compile(
     r"(token_id|token_ids|token_index|token_idx|_patch_id|_pad_id|_id|_token|_offset)$|^(pad|bos|eos|unk|mask)_index$"

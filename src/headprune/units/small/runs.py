@@ -38,7 +38,9 @@ class Run:
 def attention_modules(model: nn.Module) -> list[str]:
     """The paths of the modules that attend, without those that only wrap one."""
     named = {path: module for path, module in model.named_modules() if is_attention(module)}
-    return [path for path in named if not any(other.startswith(f"{path}.") for other in named) or owns_maps(named[path])]
+    return [
+        path for path in named if not any(other.startswith(f"{path}.") for other in named) or owns_maps(named[path])
+    ]
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -155,7 +157,11 @@ def whole_inputs(facts: Facts) -> Iterator[dict[str, Any]]:
 
 
 def other_inputs(facts: Facts) -> dict[str, Any]:
-    skipped = set() if not ({"input_ids", "pixel_values"} & set(facts.parameters)) else {"inputs_embeds", "hidden_states", "query_embeds"}
+    skipped = (
+        set()
+        if not ({"input_ids", "pixel_values"} & set(facts.parameters))
+        else {"inputs_embeds", "hidden_states", "query_embeds"}
+    )
     names = [name for name in OTHER if name in facts and name not in skipped]
     if "encoder_hidden_states" in names and "encoder_hidden_states" not in facts.required():
         names.remove("encoder_hidden_states")
