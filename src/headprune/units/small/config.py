@@ -86,12 +86,15 @@ def patches(node: Node) -> int:
 
 def reduce_images(node: Node, tree: list[Node]) -> None:
     """Few patches, but several windows in models with windows."""
-    size = node.get("image_size")
+    name = next((name for name in ("image_size", "img_size", "input_size") if name in node.old), "")
+    size = node.get(name)
+    if name == "input_size" and patch(node) is None:
+        return
     own = patch(node) or next((found for other in tree if (found := patch(other))), 16)
     if size is None or not isinstance(own, int) or isinstance(size, dict):
         return
     new = own * patches(node)
     if isinstance(size, list | tuple):
-        node.set("image_size", [min(new, one) for one in size])
+        node.set(name, [min(new, one) for one in size])
     else:
-        node.set("image_size", min(new, size))
+        node.set(name, min(new, size))

@@ -45,6 +45,9 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "t5gemma2_text": {"dropout_rate": 0.0},
     "t5gemma2_decoder": {"dropout_rate": 0.0},
     "DbrxAttentionConfig": {"rope_theta": 10000.0},
+    "blip-2": {"image_token_index": VOCABULARY - 9},
+    "instructblip": {"image_token_index": VOCABULARY - 9},
+    "instructblipvideo": {"video_token_index": VOCABULARY - 9},
     "blt": {"encoder_hash_byte_group_vocab": 128},
     "perceiver": {
         "d_latents": 48,
@@ -82,6 +85,7 @@ def apply_exceptions(tree: list[Node]) -> None:
         fill_heads(node)
         fill_sections(node)
         replace_timm(node)
+        split_boxes(node)
     join_towers(tree)
 
 
@@ -126,6 +130,15 @@ def replace_timm(node: Node) -> None:
                 out_indices=list(places),
             )
             node.set(name, small)
+
+
+def split_boxes(node: Node) -> None:
+    """The embeddings of four coordinates and two lengths of a box together are as wide as the stream."""
+    width = node.now(main_width(node)[0])
+    if "coordinate_size" in node.old and "shape_size" in node.old and width:
+        length = next(length for length in range(width // 6, 0, -1) if (width - 2 * length) % 4 == 0)
+        node.set("shape_size", length)
+        node.set("coordinate_size", (width - 2 * length) // 4)
 
 
 def join_towers(tree: list[Node]) -> None:

@@ -42,7 +42,7 @@ class Images:
         if self.channels > 16:
             self.channels = 3
         self.patch = pair(facts.find("patch_size", "patch_sizes", among=VISION), 16)
-        size = facts.find("image_size", "img_size", "crop_size", among=VISION)
+        size = facts.find("image_size", "img_size", "crop_size", "input_size", among=VISION)
         self.size = pair(size, 4 * self.patch[0])
         self.temporal = facts.number("temporal_patch_size", "video_temporal_patch_size", among=VISION, default=1)
         self.merge = facts.number("spatial_merge_size", "merge_size", among=VISION, default=2)

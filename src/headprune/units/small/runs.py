@@ -117,6 +117,8 @@ def working_inputs(model: nn.Module, path: str, touched: set[str]) -> dict[str, 
         tries = chain(whole_inputs(facts), tries)
     for tried in islice(tries, TRIES):
         inputs = {name: value for name, value in tried.items() if name != COUNT}
+        if any(name not in inputs for name in facts.required()):
+            continue
         touched.clear()
         if works(module, inputs):
             return inputs
@@ -153,7 +155,11 @@ def whole_inputs(facts: Facts) -> Iterator[dict[str, Any]]:
         yield {**sound, **others}
         yield sound
     yield others
-    yield {name: maker(facts, 7) for name, maker in {**TEXT, **OTHER}.items() if name in facts.required()}
+    if "encoder_hidden_states" in facts:
+        others["encoder_hidden_states"] = OTHER["encoder_hidden_states"](facts, TOKENS)
+        yield {**text_inputs(facts, TOKENS, {}, {}), **others}
+        yield others
+    yield {name: maker(facts, TOKENS) for name, maker in {**TEXT, **OTHER}.items() if name in facts.required()}
 
 
 def other_inputs(facts: Facts) -> dict[str, Any]:
@@ -178,7 +184,7 @@ def seen_by(facts: Facts, method: str, layouts: list[dict[str, Any]]) -> list[di
             output = features(**layout)
         except Exception:  # as in `works`
             continue
-        return [{**layout, COUNT: rows(output, facts)}]
+        return [{**layout, COUNT: rows(output, facts) or BATCH * facts.number("num_query_tokens")}]
     return [{}]
 
 
