@@ -64,6 +64,9 @@ def reduce_counts(node: Node) -> None:
             node.set(name, 4)
         elif name in ("num_queries", "encoder_seq_length", "num_query_tokens"):
             node.set(name, min(value, 10))
+    if "fullatt_block_indexes" in node.old and "window_size" in node.old:
+        # In pixels: two by two tokens, each of which is merged from several patches.
+        node.set("window_size", 2 * (patch(node) or 1) * (node.get("spatial_merge_size") or 1))
     for name, values in node.lists():
         if WINDOWS.search(name) and all(isinstance(value, int) for value in values):
             node.set(name, [min(value, WINDOW) for value in values])

@@ -27,8 +27,17 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
     "deepseek_ocr2_vision": {"pad_token_id": None},
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 2, "topk_group": 1},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
+    "emu3": {
+        "vocabulary_map": {
+            "<image>": VOCABULARY - 1,
+            "<|extra_200|>": VOCABULARY - 9,
+            **{f"<|visual token {one:06d}|>": 20 + one for one in range(64)},
+        }
+    },
+    "emu3_vqgan": {"codebook_size": 64, "base_channels": 32, "hidden_size": 128},
     "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
     "granite4_vision": {"deepstack_layer_map": [(0, 0), (1, 1)], "spatial_target_layers": [0, 1]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -44,11 +53,15 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "reformer": {"axial_pos_embds_dim": [16, 48]},
     "t5gemma2_text": {"dropout_rate": 0.0},
     "t5gemma2_decoder": {"dropout_rate": 0.0},
-    "DbrxAttentionConfig": {"rope_theta": 10000.0},
+    "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
+    # Shorter inputs than seven blocks would turn its attention into a full one.
+    "big_bird": {"block_size": 4, "num_random_blocks": 1},
+    "bigbird_pegasus": {"block_size": 4, "num_random_blocks": 1},
     "blip-2": {"image_token_index": VOCABULARY - 9},
     "instructblip": {"image_token_index": VOCABULARY - 9},
     "instructblipvideo": {"video_token_index": VOCABULARY - 9},
-    "blt": {"encoder_hash_byte_group_vocab": 128},
+    "bros": {"dim_bbox_projection": 8},
+    "blt": {"num_hidden_layers": 2, "encoder_hash_byte_group_vocab": 128},
     "perceiver": {
         "d_latents": 48,
         "num_latents": 6,

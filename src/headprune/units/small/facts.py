@@ -106,7 +106,8 @@ class Facts:
         lengths = [TOKENS, 16, 64]
         if self.find("attention_type") == "block_sparse" and block:
             lengths.insert(0, (6 + 2 * self.number("num_random_blocks")) * block)
-        return lengths
+        most = self.number("max_position_embeddings", "n_positions", default=1024)
+        return [length for length in lengths if length <= most] or [TOKENS]
 
 
 def special_ids(values: dict[str, Any]) -> Iterator[int]:

@@ -26,7 +26,7 @@ NO_WIDTH = re.compile(
 )
 WIDTH = re.compile(
     r"(^d_model|^n_embd|^dim|^emb_dim|_width|hidden_size|hidden_dim|embed_dim|_dim|_dims|_size|_channels|embed_size"
-    r"|_units|dimension|upsample_groups)$"
+    r"|_units|dimension|upsample_groups|hidden_size_global)$"
 )
 LAYERS = re.compile(
     r"^(depth|layers|.*num_hidden_layers.*|n_layers?|num_layers|.*encoder_layers|.*decoder_layers|num_(en|de)coder_layers"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
+from .blocks import widths
 from .facts import BATCH, Facts
 
 AUDIO = r"audio|speech|encoder|sound"
@@ -62,11 +64,12 @@ class Sounds:
             "feature_lens": facts.ones(BATCH) * length,
         }
         name = str(self.name)
+        bands = dict.fromkeys([self.mels, *widths(facts.module)])
         if "attention_mask" in facts and "input_ids" not in facts:
             masks["attention_mask"] = facts.ones(BATCH, length)
-        for rest in (masks, {}):
-            yield self.kept({name: facts.floats(BATCH, self.mels, length), **rest})
-            yield self.kept({name: facts.floats(BATCH, length, self.mels), **rest})
+        for rest, mels in product((masks, {}), bands):
+            yield self.kept({name: facts.floats(BATCH, length, mels), **rest})
+            yield self.kept({name: facts.floats(BATCH, mels, length), **rest})
         yield self.kept({name: facts.floats(BATCH, 1, length, self.mels), "is_longer": facts.ones(BATCH, 1).bool()})
         yield self.kept({name: facts.floats(self.mels, BATCH * length), **masks})
 

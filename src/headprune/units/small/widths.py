@@ -128,8 +128,14 @@ class WidthMap:
                 free.add(width)
                 divisors.setdefault(width, 1)
         used = set(self.taken.values())
-        for width, divisor in divisors.items():
+        for width, divisor in sorted(divisors.items()):
             if width in self.taken and self.taken[width] % divisor == 0:
+                continue
+            # Twice as wide as another stay so: some streams are two tokens of another in a row.
+            double = 2 * self.taken.get(width // 2, 0) if width % 2 == 0 else 0
+            if double and double % divisor == 0 and double not in used and width not in free:
+                self.taken[width] = double
+                used.add(double)
                 continue
             if self.keep_heads and width not in free:
                 step = divisor * HEAD if divisor > 2 else 32
