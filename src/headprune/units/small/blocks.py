@@ -47,7 +47,7 @@ def widths(module: nn.Module) -> list[int]:
             found[child.in_features] = None
         elif isinstance(weight, torch.Tensor) and weight.dim() == 1:
             found[len(weight)] = None
-    return list(found)[:2] or [8]
+    return list(found)[:3] or [8]
 
 
 def guesses(name: str, facts: Facts, place: int) -> Iterator[Any]:

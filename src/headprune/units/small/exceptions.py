@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from transformers import PretrainedConfig, ResNetConfig
@@ -9,23 +10,40 @@ from transformers import PretrainedConfig, ResNetConfig
 from .rotary import head_width, sections
 from .tokens import VOCABULARY
 from .tree import Node
-from .widths import main_width
+from .widths import HEAD_COUNT, main_width
 
 SERIES = {"prediction_length": 4, "context_length": 16}
+
+
+def cycle(*kinds: str) -> Callable[[Node], Any]:
+    """These kinds of layers in turn."""
+    return lambda node: [kinds[place % len(kinds)] for place in range(node.now("num_hidden_layers"))]
+
+
+def width(share: float = 1.0) -> Callable[[Node], int]:
+    """A share of the width of the stream."""
+    return lambda node: int(share * node.now(main_width(node)[0]))
+
+
+# A function is called with the node, after all rules have been applied to it.
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "autoformer": {**SERIES, "moving_average": 5, "label_length": 4},
     "informer": SERIES,
     "time_series_transformer": SERIES,
     # Its heads are 64 wide by code.
-    "bridgetower": {"hidden_size": 256, "contrastive_hidden_size": 32},
-    "bridgetower_text_model": {"hidden_size": 256},
-    "bridgetower_vision_model": {"hidden_size": 256},
+    "bridgetower": {"hidden_size": 192, "contrastive_hidden_size": 32},
+    "bridgetower_text_model": {"hidden_size": 192},
+    "bridgetower_vision_model": {"hidden_size": 192},
     "chameleon": {
         "vocabulary_map": {"<image>": VOCABULARY - 1, **{f"IMGIMG{chr(65 + one)}Z": 20 + one for one in range(10)}}
     },
     "chameleon_vqgan": {"num_embeddings": 10, "base_channels": 32},
-    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
-    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "zamba": {
+        # The second attention shares its weights with the first, so there are two.
+        "num_hidden_layers": lambda node: max(3, node.now("num_hidden_layers")),
+        "layers_block_type": lambda node: [*node.now("layers_block_type"), "hybrid"][: node.now("num_hidden_layers")],
+    },
+    "deepseek_ocr2_text": {"mlp_layer_types": cycle("dense", "sparse")},
     "deepseek_ocr2_vision": {"pad_token_id": None},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 2, "topk_group": 1},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
@@ -39,8 +57,22 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     },
     "emu3_vqgan": {"codebook_size": 64, "base_channels": 32, "hidden_size": 128},
     "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
-    "granite4_vision": {"deepstack_layer_map": [(0, 0), (1, 1)], "spatial_target_layers": [0, 1]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "granite4_vision": {
+        "deepstack_layer_map": [(0, 0), (1, 1)],
+        "spatial_target_layers": [0, 1],
+        "downsample_rate": "1/2",
+    },
+    "lfm2_moe": {"layer_types": cycle("conv", "full_attention")},
+    # Each box is embedded in six parts.
+    "lilt": {"hidden_size": 96},
+    "llama4_vision_model": {
+        "intermediate_size": width(4),
+        "projector_input_dim": 48,
+        "projector_output_dim": 48,
+        "vision_output_dim": 48,
+    },
+    "moonshine_streaming": {"num_key_value_heads": lambda node: node.now("num_attention_heads") or HEAD_COUNT},
+    "omdet-turbo": {"timm_kwargs": {}, "encoder_in_channels": [16, 24, 32]},
     "pix2struct_text_model": {"initializer_range": 0.02},
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 24},
     "qwen4_exp_text": {
@@ -50,7 +82,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "indexer_budget": 4,
         "indexer_compress_ratio": 2,
     },
-    "reformer": {"axial_pos_embds_dim": [16, 48]},
+    "reformer": {"axial_pos_embds_dim": lambda node: [width(0.25)(node), width(0.75)(node)]},
     "t5gemma2_text": {"dropout_rate": 0.0},
     "t5gemma2_decoder": {"dropout_rate": 0.0},
     "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
@@ -94,7 +126,7 @@ def apply_exceptions(tree: list[Node]) -> None:
     for node in tree:
         for kind in (node.model_type, type(node.config).__name__):
             for name, value in EXCEPTIONS.get(kind, {}).items():
-                node.set(name, value)
+                node.set(name, value(node) if callable(value) else value)
         fill_heads(node)
         fill_sections(node)
         replace_timm(node)
@@ -105,13 +137,13 @@ def apply_exceptions(tree: list[Node]) -> None:
 def fill_heads(node: Node) -> None:
     """What `None` stands for, written out: some models take the config at its word."""
     heads = node.now("num_attention_heads")
-    width = node.now(main_width(node)[0])
-    if not isinstance(heads, int) or not isinstance(width, int) or not heads:
+    total = node.now(main_width(node)[0])
+    if not isinstance(heads, int) or not isinstance(total, int) or not heads:
         return
     if "num_key_value_heads" in node.old and node.old["num_key_value_heads"] is None:
         node.set("num_key_value_heads", heads)
     if "head_dim" in node.old and node.old["head_dim"] is None:
-        node.set("head_dim", width // heads)
+        node.set("head_dim", total // heads)
 
 
 def fill_sections(node: Node) -> None:
@@ -147,11 +179,11 @@ def replace_timm(node: Node) -> None:
 
 def split_boxes(node: Node) -> None:
     """The embeddings of four coordinates and two lengths of a box together are as wide as the stream."""
-    width = node.now(main_width(node)[0])
-    if "coordinate_size" in node.old and "shape_size" in node.old and width:
-        length = next(length for length in range(width // 6, 0, -1) if (width - 2 * length) % 4 == 0)
+    total = node.now(main_width(node)[0])
+    if "coordinate_size" in node.old and "shape_size" in node.old and total:
+        length = next(length for length in range(total // 6, 0, -1) if (total - 2 * length) % 4 == 0)
         node.set("shape_size", length)
-        node.set("coordinate_size", (width - 2 * length) // 4)
+        node.set("coordinate_size", (total - 2 * length) // 4)
 
 
 def join_towers(tree: list[Node]) -> None:
@@ -164,12 +196,12 @@ def join_towers(tree: list[Node]) -> None:
         ]
         if not texts or node in texts or not node.path:
             continue
-        width = texts[0].now(main_width(texts[0])[0])
+        target = texts[0].now(main_width(texts[0])[0])
         names = [name for name in ("out_hidden_size", "text_hidden_size") if name in node.old]
         if node.model_type in ("qwen2_vl_vision",):
             names.append("hidden_size")
         if node.model_type.endswith("audio_encoder") and "output_dim" in node.old:
             names.append("output_dim")
         for name in names:
-            if width and isinstance(node.old[name], int):
-                node.set(name, width)
+            if target and isinstance(node.old[name], int):
+                node.set(name, target)

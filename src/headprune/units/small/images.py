@@ -126,7 +126,7 @@ class Images:
             if facts.find("window_size", among=VISION) is None
             else [(4 * merge, 2 * merge)]
         )
-        stem = first_width(facts) if name == "hidden_states" else None
+        stem = first_width(facts)
         for height, breadth in sides:
             grid = torch.tensor([[1, height, breadth]] * BATCH, device=facts.device)
             count = BATCH * height * breadth
@@ -194,8 +194,8 @@ def has_grid(facts: Facts) -> bool:
 
 
 def first_width(facts: Facts) -> int | None:
-    """The number of features that the first matrix takes."""
-    for parameter in facts.module.parameters():
-        if parameter.dim() >= 2:
+    """The number of features of a patch, as the map that embeds it says."""
+    for name, parameter in facts.module.named_parameters():
+        if "patch_embed" in name and parameter.dim() >= 2:
             return int(parameter[0].numel())
-    return None
+    return next((int(parameter[0].numel()) for parameter in facts.module.parameters() if parameter.dim() >= 2), None)

@@ -39,6 +39,8 @@ def shorten(node: Node, depth: int) -> None:
             node.set(name, 2)
         elif name.endswith("_layer_offset"):
             node.set(name, min(value, 1))
+        elif name == "insert_layer_id":
+            node.set(name, min(value, len(chosen) - 1))
         elif name in ("num_kv_shared_layers", "first_k_dense_replace", "num_dense_layers", "max_window_layers"):
             node.set(name, min(value, len(chosen) // 2))
 

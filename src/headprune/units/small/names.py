@@ -22,7 +22,7 @@ NO_WIDTH = re.compile(
     r"|train_size|roi_size|spec_size|posemb_size|mask_size|unit_size|(?<!upsample)_groups|tubelet|num_mel|mel_dim|input_size"
     r"|feature_sizes|prompt_size|background_size|query_dim|visual_pos_dim|state_dim|act_dim|action_dim|dim_bbox"
     r"|fine_|stem_|context_size|min_size|max_size|embedding_size_|pool_size|input_dim|input_feat|feature_dim$"
-    r"|feature_projection_input_dim|low_res|descriptor|keypoint)"
+    r"|feature_projection_input_dim|low_res|x4_feat|descriptor|keypoint)"
 )
 WIDTH = re.compile(
     r"(^d_model|^n_embd|^dim|^emb_dim|_width|hidden_size|hidden_dim|embed_dim|_dim|_dims|_size|_channels|embed_size"

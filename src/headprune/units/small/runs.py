@@ -170,6 +170,11 @@ def whole_inputs(facts: Facts) -> Iterator[dict[str, Any]]:
         yield {**sound, **others}
         yield sound
     yield others
+    books = facts.number("num_codebooks", "num_quantizers")
+    for number in (books, books + 1) if books and "input_ids" in facts else ():
+        ids = facts.ids(facts.vocabulary(), BATCH, TOKENS, number, avoid=facts.special())
+        yield {"input_ids": ids}
+        yield {"input_ids": ids.transpose(1, 2)}
     if "encoder_hidden_states" in facts:
         others["encoder_hidden_states"] = OTHER["encoder_hidden_states"](facts, TOKENS)
         yield {**text_inputs(facts, TOKENS, {}, {}), **others}
