@@ -88,16 +88,23 @@ def patches(node: Node) -> int:
 
 
 def reduce_images(node: Node, tree: list[Node]) -> None:
-    """Few patches, but several windows in models with windows."""
+    """Few patches, but several windows in models with windows; images of one size stay so across the tree."""
+    name, size, own = image(node, tree)
+    if size is None:
+        return
+    sides = [patches(other) for other in tree if image(other, tree)[1:] == (size, own)]
+    new = own * max(sides)
+    node.set(name, [min(new, one) for one in size] if isinstance(size, list | tuple) else min(new, size))
+
+
+def image(node: Node, tree: list[Node]) -> tuple[str, Any, int]:
+    """The name and the size of the images of one config, and the size of their patches."""
     name = next((name for name in ("image_size", "img_size", "input_size") if name in node.old), "")
     size = node.get(name)
-    if name == "input_size" and patch(node) is None:
-        return
-    own = patch(node) or next((found for other in tree if (found := patch(other))), 16)
-    if size is None or not isinstance(own, int) or isinstance(size, dict):
-        return
-    new = own * patches(node)
-    if isinstance(size, list | tuple):
-        node.set(name, [min(new, one) for one in size])
-    else:
-        node.set(name, min(new, size))
+    own = patch(node)
+    if name == "input_size" and own is None:
+        return "", None, 0
+    own = own or next((found for other in tree if (found := patch(other))), 16)
+    if not isinstance(own, int) or not isinstance(size, int | list | tuple):
+        return "", None, 0
+    return name, size, own

@@ -26,8 +26,8 @@ def shorten(node: Node, depth: int) -> None:
     chosen = choose(list(per_layer.values()), total, max(depth, len(outputs)))
     for name, value in counts.items():
         node.set(name, min(value, len(chosen) if value == total else depth))
-    for name, values in per_layer.items():
-        node.set(name, [values[index] for index in chosen])
+    for name in per_layer:
+        node.set(name, [node.now(name)[index] for index in chosen])
     for name, values in node.lists():
         if name in ("depths", "num_block_repeats", "stage_num_blocks", "layers_per_stage", "blocks_per_stage"):
             if all(isinstance(value, int) for value in values):

@@ -191,7 +191,9 @@ def other_inputs(facts: Facts) -> dict[str, Any]:
     names = [name for name in OTHER if name in facts and name not in skipped]
     if "encoder_hidden_states" in names and "encoder_hidden_states" not in facts.required():
         names.remove("encoder_hidden_states")
-    return {name: OTHER[name](facts, 7) for name in names}
+    # Ids under other names, of models that have no `input_ids` to go with.
+    asked = [name for name in TEXT if name in facts.required() and "input_ids" not in facts and name != "attention_mask"]
+    return {name: {**TEXT, **OTHER}[name](facts, TOKENS) for name in [*asked, *names]}
 
 
 def seen_by(facts: Facts, method: str, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:

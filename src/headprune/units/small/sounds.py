@@ -35,6 +35,9 @@ class Sounds:
     def layouts(self) -> Iterator[dict[str, Any]]:
         if self.name is None:
             return
+        if self.name == "input_features" and "input_values" in self.facts:
+            # Either of both, of which waves are the more usual.
+            self.name = "input_values"
         raw = self.name == "input_values" and self.facts.find("num_mel_bins") is None
         if raw:
             yield from self.waves()
