@@ -60,6 +60,8 @@ def reduce_counts(node: Node) -> None:
             node.set(name, min(value, 2))
         elif name == "topk_group":
             node.set(name, min(value, 1))
+        elif name == "frames_per_clip":
+            node.set(name, min(value, 4))
         elif name == "mm_tokens_per_image":
             node.set(name, 4)
         elif name in ("num_queries", "encoder_seq_length", "num_query_tokens"):
@@ -99,7 +101,7 @@ def reduce_images(node: Node, tree: list[Node]) -> None:
 
 def image(node: Node, tree: list[Node]) -> tuple[str, Any, int]:
     """The name and the size of the images of one config, and the size of their patches."""
-    name = next((name for name in ("image_size", "img_size", "input_size") if name in node.old), "")
+    name = next((name for name in ("image_size", "img_size", "crop_size", "input_size") if name in node.old), "")
     size = node.get(name)
     own = patch(node)
     if name == "input_size" and own is None:

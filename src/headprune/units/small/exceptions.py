@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, ResNetConfig
 
+from .names import CHOSEN, EXPERTS
 from .rotary import head_width, sections
 from .tokens import VOCABULARY
 from .tree import Node
@@ -94,6 +95,9 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         {"image_embedding_size": lambda node: node.now("image_size") // node.now("patch_size")},
     ),
     "reformer": {"axial_pos_embds_dim": lambda node: [width(0.25)(node), width(0.75)(node)]},
+    "janus_vqgan": {"base_channels": 32},
+    # Two images, one above the other.
+    "seggpt": {"image_size": [128, 64]},
     "t5gemma2_text": {"dropout_rate": 0.0},
     "t5gemma2_decoder": {"dropout_rate": 0.0},
     "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
@@ -116,6 +120,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
 }
 # Rotary sections that these models' code fills in for full sizes where the config has none.
 SECTIONED = (
+    "hunyuan_vl",
     "glm4v",
     "glm_image",
     "glm_ocr",
@@ -153,6 +158,11 @@ def fill_heads(node: Node) -> None:
         return
     if "num_key_value_heads" in node.old and node.old["num_key_value_heads"] is None:
         node.set("num_key_value_heads", heads)
+    if node.old.get("sliding_window", 0) is None and "sliding_attention" in (node.now("layer_types") or ()):
+        node.set("sliding_window", 4)
+    for name, value in node.old.items():
+        if value is None and CHOSEN.search(name) and any(EXPERTS.search(other) and node.old[other] for other in node.old):
+            node.set(name, 2)
     if "head_dim" in node.old and node.old["head_dim"] is None:
         node.set("head_dim", total // heads)
 

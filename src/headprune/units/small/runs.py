@@ -183,11 +183,7 @@ def whole_inputs(facts: Facts) -> Iterator[dict[str, Any]]:
 
 
 def other_inputs(facts: Facts) -> dict[str, Any]:
-    skipped = (
-        set()
-        if not ({"input_ids", "pixel_values"} & set(facts.parameters))
-        else {"inputs_embeds", "hidden_states", "query_embeds"}
-    )
+    skipped = {"inputs_embeds", "hidden_states", "query_embeds"} if any(name in facts for name in MAIN_INPUTS) else set()
     names = [name for name in OTHER if name in facts and name not in skipped]
     if "encoder_hidden_states" in names and "encoder_hidden_states" not in facts.required():
         names.remove("encoder_hidden_states")

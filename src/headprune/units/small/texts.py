@@ -128,4 +128,5 @@ OTHER: dict[str, Maker] = {
 
 def image_size(facts: Facts) -> tuple[int, int]:
     size = facts.find("image_size")
-    return (size[-2], size[-1]) if isinstance(size, list | tuple) else (int(size), int(size))
+    side = size[-1] if isinstance(size, list | tuple) else size
+    return (int(side), int(side))

@@ -195,6 +195,13 @@ def mamba(node: Node) -> None:
     if known and node.old[heads] * node.old[size] == expand * main_width(node)[1]:
         node.set(heads, HEAD_COUNT)
         node.set(size, int(expand * width) // HEAD_COUNT)
+    if isinstance(node.get("mamba_d_ssm"), int) and heads and size:
+        node.set("mamba_d_ssm", 2 * HEAD * HEAD_COUNT)
+        node.set(heads, HEAD_COUNT)
+        node.set(size, 2 * HEAD)
+    for name in ("n_groups", "mamba_n_groups"):
+        if heads and isinstance(node.old.get(name), int):
+            node.set(name, min(node.old[name], 2))
     for name in ("mamba_d_state", "ssm_state_size", "state_size", "mamba_dt_rank", "time_step_rank"):
         if isinstance(node.old.get(name), int) and node.old[name] > 16:
             node.set(name, 16)
