@@ -11,11 +11,10 @@ from headprune.units.small import attention_modules, randomise, sample_runs, sma
 from headprune.units.small.names import HEADS
 from headprune.units.small.tree import nodes
 
-TYPES = (
-    "bert deberta-v2 gpt2 gpt_neox llama falcon gemma2 mixtral qwen3_moe deepseek_v3 jamba t5 bart longformer big_bird luke"
-    " layoutlmv3 vit swin segformer detr sam wav2vec2 whisper audio-spectrogram-transformer clip blip-2 llava gemma3"
-    " qwen2_vl qwen2_5_vl llama4 time_series_transformer"
-).split()
+TEXTS = ["bert", "deberta-v2", "gpt2", "gpt_neox", "llama", "falcon", "gemma2", "t5", "bart", "longformer", "big_bird"]
+MIXED = ["mixtral", "qwen3_moe", "deepseek_v3", "jamba", "falcon_h1", "luke", "layoutlmv3", "time_series_transformer"]
+SEEN_OR_HEARD = ["vit", "swin", "segformer", "detr", "sam", "wav2vec2", "whisper", "audio-spectrogram-transformer"]
+BOTH = ["clip", "blip-2", "llava", "gemma3", "qwen2_vl", "qwen2_5_vl", "llama4"]
 
 
 def build(config: PretrainedConfig) -> torch.nn.Module:
@@ -24,7 +23,7 @@ def build(config: PretrainedConfig) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", [*TEXTS, *MIXED, *SEEN_OR_HEARD, *BOTH])
 def test_every_attention_module_is_reached(model_type: str) -> None:
     model = build(small_config(CONFIG_MAPPING[model_type](), keep_heads=False, depth=2))
     reached: set[str] = set()

@@ -26,6 +26,14 @@ def width(share: float = 1.0) -> Callable[[Node], int]:
     return lambda node: int(share * node.now(main_width(node)[0]))
 
 
+def half_of_output(node: Node) -> int:
+    return int(node.now("output_channels")) // 2
+
+
+def patches_on_side(node: Node) -> int:
+    return int(node.now("image_size")) // int(node.now("patch_size"))
+
+
 # A function is called with the node, after all rules have been applied to it.
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "autoformer": {**SERIES, "moving_average": 5, "label_length": 4},
@@ -89,11 +97,10 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "indexer_compress_ratio": 2,
     },
     "Qwen3OmniMoeTalkerConfig": {"spatial_merge_size": 2},
-    **dict.fromkeys(("sam_vision_model", "sam_hq_vision_model"), {"num_pos_feats": lambda node: node.now("output_channels") // 2}),
-    **dict.fromkeys(
-        ("sam_prompt_encoder", "sam_hq_prompt_encoder"),
-        {"image_embedding_size": lambda node: node.now("image_size") // node.now("patch_size")},
-    ),
+    "sam_vision_model": {"num_pos_feats": half_of_output},
+    "sam_hq_vision_model": {"num_pos_feats": half_of_output},
+    "sam_prompt_encoder": {"image_embedding_size": patches_on_side},
+    "sam_hq_prompt_encoder": {"image_embedding_size": patches_on_side},
     "reformer": {"axial_pos_embds_dim": lambda node: [width(0.25)(node), width(0.75)(node)]},
     "janus_vqgan": {"base_channels": 32},
     # Two images, one above the other.
@@ -161,7 +168,11 @@ def fill_heads(node: Node) -> None:
     if node.old.get("sliding_window", 0) is None and "sliding_attention" in (node.now("layer_types") or ()):
         node.set("sliding_window", 4)
     for name, value in node.old.items():
-        if value is None and CHOSEN.search(name) and any(EXPERTS.search(other) and node.old[other] for other in node.old):
+        if (
+            value is None
+            and CHOSEN.search(name)
+            and any(EXPERTS.search(other) and node.old[other] for other in node.old)
+        ):
             node.set(name, 2)
     if "head_dim" in node.old and node.old["head_dim"] is None:
         node.set("head_dim", total // heads)

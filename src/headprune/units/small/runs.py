@@ -183,12 +183,16 @@ def whole_inputs(facts: Facts) -> Iterator[dict[str, Any]]:
 
 
 def other_inputs(facts: Facts) -> dict[str, Any]:
-    skipped = {"inputs_embeds", "hidden_states", "query_embeds"} if any(name in facts for name in MAIN_INPUTS) else set()
+    skipped = (
+        {"inputs_embeds", "hidden_states", "query_embeds"} if any(name in facts for name in MAIN_INPUTS) else set()
+    )
     names = [name for name in OTHER if name in facts and name not in skipped]
     if "encoder_hidden_states" in names and "encoder_hidden_states" not in facts.required():
         names.remove("encoder_hidden_states")
     # Ids under other names, of models that have no `input_ids` to go with.
-    asked = [name for name in TEXT if name in facts.required() and "input_ids" not in facts and name != "attention_mask"]
+    asked = [
+        name for name in TEXT if name in facts.required() and "input_ids" not in facts and name != "attention_mask"
+    ]
     return {name: {**TEXT, **OTHER}[name](facts, TOKENS) for name in [*asked, *names]}
 
 

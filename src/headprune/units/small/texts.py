@@ -116,7 +116,9 @@ OTHER: dict[str, Maker] = {
         ],
         dim=-1,
     ),
-    "last_hidden_state": lambda facts, count: facts.floats(BATCH, 1, facts.number("input_size", "hidden_size", default=8)),
+    "last_hidden_state": lambda facts, count: facts.floats(
+        BATCH, 1, facts.number("input_size", "hidden_size", default=8)
+    ),
     "query_embeds": lambda facts, count: facts.floats(BATCH, count, facts.number("hidden_size", default=8)),
     "inputs_embeds": lambda facts, count: facts.floats(BATCH, count, facts.number("hidden_size", "d_model", default=8)),
     "hidden_states": lambda facts, count: facts.floats(BATCH, count, facts.number("hidden_size", "d_model", default=8)),
