@@ -12,7 +12,18 @@ from torch import nn
 from .facts import BATCH, TOKENS, Facts
 from .names import HEAD_WIDTH
 
-STATES = ("hidden_states", "x", "hidden_state", "query", "queries", "inputs_embeds", "inputs", "input", "embeddings", "features")
+STATES = (
+    "hidden_states",
+    "x",
+    "hidden_state",
+    "query",
+    "queries",
+    "inputs_embeds",
+    "inputs",
+    "input",
+    "embeddings",
+    "features",
+)
 
 
 def block_inputs(facts: Facts) -> Iterator[dict[str, Any]]:
@@ -36,7 +47,7 @@ def widths(module: nn.Module) -> list[int]:
             found[child.in_features] = None
         elif isinstance(weight, torch.Tensor) and weight.dim() == 1:
             found[len(weight)] = None
-    return list(found)[:2] or [8]
+    return list(found)[:3] or [8]
 
 
 def guesses(name: str, facts: Facts, place: int) -> Iterator[Any]:

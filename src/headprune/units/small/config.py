@@ -60,10 +60,15 @@ def reduce_counts(node: Node) -> None:
             node.set(name, min(value, 2))
         elif name == "topk_group":
             node.set(name, min(value, 1))
+        elif name == "frames_per_clip":
+            node.set(name, min(value, 4))
         elif name == "mm_tokens_per_image":
             node.set(name, 4)
         elif name in ("num_queries", "encoder_seq_length", "num_query_tokens"):
             node.set(name, min(value, 10))
+    if "fullatt_block_indexes" in node.old and "window_size" in node.old:
+        # In pixels: two by two tokens, each of which is merged from several patches.
+        node.set("window_size", 2 * (patch(node) or 1) * (node.get("spatial_merge_size") or 1))
     for name, values in node.lists():
         if WINDOWS.search(name) and all(isinstance(value, int) for value in values):
             node.set(name, [min(value, WINDOW) for value in values])
@@ -85,13 +90,23 @@ def patches(node: Node) -> int:
 
 
 def reduce_images(node: Node, tree: list[Node]) -> None:
-    """Few patches, but several windows in models with windows."""
-    size = node.get("image_size")
-    own = patch(node) or next((found for other in tree if (found := patch(other))), 16)
-    if size is None or not isinstance(own, int) or isinstance(size, dict):
+    """Few patches, but several windows in models with windows; images of one size stay so across the tree."""
+    name, size, own = image(node, tree)
+    if size is None:
         return
-    new = own * patches(node)
-    if isinstance(size, list | tuple):
-        node.set("image_size", [min(new, one) for one in size])
-    else:
-        node.set("image_size", min(new, size))
+    sides = [patches(other) for other in tree if image(other, tree)[1:] == (size, own)]
+    new = own * max(sides)
+    node.set(name, [min(new, one) for one in size] if isinstance(size, list | tuple) else min(new, size))
+
+
+def image(node: Node, tree: list[Node]) -> tuple[str, Any, int]:
+    """The name and the size of the images of one config, and the size of their patches."""
+    name = next((name for name in ("image_size", "img_size", "crop_size", "input_size") if name in node.old), "")
+    size = node.get(name)
+    own = patch(node)
+    if name == "input_size" and own is None:
+        return "", None, 0
+    own = own or next((found for other in tree if (found := patch(other))), 16)
+    if not isinstance(own, int) or not isinstance(size, int | list | tuple):
+        return "", None, 0
+    return name, size, own

@@ -84,7 +84,9 @@ class Facts:
 
     def vocabulary(self, decoder: bool = False) -> int:
         sizes = [size for size in self.embeddings() if size > 1]
-        named = self.number("decoder_vocab_size", "tgt_vocab_size", "vocab_size", among="decoder" if decoder else "text")
+        named = self.number(
+            "decoder_vocab_size", "tgt_vocab_size", "vocab_size", among="decoder" if decoder else "text"
+        )
         if named and (decoder or not sizes):
             return named
         return min([named, *sizes]) if named else min(sizes, default=32)
@@ -104,7 +106,8 @@ class Facts:
         lengths = [TOKENS, 16, 64]
         if self.find("attention_type") == "block_sparse" and block:
             lengths.insert(0, (6 + 2 * self.number("num_random_blocks")) * block)
-        return lengths
+        most = self.number("max_position_embeddings", "n_positions", default=1024)
+        return [length for length in lengths if length <= most] or [TOKENS]
 
 
 def special_ids(values: dict[str, Any]) -> Iterator[int]:

@@ -10,7 +10,15 @@ import torch
 from .facts import BATCH, Facts
 
 VISION = r"vision|visual|image|vit|backbone|encoder"
-NAMES = ("pixel_values", "pixel_values_images", "image_pixel_values", "image", "images", "hidden_states", "pixel_values_videos")
+NAMES = (
+    "pixel_values",
+    "pixel_values_images",
+    "image_pixel_values",
+    "image",
+    "images",
+    "hidden_states",
+    "pixel_values_videos",
+)
 GRIDS = ("image_grid_thw", "grid_thw", "video_grid_thw")
 
 
@@ -27,12 +35,14 @@ class Images:
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self.name = next((name for name in NAMES if name in facts and (name != "hidden_states" or has_grid(facts))), None)
+        self.name = next(
+            (name for name in NAMES if name in facts and (name != "hidden_states" or has_grid(facts))), None
+        )
         self.channels = facts.number("num_channels", "in_channels", "in_chans", among=VISION, default=3)
         if self.channels > 16:
             self.channels = 3
         self.patch = pair(facts.find("patch_size", "patch_sizes", among=VISION), 16)
-        size = facts.find("image_size", "img_size", "crop_size", among=VISION)
+        size = facts.find("image_size", "img_size", "crop_size", "input_size", among=VISION)
         self.size = pair(size, 4 * self.patch[0])
         self.temporal = facts.number("temporal_patch_size", "video_temporal_patch_size", among=VISION, default=1)
         self.merge = facts.number("spatial_merge_size", "merge_size", among=VISION, default=2)
@@ -43,7 +53,10 @@ class Images:
             return
         if has_grid(self.facts):
             yield from self.packed()
-        if any(name in self.facts for name in ("spatial_shapes", "pixel_position_ids", "image_position_ids", "target_sizes")):
+        if any(
+            name in self.facts
+            for name in ("spatial_shapes", "pixel_position_ids", "image_position_ids", "target_sizes")
+        ):
             yield from self.patches()
         if "aspect_ratio_ids" in self.facts:
             yield self.tiles()
@@ -55,7 +68,7 @@ class Images:
         yield from self.videos()
         for side in (64, 224):
             yield from self.plain((side, side))
-        for grey in ({1, 3} - {self.channels}):
+        for grey in {1, 3} - {self.channels}:
             self.channels = grey
             yield from self.plain(self.size)
 
@@ -73,7 +86,9 @@ class Images:
                 **named,
                 str(self.name): facts.floats(BATCH, self.channels, height, width),
                 "pixel_mask": facts.ones(BATCH, height, width),
-                "high_res_pixel_values": facts.floats(BATCH, 3, *pair(facts.find("image_size", among="high_res"), height)),
+                "high_res_pixel_values": facts.floats(
+                    BATCH, 3, *pair(facts.find("image_size", among="high_res"), height)
+                ),
             }
         )
 
@@ -106,8 +121,12 @@ class Images:
             name = str(self.name)
         width = self.patch[0] * self.patch[1] * 3
         merge = 2 * max(self.merge, 2)
-        sides = [(merge, merge), (4 * merge, 2 * merge)] if facts.find("window_size", among=VISION) is None else [(4 * merge, 2 * merge)]
-        stem = first_width(facts) if name == "hidden_states" else None
+        sides = (
+            [(merge, merge), (4 * merge, 2 * merge)]
+            if facts.find("window_size", among=VISION) is None
+            else [(4 * merge, 2 * merge)]
+        )
+        stem = first_width(facts)
         for height, breadth in sides:
             grid = torch.tensor([[1, height, breadth]] * BATCH, device=facts.device)
             count = BATCH * height * breadth
@@ -175,8 +194,8 @@ def has_grid(facts: Facts) -> bool:
 
 
 def first_width(facts: Facts) -> int | None:
-    """The number of features that the first matrix takes."""
-    for parameter in facts.module.parameters():
-        if parameter.dim() >= 2:
+    """The number of features of a patch, as the map that embeds it says."""
+    for name, parameter in facts.module.named_parameters():
+        if "patch_embed" in name and parameter.dim() >= 2:
             return int(parameter[0].numel())
-    return None
+    return next((int(parameter[0].numel()) for parameter in facts.module.parameters() if parameter.dim() >= 2), None)

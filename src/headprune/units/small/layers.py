@@ -26,8 +26,8 @@ def shorten(node: Node, depth: int) -> None:
     chosen = choose(list(per_layer.values()), total, max(depth, len(outputs)))
     for name, value in counts.items():
         node.set(name, min(value, len(chosen) if value == total else depth))
-    for name, values in per_layer.items():
-        node.set(name, [values[index] for index in chosen])
+    for name in per_layer:
+        node.set(name, [node.now(name)[index] for index in chosen])
     for name, values in node.lists():
         if name in ("depths", "num_block_repeats", "stage_num_blocks", "layers_per_stage", "blocks_per_stage"):
             if all(isinstance(value, int) for value in values):
@@ -39,9 +39,10 @@ def shorten(node: Node, depth: int) -> None:
             node.set(name, 2)
         elif name.endswith("_layer_offset"):
             node.set(name, min(value, 1))
+        elif name == "insert_layer_id":
+            node.set(name, min(value, len(chosen) - 1))
         elif name in ("num_kv_shared_layers", "first_k_dense_replace", "num_dense_layers", "max_window_layers"):
             node.set(name, min(value, len(chosen) // 2))
-
 
     name_stages(node, total, len(chosen))
 
@@ -80,5 +81,4 @@ def indices(values: list[int], total: int, left: int) -> list[int]:
     """Numbers of layers, spread over fewer layers; lists that named every layer still do."""
     if len(set(values)) >= total:
         return list(range(left))
-    spread = sorted({min(left - 1, value * left // total) for value in values})
-    return spread
+    return sorted({min(left - 1, value * left // total) for value in values})

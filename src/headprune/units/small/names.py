@@ -22,11 +22,11 @@ NO_WIDTH = re.compile(
     r"|train_size|roi_size|spec_size|posemb_size|mask_size|unit_size|(?<!upsample)_groups|tubelet|num_mel|mel_dim|input_size"
     r"|feature_sizes|prompt_size|background_size|query_dim|visual_pos_dim|state_dim|act_dim|action_dim|dim_bbox"
     r"|fine_|stem_|context_size|min_size|max_size|embedding_size_|pool_size|input_dim|input_feat|feature_dim$"
-    r"|feature_projection_input_dim|low_res|descriptor|keypoint)"
+    r"|feature_projection_input_dim|low_res|x4_feat|descriptor|keypoint)"
 )
 WIDTH = re.compile(
     r"(^d_model|^n_embd|^dim|^emb_dim|_width|hidden_size|hidden_dim|embed_dim|_dim|_dims|_size|_channels|embed_size"
-    r"|_units|dimension|upsample_groups)$"
+    r"|_units|dimension|upsample_groups|hidden_size_global)$"
 )
 LAYERS = re.compile(
     r"^(depth|layers|.*num_hidden_layers.*|n_layers?|num_layers|.*encoder_layers|.*decoder_layers|num_(en|de)coder_layers"
@@ -34,15 +34,21 @@ LAYERS = re.compile(
     r"|num_timestamp_prediction_layers)$"
 )
 # Every so many layers something is different.
-PERIOD = re.compile(r"(_period|_interval|_frequency|_every_n_layers|sliding_window_pattern|_sparse_step|layer_group_size)$")
+PERIOD = re.compile(
+    r"(_period|_interval|_frequency|_every_n_layers|sliding_window_pattern|_sparse_step|layer_group_size)$"
+)
 INDICES = re.compile(
     r"(_indexes|_indices|_ids|_idx|_hook_ids|extract_layers|cross_attention_layers|_target_layers|moe_layers"
     r"|attention_layers_idx|rope_scaling_layers|kv_source_layers|mlp_only_layers|feature_layers?|vision_layer"
     r"|look_ahead_layers|look_backward_layers|subsample_layers)$"
 )
 EXPERTS = re.compile(r"^(num_experts|n_routed_experts|num_local_experts|moe_num_experts|num_experts_total)$")
-CHOSEN = re.compile(r"^(num_experts_per_tok|num_experts_per_token|moe_topk|moe_k|moe_top_k|num_selected_experts|top_k_experts)$")
-POSITIONS = re.compile(r"^(max_position_embeddings|n_positions|max_sequence_length|max_seq_len|model_max_length|n_ctx)$")
+CHOSEN = re.compile(
+    r"^(num_experts_per_tok|num_experts_per_token|moe_topk|moe_k|moe_top_k|num_selected_experts|top_k_experts)$"
+)
+POSITIONS = re.compile(
+    r"^(max_position_embeddings|n_positions|max_sequence_length|max_seq_len|model_max_length|n_ctx)$"
+)
 FRAMES = re.compile(r"^(max_source_positions|max_speech_positions)$")
 TOKEN = re.compile(
     r"(token_id|token_ids|token_index|token_idx|_patch_id|_pad_id|_id|_token|_offset)$|^(pad|bos|eos|unk|mask)_index$"

@@ -38,7 +38,9 @@ class Run:
 def attention_modules(model: nn.Module) -> list[str]:
     """The paths of the modules that attend, without those that only wrap one."""
     named = {path: module for path, module in model.named_modules() if is_attention(module)}
-    return [path for path in named if not any(other.startswith(f"{path}.") for other in named) or owns_maps(named[path])]
+    return [
+        path for path in named if not any(other.startswith(f"{path}.") for other in named) or owns_maps(named[path])
+    ]
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -115,10 +117,27 @@ def working_inputs(model: nn.Module, path: str, touched: set[str]) -> dict[str, 
         tries = chain(whole_inputs(facts), tries)
     for tried in islice(tries, TRIES):
         inputs = {name: value for name, value in tried.items() if name != COUNT}
+        if any(name not in inputs for name in facts.required()):
+            continue
         touched.clear()
         if works(module, inputs):
-            return inputs
+            return with_memory(facts, inputs, touched)
     return None
+
+
+def with_memory(facts: Facts, inputs: dict[str, Any], touched: set[str]) -> dict[str, Any]:
+    """The same with something to attend to across, if that reaches more."""
+    name = "encoder_hidden_states"
+    if name not in facts or name in inputs:
+        return inputs
+    more = {**inputs, name: OTHER[name](facts, TOKENS)}
+    before = set(touched)
+    touched.clear()
+    if works(facts.module, more) and len(touched) > len(before):
+        return more
+    touched.clear()
+    touched.update(before)
+    return inputs
 
 
 def works(module: nn.Module, inputs: dict[str, Any]) -> bool:
@@ -151,15 +170,30 @@ def whole_inputs(facts: Facts) -> Iterator[dict[str, Any]]:
         yield {**sound, **others}
         yield sound
     yield others
-    yield {name: maker(facts, 7) for name, maker in {**TEXT, **OTHER}.items() if name in facts.required()}
+    books = facts.number("num_codebooks", "num_quantizers")
+    for number in (books, books + 1) if books and "input_ids" in facts else ():
+        ids = facts.ids(facts.vocabulary(), BATCH, TOKENS, number, avoid=facts.special())
+        yield {"input_ids": ids}
+        yield {"input_ids": ids.transpose(1, 2)}
+    if "encoder_hidden_states" in facts:
+        others["encoder_hidden_states"] = OTHER["encoder_hidden_states"](facts, TOKENS)
+        yield {**text_inputs(facts, TOKENS, {}, {}), **others}
+        yield others
+    yield {name: maker(facts, TOKENS) for name, maker in {**TEXT, **OTHER}.items() if name in facts.required()}
 
 
 def other_inputs(facts: Facts) -> dict[str, Any]:
-    skipped = set() if not ({"input_ids", "pixel_values"} & set(facts.parameters)) else {"inputs_embeds", "hidden_states", "query_embeds"}
+    skipped = (
+        {"inputs_embeds", "hidden_states", "query_embeds"} if any(name in facts for name in MAIN_INPUTS) else set()
+    )
     names = [name for name in OTHER if name in facts and name not in skipped]
     if "encoder_hidden_states" in names and "encoder_hidden_states" not in facts.required():
         names.remove("encoder_hidden_states")
-    return {name: OTHER[name](facts, 7) for name in names}
+    # Ids under other names, of models that have no `input_ids` to go with.
+    asked = [
+        name for name in TEXT if name in facts.required() and "input_ids" not in facts and name != "attention_mask"
+    ]
+    return {name: {**TEXT, **OTHER}[name](facts, TOKENS) for name in [*asked, *names]}
 
 
 def seen_by(facts: Facts, method: str, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -172,7 +206,7 @@ def seen_by(facts: Facts, method: str, layouts: list[dict[str, Any]]) -> list[di
             output = features(**layout)
         except Exception:  # as in `works`
             continue
-        return [{**layout, COUNT: rows(output, facts)}]
+        return [{**layout, COUNT: rows(output, facts) or BATCH * facts.number("num_query_tokens")}]
     return [{}]
 
 

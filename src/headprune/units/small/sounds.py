@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
+from .blocks import widths
 from .facts import BATCH, Facts
 
 AUDIO = r"audio|speech|encoder|sound"
@@ -33,6 +35,9 @@ class Sounds:
     def layouts(self) -> Iterator[dict[str, Any]]:
         if self.name is None:
             return
+        if self.name == "input_features" and "input_values" in self.facts:
+            # Either of both, of which waves are the more usual.
+            self.name = "input_values"
         raw = self.name == "input_values" and self.facts.find("num_mel_bins") is None
         if raw:
             yield from self.waves()
@@ -62,11 +67,12 @@ class Sounds:
             "feature_lens": facts.ones(BATCH) * length,
         }
         name = str(self.name)
+        bands = dict.fromkeys([self.mels, *widths(facts.module)])
         if "attention_mask" in facts and "input_ids" not in facts:
             masks["attention_mask"] = facts.ones(BATCH, length)
-        for rest in (masks, {}):
-            yield self.kept({name: facts.floats(BATCH, self.mels, length), **rest})
-            yield self.kept({name: facts.floats(BATCH, length, self.mels), **rest})
+        for rest, mels in product((masks, {}), bands):
+            yield self.kept({name: facts.floats(BATCH, length, mels), **rest})
+            yield self.kept({name: facts.floats(BATCH, mels, length), **rest})
         yield self.kept({name: facts.floats(BATCH, 1, length, self.mels), "is_longer": facts.ones(BATCH, 1).bool()})
         yield self.kept({name: facts.floats(self.mels, BATCH * length), **masks})
 

@@ -39,7 +39,9 @@ def decoder_ids(facts: Facts, count: int) -> torch.Tensor:
 def series(facts: Facts) -> tuple[int, int]:
     context = facts.number("context_length", default=16)
     lags = facts.find("lags_sequence")
-    return context + (max(lags) if isinstance(lags, list | tuple) and lags else 0), facts.number("prediction_length", default=4)
+    return context + (max(lags) if isinstance(lags, list | tuple) and lags else 0), facts.number(
+        "prediction_length", default=4
+    )
 
 
 def past(facts: Facts, *extra: int) -> torch.Tensor:
@@ -51,17 +53,23 @@ def past(facts: Facts, *extra: int) -> torch.Tensor:
 TEXT: dict[str, Maker] = {
     "attention_mask": lambda facts, count: facts.ones(BATCH, count),
     "bbox": boxes,
-    "entity_ids": lambda facts, count: facts.ids(facts.number("entity_vocab_size", default=8), BATCH, 2, avoid=frozenset({0})),
+    "entity_ids": lambda facts, count: facts.ids(
+        facts.number("entity_vocab_size", default=8), BATCH, 2, avoid=frozenset({0})
+    ),
     "entity_attention_mask": lambda facts, count: facts.ones(BATCH, 2),
     "entity_token_type_ids": lambda facts, count: facts.ones(BATCH, 2) * 0,
     "entity_position_ids": mentions,
     "visual_feats": lambda facts, count: facts.floats(BATCH, 5, facts.number("visual_feat_dim", default=8)),
     "visual_pos": lambda facts, count: facts.floats(BATCH, 5, facts.number("visual_pos_dim", default=4)),
     "visual_embeds": lambda facts, count: facts.floats(BATCH, 5, facts.number("visual_embedding_dim", default=8)),
-    "qformer_input_ids": lambda facts, count: facts.ids(facts.number("vocab_size", among="qformer", default=8), BATCH, 5),
+    "qformer_input_ids": lambda facts, count: facts.ids(
+        facts.number("vocab_size", among="qformer", default=8), BATCH, 5
+    ),
     "qformer_attention_mask": lambda facts, count: facts.ones(BATCH, 5),
     "image_embeds_position_mask": lambda facts, count: torch.zeros(BATCH, count, device=facts.device, dtype=torch.bool),
-    "protein_input_ids": lambda facts, count: facts.ids(facts.number("vocab_size", among="protein", default=8), BATCH, 7),
+    "protein_input_ids": lambda facts, count: facts.ids(
+        facts.number("vocab_size", among="protein", default=8), BATCH, 7
+    ),
     "protein_attention_mask": lambda facts, count: facts.ones(BATCH, 7),
     "classes_input_ids": lambda facts, count: facts.ids(facts.vocabulary(), BATCH * 2, count),
     "classes_attention_mask": lambda facts, count: facts.ones(BATCH * 2, count),
@@ -74,14 +82,18 @@ OTHER: dict[str, Maker] = {
     "decoder_input_ids": decoder_ids,
     "input_points": lambda facts, count: facts.floats(BATCH, 1, 2, 2).abs() * 5,
     "input_labels": lambda facts, count: facts.ones(BATCH, 1, 2).int(),
-    "task_inputs": lambda facts, count: facts.ids(facts.number("text_encoder_vocab_size", default=8), BATCH, facts.number("task_seq_len", default=7)).to(facts.dtype),
+    "task_inputs": lambda facts, count: facts.ids(
+        facts.number("text_encoder_vocab_size", default=8), BATCH, facts.number("task_seq_len", default=7)
+    ).to(facts.dtype),
     "prompt_pixel_values": lambda facts, count: facts.floats(BATCH, 3, *image_size(facts)),
     "prompt_masks": lambda facts, count: facts.floats(BATCH, 3, *image_size(facts)),
     "past_values": past,
     "past_time_features": lambda facts, count: facts.floats(BATCH, series(facts)[0], facts.number("num_time_features")),
     "past_observed_mask": lambda facts, count: torch.ones_like(past(facts)),
     "future_values": lambda facts, count: facts.floats(BATCH, series(facts)[1]),
-    "future_time_features": lambda facts, count: facts.floats(BATCH, series(facts)[1], facts.number("num_time_features")),
+    "future_time_features": lambda facts, count: facts.floats(
+        BATCH, series(facts)[1], facts.number("num_time_features")
+    ),
     "past_values_padding": lambda facts, count: facts.ones(BATCH, series(facts)[0]) * 0,
     "freq": lambda facts, count: facts.ones(BATCH, 1) * 0,
     "states": lambda facts, count: facts.floats(BATCH, count, facts.number("state_dim")),
@@ -91,18 +103,32 @@ OTHER: dict[str, Maker] = {
     "timesteps": lambda facts, count: torch.arange(count, device=facts.device).expand(BATCH, -1),
     "flattened_patches": lambda facts, count: torch.cat(
         [
-            torch.stack([torch.arange(1, 5).repeat_interleave(2), torch.arange(1, 3).repeat(4)], -1).expand(BATCH, -1, -1).to(facts.device, facts.dtype),
-            facts.floats(BATCH, 8, facts.number("patch_embed_hidden_size", "num_channels", default=3) if facts.find("patch_embed_hidden_size") else 768),
+            torch.stack([torch.arange(1, 5).repeat_interleave(2), torch.arange(1, 3).repeat(4)], -1)
+            .expand(BATCH, -1, -1)
+            .to(facts.device, facts.dtype),
+            facts.floats(
+                BATCH,
+                8,
+                facts.number("patch_embed_hidden_size", "num_channels", default=3)
+                if facts.find("patch_embed_hidden_size")
+                else 768,
+            ),
         ],
         dim=-1,
+    ),
+    "last_hidden_state": lambda facts, count: facts.floats(
+        BATCH, 1, facts.number("input_size", "hidden_size", default=8)
     ),
     "query_embeds": lambda facts, count: facts.floats(BATCH, count, facts.number("hidden_size", default=8)),
     "inputs_embeds": lambda facts, count: facts.floats(BATCH, count, facts.number("hidden_size", "d_model", default=8)),
     "hidden_states": lambda facts, count: facts.floats(BATCH, count, facts.number("hidden_size", "d_model", default=8)),
-    "encoder_hidden_states": lambda facts, count: facts.floats(BATCH, 5, facts.number("encoder_hidden_size", "cross_attention_hidden_size", "hidden_size", default=8)),
+    "encoder_hidden_states": lambda facts, count: facts.floats(
+        BATCH, 5, facts.number("encoder_hidden_size", "cross_attention_hidden_size", "hidden_size", default=8)
+    ),
 }
 
 
 def image_size(facts: Facts) -> tuple[int, int]:
     size = facts.find("image_size")
-    return (size[-2], size[-1]) if isinstance(size, list | tuple) else (int(size), int(size))
+    side = size[-1] if isinstance(size, list | tuple) else size
+    return (int(side), int(side))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, pairwise
 from math import lcm
 from typing import Any
 
@@ -23,7 +23,9 @@ def is_width(name: str) -> bool:
 def reduce_heads(tree: list[Node]) -> None:
     """Few heads, and fewer key-value heads where there were fewer; lists (a count per stage) stay as they are."""
     for node in tree:
-        queries = max((value for name, value in node.ints() if HEADS.search(name) and not KV_HEADS.search(name)), default=0)
+        queries = max(
+            (value for name, value in node.ints() if HEADS.search(name) and not KV_HEADS.search(name)), default=0
+        )
         for name, value in node.ints():
             if HEADS.search(name) and value > 0:
                 node.set(name, few(value, queries, bool(KV_HEADS.search(name))))
@@ -86,7 +88,11 @@ class WidthMap:
                 self.taken[value] = next(fresh_ffn)
         for node in tree:
             width = main_width(node)[1]
-            if width in self.taken and "attention_hidden_size" in node.old and node.old["attention_hidden_size"] == 2 * width:
+            if (
+                width in self.taken
+                and "attention_hidden_size" in node.old
+                and node.old["attention_hidden_size"] == 2 * width
+            ):
                 self.taken.setdefault(2 * width, 2 * self.taken[width])
         for _name, value in all_widths(tree):
             if value not in self.taken and value >= 128:
@@ -96,7 +102,7 @@ class WidthMap:
         for node in tree:
             for heads in staged(node).values():
                 first = node.get("embed_dim", "embedding_size", "patch_embeds_hidden_size")
-                doubling = all(later == 2 * earlier for earlier, later in zip(heads, heads[1:], strict=False))
+                doubling = all(later == 2 * earlier for earlier, later in pairwise(heads))
                 if isinstance(first, int) and doubling:
                     for stage in range(len(heads) + 1):
                         self.taken.setdefault(first * 2**stage, heads[0] * HEAD * 2**stage)
@@ -122,8 +128,14 @@ class WidthMap:
                 free.add(width)
                 divisors.setdefault(width, 1)
         used = set(self.taken.values())
-        for width, divisor in divisors.items():
+        for width, divisor in sorted(divisors.items()):
             if width in self.taken and self.taken[width] % divisor == 0:
+                continue
+            # Twice as wide as another stay so: some streams are two tokens of another in a row.
+            double = 2 * self.taken.get(width // 2, 0) if width % 2 == 0 else 0
+            if double and double % divisor == 0 and double not in used and width not in free:
+                self.taken[width] = double
+                used.add(double)
                 continue
             if self.keep_heads and width not in free:
                 step = divisor * HEAD if divisor > 2 else 32
@@ -174,12 +186,22 @@ def mamba(node: Node) -> None:
     expand = node.get("mamba_expand", "expand")
     heads, size = (
         next((name for name in names if node.get(name) is not None), "")
-        for names in (("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), ("mamba_d_head", "mamba_head_dim", "mamba_headdim"))
+        for names in (
+            ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"),
+            ("mamba_d_head", "mamba_head_dim", "mamba_headdim"),
+        )
     )
-    if heads and size and width and expand and isinstance(node.old[size], int):
-        if node.old[heads] * node.old[size] == expand * main_width(node)[1]:
-            node.set(heads, HEAD_COUNT)
-            node.set(size, int(expand * width) // HEAD_COUNT)
+    known = heads and size and width and expand and isinstance(node.old[size], int)
+    if known and node.old[heads] * node.old[size] == expand * main_width(node)[1]:
+        node.set(heads, HEAD_COUNT)
+        node.set(size, int(expand * width) // HEAD_COUNT)
+    if isinstance(node.get("mamba_d_ssm"), int) and heads and size:
+        node.set("mamba_d_ssm", 2 * HEAD * HEAD_COUNT)
+        node.set(heads, HEAD_COUNT)
+        node.set(size, 2 * HEAD)
+    for name in ("n_groups", "mamba_n_groups"):
+        if heads and isinstance(node.old.get(name), int):
+            node.set(name, min(node.old[name], 2))
     for name in ("mamba_d_state", "ssm_state_size", "state_size", "mamba_dt_rank", "time_step_rank"):
         if isinstance(node.old.get(name), int) and node.old[name] > 16:
             node.set(name, 16)
