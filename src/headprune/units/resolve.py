@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from headprune.errors import UnsupportedModelError
 from headprune.units.families import Family, Layout, family_of
 from headprune.units.linear import in_features, is_plain, out_features
-from headprune.units.measured.sites import site_of
+from headprune.units.measured.sites import DenseSite, site_of
 from headprune.units.measured.verdict import NoTwinError, verdict_on
 from headprune.units.paths import absolute, submodule
-from headprune.units.quirks import is_empty
+from headprune.units.quirks import Bias, Zeros, is_empty
 from headprune.units.spec import ROLES, AttentionSite, Projection, Role
 
 HOW_TO_REGISTER = (
@@ -75,6 +75,7 @@ def _measured(model: PreTrainedModel) -> Survey:
     sites = []
     for index, dense in enumerate(verdict.sites):
         gone = removed.get(index, [])
+        _refuse_other_classes(model, dense, len(gone) == len(dense.layout.members))
         _refuse_bad_record(index, dense.path, gone, len(dense.layout.members))
         sites.append(
             site_of(
@@ -87,6 +88,20 @@ def _measured(model: PreTrainedModel) -> Survey:
             )
         )
     return Survey(sites, "experiment", verdict.left)
+
+
+def _refuse_other_classes(model: nn.Module, dense: DenseSite, empty: bool) -> None:
+    """What was measured is the class as it is built: not an adapter, not a quantised map."""
+    for path, expected in dense.kinds:
+        module = submodule(model, path)
+        if empty and (module is None or isinstance(module, (Bias, Zeros))):
+            continue
+        kind = getattr(type(module), "_base_class", type(module))
+        if f"{kind.__module__}.{kind.__qualname__}" != expected:
+            raise UnsupportedModelError(
+                f"Stopped at {path}: it is a {kind.__name__} and not the {expected.rpartition('.')[2]} that the model "
+                "is built with; merge the adapter or dequantise the model first."
+            )
 
 
 def _refuse_bad_record(index: int, path: str, removed: Sequence[int], original: int) -> None:

@@ -47,7 +47,9 @@ def merged(found: Layout, blocks: int) -> Layout | None:
         parts = tuple(tuple(sorted(i for unit in own for i in axis.units[unit])) for own in together)
         return Axis(axis.tensor, axis.dim, axis.length, parts)
 
-    order = [member for own in together for unit in own for member in range(unit * found.group, (unit + 1) * found.group)]
+    order = [
+        member for own in together for unit in own for member in range(unit * found.group, (unit + 1) * found.group)
+    ]
     flat = [unit for own in together for unit in own]
     roles = tuple(
         Rows(rows.linear, rows.role, tuple(rows.table[i] for i in (order if rows.role == "q" else flat)))
@@ -97,9 +99,7 @@ def _column_sets(found: Influence) -> set[tuple[int, ...]]:
     return sets
 
 
-def _components(
-    columns: int, sets: Iterable[tuple[int, ...]], queries: Sequence[tuple[int, ...]]
-) -> list[list[int]]:
+def _components(columns: int, sets: Iterable[tuple[int, ...]], queries: Sequence[tuple[int, ...]]) -> list[list[int]]:
     """Columns that can only go together. What moves something of every head is shared by all, and couples none: with
     one key for all heads, each of them may go."""
     parent = list(range(columns))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +11,13 @@ import torch
 from torch import nn
 from transformers import Cache
 
-from headprune.units.cutting.removal import take_out
+from headprune.units.cutting.plan import plan
+from headprune.units.cutting.removal import remaining, take_out
 from headprune.units.cutting.undo import Undo
 from headprune.units.measured.sites import DenseSite, site_of
 from headprune.units.measured.trial import close, silent_columns
 from headprune.units.members import Member
+from headprune.units.quirks import restructure
 from headprune.units.small import Run
 from headprune.units.spec import AttentionSite
 
@@ -33,7 +35,7 @@ def prove(
             refused.append((own.path, found))
         else:
             proven.append(found)
-    together = _fail_together(model, runs, proven) if proven else ""
+    together = _fail_together(model, runs, proven)
     if together:
         return [], [*refused, *((site.path, f"together with the other sites, {together}") for site in proven)]
     return proven, refused
@@ -41,7 +43,7 @@ def prove(
 
 def _fail_together(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]) -> str:
     sites = _sites(dense)
-    return fails(model, runs, sites, _everywhere(sites)) if sites else ""
+    return next((said for pattern in _everywhere(sites) if (said := fails(model, runs, sites, pattern))), "")
 
 
 def _by_itself(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite], number: int) -> DenseSite | str:
@@ -67,16 +69,17 @@ def _sites(dense: Sequence[DenseSite]) -> list[AttentionSite]:
     return [site_of(site, index, [], stack="encoder", attention="self") for index, site in enumerate(dense)]
 
 
-def _everywhere(sites: Sequence[AttentionSite]) -> list[Member]:
-    """Half the units of every site, other ones at every other site, and one site as a whole where that is possible."""
-    members = []
-    emptied = next((site.index for site in sites if site.recipe is None or site.recipe.empty), -1)
+def _everywhere(sites: Sequence[AttentionSite]) -> list[list[Member]]:
+    """Half the units of every site, other ones at every other site; and the same with one site as a whole."""
+    half: list[Member] = []
     for site in sites:
         units = site.units()
-        chosen = units if site.index == emptied else units[site.index % 2 :: 2][: max(1, len(units) - 1)]
-        if len(units) > 1 or site.index == emptied:
-            members += [member for unit in chosen for member in unit]
-    return members
+        if len(units) > 1:
+            half += [member for unit in units[site.index % 2 :: 2][: len(units) - 1] for member in unit]
+    emptied = next((site for site in sites if site.recipe is None or site.recipe.empty), None)
+    whole = [member for unit in emptied.units() for member in unit] if emptied is not None else []
+    more = [*whole, *(member for member in half if emptied is not None and member.site != emptied.index)]
+    return [pattern for pattern in (half, more) if pattern]
 
 
 def _alone(site: AttentionSite) -> tuple[list[Member], list[Member]]:
@@ -87,22 +90,63 @@ def _alone(site: AttentionSite) -> tuple[list[Member], list[Member]]:
 
 
 def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[AttentionSite], members: Sequence[Member]) -> str:
-    """Empty where outputs and gradients with these members removed are those with them silenced; else what differs."""
+    """Empty where outputs with these members removed are those with them silenced; else what differs."""
     chosen = [(site, [member for member in members if member.site == site.index]) for site in sites]
     with silent_columns(model, [(site, own) for site, own in chosen if own]):
         wanted = [outcome(model, run) for run in runs]
+        learnt = gradients(model, runs)
+        continued = [with_cache(model, run) for run in runs]
     undo = Undo(model)
     try:
         take_out(model, sites, members, {})
         for run, expected in zip(runs, wanted, strict=True):
-            given = outcome(model, run)
-            if len(given) != len(expected) or not all(close(a, b) for a, b in zip(expected, given, strict=True)):
+            if not _alike(expected, outcome(model, run)):
                 return "removing heads did not give what silencing them gives"
+        for name, gradient in gradients(model, runs).items():
+            # What loses heads has another shape; what keeps them must learn the same.
+            if name in learnt and gradient.shape == learnt[name].shape and not close(learnt[name], gradient):
+                return f"the gradient of {name} with heads removed is not what it is with them silenced"
+        for run, before in zip(runs, continued, strict=True):
+            if before is not None:
+                after = with_cache(model, run)
+                if after is None or not _alike(before, after):
+                    return "with a cache, removing heads did not give what silencing them gives"
     except Exception as error:
-        return f"the model fails with fewer heads ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+        return f"the model fails with fewer heads ({_said(error)})"
     finally:
         undo()
     return ""
+
+
+def reloading_fails(
+    model: nn.Module, fresh: Callable[[], nn.Module], runs: Sequence[Run], dense: Sequence[DenseSite]
+) -> str:
+    """Empty where the weights of a pruned model, put into a fresh one of the same shapes, give the same."""
+    sites = _sites(dense)
+    members = _everywhere(sites)[-1]
+    undo = Undo(model)
+    try:
+        take_out(model, sites, members, {})
+        wanted = [outcome(model, run) for run in runs]
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        again = fresh()
+        restructure(again, plan(again, sites, remaining(sites, members)))
+        again.load_state_dict(weights)
+        if all(_alike(expected, outcome(again, run)) for run, expected in zip(runs, wanted, strict=True)):
+            return ""
+        return "a pruned model that is saved and loaded gives something else"
+    except Exception as error:
+        return f"a pruned model could not be saved and loaded ({_said(error)})"
+    finally:
+        undo()
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+
+
+def _alike(expected: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
+    return len(given) == len(expected) and all(close(a, b) for a, b in zip(expected, given, strict=True))
 
 
 def outcome(model: nn.Module, run: Run) -> list[torch.Tensor]:
@@ -113,7 +157,63 @@ def outcome(model: nn.Module, run: Run) -> list[torch.Tensor]:
     return list(_tensors(result))
 
 
-def _tensors(value: Any) -> Any:
+def gradients(model: nn.Module, runs: Sequence[Run]) -> dict[str, torch.Tensor]:
+    """Of all outputs of the first run added up, each with a weight of its own; none where a model cannot learn."""
+    asking = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
+    states = {name: parameter.requires_grad for name, parameter in asking.items()}
+    try:
+        for parameter in asking.values():
+            parameter.requires_grad_(True)
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            outputs = list(_tensors(model.get_submodule(runs[0].path)(**copy.deepcopy(runs[0].inputs))))
+            generator = torch.Generator().manual_seed(1)
+            total = sum(
+                (torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype) * tensor).sum()
+                for tensor in outputs
+                if tensor.requires_grad
+            )
+            if not isinstance(total, torch.Tensor):
+                return {}
+            found = torch.autograd.grad(total, list(asking.values()), allow_unused=True)
+        return {name: value for name, value in zip(asking, found, strict=True) if value is not None}
+    except RuntimeError:
+        return {}
+    finally:
+        for name, parameter in asking.items():
+            parameter.requires_grad_(states[name])
+
+
+def with_cache(model: nn.Module, run: Run) -> list[torch.Tensor] | None:
+    """The last token of a run, when all before it are in the cache; None for what keeps none."""
+    module: Any = model.get_submodule(run.path)
+    ids = run.inputs.get("decoder_input_ids", run.inputs.get("input_ids"))
+    name = "decoder_input_ids" if "decoder_input_ids" in run.inputs else "input_ids"
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.shape[1] < 3:
+        return None
+    inputs = {key: value for key, value in run.inputs.items() if key != "use_cache"}
+    try:
+        with torch.no_grad():
+            first = module(**{**copy.deepcopy(inputs), name: ids[:, :-1], **_masks(inputs, name, -1)}, use_cache=True)
+            cache = getattr(first, "past_key_values", None)
+            if cache is None:
+                return None
+            last = module(
+                **{**copy.deepcopy(inputs), name: ids[:, -1:], **_masks(inputs, name, None)},
+                past_key_values=cache,
+                use_cache=True,
+            )
+        return list(_tensors(last))
+    except Exception:  # inputs that fit a whole sequence need not fit its last token
+        return None
+
+
+def _masks(inputs: Mapping[str, Any], name: str, stop: int | None) -> dict[str, Any]:
+    mask = inputs.get("attention_mask")
+    return {"attention_mask": mask[:, :stop]} if name == "input_ids" and isinstance(mask, torch.Tensor) else {}
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         if value.is_floating_point():
             yield value

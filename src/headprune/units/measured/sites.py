@@ -23,6 +23,7 @@ class DenseSite:
     layout: Layout
     conv1d: bool
     recipe: Recipe
+    kinds: tuple[tuple[str, str], ...] = ()  # path -> class, of the module and its maps
     obstacle: str = ""
 
 
@@ -113,8 +114,18 @@ def _regular(path: str, role: Role, table: tuple[tuple[int, ...], ...], length: 
     return Projection(path, role, heads, width, table=table)
 
 
+def kinds_of(model: nn.Module, paths: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """The classes of these modules as their code has them."""
+    found = []
+    for path in paths:
+        kind = type(model.get_submodule(path))
+        kind = getattr(kind, "_base_class", kind)
+        found.append((path, f"{kind.__module__}.{kind.__qualname__}"))
+    return tuple(found)
+
+
 def is_conv1d(model: nn.Module, path: str) -> bool:
     return is_transposed(model.get_submodule(path))
 
 
-__all__ = ["DenseSite", "Rows", "is_conv1d", "output_axis", "site_of"]
+__all__ = ["DenseSite", "Rows", "is_conv1d", "kinds_of", "output_axis", "site_of"]

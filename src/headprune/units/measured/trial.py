@@ -29,7 +29,8 @@ NEVER = re.compile(
     r"|kernel|ratio|rank|drop|idx|index|hash|chunk|rotary|^training$"
 )
 MOST = 8  # names that are tried in every combination
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+# Relative to the largest output. Some code takes a step in float32 whatever the model is in, and rounds there.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 
 
 def recipe_for(model: nn.Module, site: AttentionSite, call: Call) -> Recipe | str:

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 from headprune.units.measured.calls import Trace
 from headprune.units.measured.influence import NotReadableError
 from headprune.units.measured.layout import merged
-from headprune.units.measured.proof import prove
+from headprune.units.measured.proof import prove, reloading_fails
 from headprune.units.measured.reading import Reading, read, trace_runs
-from headprune.units.measured.sites import DenseSite, is_conv1d, site_of
+from headprune.units.measured.sites import DenseSite, is_conv1d, kinds_of, site_of
 from headprune.units.measured.trial import recipe_for
 from headprune.units.small import Run, attention_modules, randomise, sample_runs
 from headprune.units.spec import AttentionSite, Recipe
@@ -51,8 +51,20 @@ def verdict_on(model: PreTrainedModel) -> Verdict:
     if key not in _known:
         with torch.device("cpu"):
             twin, runs = twin_of(model)
-            _known[key] = judge(twin, runs)
+            found = judge(twin, runs)
+            found = replace(
+                found, sites=tuple(_with_kinds(fresh_twin(model, twin.dtype), site) for site in found.sites)
+            )
+            again = found.sites and reloading_fails(twin, lambda: fresh_twin(model, twin.dtype), runs, found.sites)
+            if again:
+                found = Verdict((), (*((site.path, again) for site in found.sites), *found.left))
+        _known[key] = found
     return _known[key]
+
+
+def _with_kinds(fresh: nn.Module, site: DenseSite) -> DenseSite:
+    """Classes are those of a model that has not run: code may exchange a module while it runs (BigBird does)."""
+    return replace(site, kinds=kinds_of(fresh, [site.path, site.o, *site.maps]))
 
 
 def _class(model: nn.Module) -> Any:
@@ -65,20 +77,25 @@ def _settings(config: Any) -> str:
     return json.dumps(settings, sort_keys=True, default=str)
 
 
-def twin_of(model: PreTrainedModel) -> tuple[nn.Module, list[Run]]:
-    """A model of the same class with random weights, and runs that reach its attention."""
+def fresh_twin(model: PreTrainedModel, dtype: torch.dtype) -> Any:
+    """A model of the same class and config with random weights."""
     config = type(model.config).from_dict(json.loads(_settings(model.config)))
-    kind = _class(model)
+    # A loader builds models without memory and in its own precision; the twin is none of that.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), _default_dtype(torch.float32):
+        torch.manual_seed(0)
+        twin = _class(model)(config).to(dtype).eval()
+    if hasattr(twin, "set_experts_implementation"):  # kernels for experts know few precisions and widths
+        twin.set_experts_implementation("eager")
+    randomise(twin, 0)
+    return twin
+
+
+def twin_of(model: PreTrainedModel) -> tuple[Any, list[Run]]:
+    """A small twin, and runs that reach its attention."""
     problem: Exception | None = None
     for dtype in (torch.float64, torch.float32):
         try:
-            # A loader builds models without memory and in its own precision; the twin is none of that.
-            with torch.random.fork_rng(devices=[]), torch.device("cpu"), _default_dtype(torch.float32):
-                torch.manual_seed(0)
-                twin = kind(config).to(dtype).eval()
-            if hasattr(twin, "set_experts_implementation"):  # kernels for experts know few precisions and widths
-                twin.set_experts_implementation("eager")
-            randomise(twin, 0)
+            twin = fresh_twin(model, dtype)
             runs = sample_runs(twin)
         except Exception as error:
             problem = error
@@ -140,17 +157,19 @@ def _read_and_try(twin: nn.Module, path: str, trace: Trace) -> DenseSite | str:
         reading = read(twin, path, trace)
     except NotReadableError as error:
         return str(error)
-    dense = DenseSite(
-        path,
-        reading.output,
-        reading.maps,
-        reading.layout,
-        is_conv1d(twin, reading.output),
-        Recipe(inputs=_inputs(reading)),
-    )
-    site = site_of(dense, 0, [], stack="encoder", attention="self")
-    found = recipe_for(twin, site, reading.call)
-    return found if isinstance(found, str) else replace(dense, recipe=found)
+    first = ""
+    # Some code counts on blocks of heads (CodeGen's has four): then one of each block goes at a time.
+    for blocks in (1, 4, 2):
+        shape = reading.layout if blocks == 1 else merged(reading.layout, blocks)
+        if shape is None:
+            continue
+        recipe = Recipe(inputs=_inputs(reading))
+        dense = DenseSite(path, reading.output, reading.maps, shape, is_conv1d(twin, reading.output), recipe)
+        found = recipe_for(twin, site_of(dense, 0, [], stack="encoder", attention="self"), reading.call)
+        if not isinstance(found, str) and (found.empty or shape.units > 1):
+            return replace(dense, recipe=found)
+        first = first or (found if isinstance(found, str) else "its only head cannot be removed")
+    return first
 
 
 def _inputs(reading: Reading) -> tuple[tuple[str | int, int], ...]:
