@@ -51,7 +51,7 @@ class Loop:
 
     def scores(self) -> torch.Tensor:
         with self.oracle.gates(gates_without(self.sites, self.gone).double()):
-            self.oracle._gate_gradients, self.oracle._maps = [], []  # of other gates
+            self.oracle.forget()
             return self.criterion(self.oracle)
 
     def take(self, scores: torch.Tensor, count: int) -> list[tuple[int, int]]:
