@@ -15,14 +15,13 @@ if "HF_MODULES_CACHE" not in os.environ:  # remote code of portable checkpoints 
     os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="headprune-tests-")
     atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
 
-gc.disable()  # until all is imported: nothing of it goes away again, and looking takes a fifth of the time
-
 import pytest
 import torch
 from transformers.utils import logging
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()
+gc.disable()  # until all is imported: nothing of it goes away again, and looking takes a fifth of the time
 
 
 def pytest_collection_finish() -> None:
