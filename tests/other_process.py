@@ -14,7 +14,7 @@ import headprune
 from helpers import outputs, pruned
 from zoo import Entry
 
-PROGRAMS = Path(__file__).resolve().parent / "programs"
+PROGRAM = Path(__file__).resolve().parent / "programs" / "load_checkpoints.py"
 
 
 def write_case(folder: Path, entry: Entry, variant: str, **options: Any) -> None:
@@ -30,12 +30,7 @@ def write_case(folder: Path, entry: Entry, variant: str, **options: Any) -> None
 
 def load_all(folder: Path) -> dict[str, dict[str, list[str]]]:
     """kind -> case -> what was wrong with it; portable ones are loaded where headprune cannot be imported."""
-    return run("load_checkpoints.py", str(folder))
-
-
-def run(program: str, *arguments: str) -> Any:
-    """What the program prints on its last line, as JSON."""
-    command = [sys.executable, str(PROGRAMS / program), *arguments]
+    command = [sys.executable, str(PROGRAM), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -193,9 +193,11 @@ def test_version() -> None:
 
 def test_stdout_of_the_installed_program_is_json_alone(tmp_path: Path) -> None:
     m = material()
+    script = Path(sys.executable).with_name("headprune")
+    installed = [str(script)] if script.is_file() else [sys.executable, "-m", "headprune"]
     command = prune_command(m.bert, m.data_csv, tmp_path / "run", "--keep", "10", "--json")
     done = subprocess.run(
-        [sys.executable, "-m", "headprune.cli.main", *command],
+        [*installed, *command],
         capture_output=True,
         text=True,
         env=environment(),
