@@ -266,6 +266,7 @@ TASKS = {
 def test_every_task(task: str, tmp_path: Path) -> None:
     model, data, options, metric, heads = TASKS[task]
     m, out = material(), tmp_path / "run"
+    options = options if "--every" in options else [*options, "--every", "2"]
     done = program(*prune_command(getattr(m, model), getattr(m, data), out, *options, "--json"))
     assert done.code == 0, done.err
     assert (done.json["metric"], done.json["heads_before"], done.json["heads_after"]) == (metric, heads, 0)
