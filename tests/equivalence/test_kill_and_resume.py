@@ -33,6 +33,7 @@ def process(command: list[str], out: Path, err: Path) -> int:
         code: Any = 1
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.alarm(600)  # should it not hear after all, or nobody interrupt it
             for number, file in ((1, out), (2, err)):
                 os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
             sys.stdout, sys.stderr = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(2), "w")
@@ -93,7 +94,7 @@ def test_ctrl_c_ends_with_a_sentence_and_the_same_command_goes_on(tmp_path: Path
     assert second.code == 2
     assert "Another process is working on" in second.err
     os.kill(running, signal.SIGINT)
-    ended = os.waitstatus_to_exitcode(os.waitpid(running, 0)[1])  # it does not come to an end if it did not hear
+    ended = os.waitstatus_to_exitcode(os.waitpid(running, 0)[1])
     printed, said = (file.read_text() for file in streams)
     assert ended == 130
     assert printed == ""
