@@ -133,8 +133,8 @@ class Oracle:
             return functional.binary_cross_entropy_with_logits(logits, labels[0])
         return functional.cross_entropy(*self.targets(sample, logits))
 
-    def norm(self, sample: Sample, logits: torch.Tensor) -> torch.Tensor:
-        return logits.square().sum().sqrt()
+    def norm(self, sample: Sample, logits: torch.Tensor | None = None) -> torch.Tensor:
+        return (self.logits(sample) if logits is None else logits).square().sum().sqrt()
 
     def predictions(self) -> list[int]:
         return [int(self.logits(sample).argmax()) for sample in self.samples]
