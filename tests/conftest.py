@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -20,6 +22,24 @@ from transformers.utils import logging
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()
+gc.disable()  # until all is imported: nothing of it goes away again, and looking takes a fifth of the time
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: the collector need not look at it time and again."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests that follow one another go to the same worker: what they share is then made once, and code of families,
+    compilers and charts imported once."""
+    if config.getvalue("dist") != "load":  # another way was asked for
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 @pytest.fixture

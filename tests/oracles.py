@@ -76,15 +76,28 @@ class Oracle:
         self.model.requires_grad_(True)
         self.labels = labels
         self.next_token = next_token  # a language model: each token is predicted by the one before
+        self.modules = dict(self.model.named_modules())
         self.sites: list[AttentionSite] = headprune.resolve(self.model)
         self.width = max(site.original_heads for site in self.sites)
         self.batches = [without_padding(batch) for batch in batches]
         self.samples = [sample for samples in self.batches for sample in samples]
         self._maps: list[list[torch.Tensor]] = []
         self._gate_gradients: list[torch.Tensor] = []
+        self._logits: dict[int, torch.Tensor] = {}
         self._fits: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    def forget(self) -> None:
+        """What was computed under other gates."""
+        self._maps, self._gate_gradients, self._logits, self._fits = [], [], {}, {}
+
     # --- what a sample says ---
+
+    def plain_logits(self, sample: Sample) -> torch.Tensor:
+        """The logits with their graph, computed once for all that is asked of the gradients of weights."""
+        number = next(number for number, known in enumerate(self.samples) if known is sample)
+        if number not in self._logits:
+            self._logits[number] = self.logits(sample)
+        return self._logits[number]
 
     def logits(self, sample: Sample) -> torch.Tensor:
         """[classes], or [tokens, classes] of the one sample; hidden states where the model has no head."""
@@ -111,8 +124,8 @@ class Oracle:
             labels = sample["labels"].flatten()
         return rows[labels != IGNORED], labels[labels != IGNORED]
 
-    def loss(self, sample: Sample) -> torch.Tensor:
-        logits = self.logits(sample)
+    def loss(self, sample: Sample, logits: torch.Tensor | None = None) -> torch.Tensor:
+        logits = self.logits(sample) if logits is None else logits
         labels = sample.get("labels")
         if labels is not None and labels.is_floating_point():
             if logits.shape == (1,):
@@ -120,8 +133,8 @@ class Oracle:
             return functional.binary_cross_entropy_with_logits(logits, labels[0])
         return functional.cross_entropy(*self.targets(sample, logits))
 
-    def norm(self, sample: Sample) -> torch.Tensor:
-        return self.logits(sample).square().sum().sqrt()
+    def norm(self, sample: Sample, logits: torch.Tensor | None = None) -> torch.Tensor:
+        return (self.logits(sample) if logits is None else logits).square().sum().sqrt()
 
     def predictions(self) -> list[int]:
         return [int(self.logits(sample).argmax()) for sample in self.samples]
@@ -137,24 +150,35 @@ class Oracle:
             for position, head in enumerate(site.kept):
                 yield site, head, position
 
-    def weight(self, path: str, *, gradient: bool = False) -> torch.Tensor:
-        """[out, in] whatever the module; a weight that had no part in the objective has the gradient 0."""
-        module = self.model.get_submodule(path)
-        weight = module.weight.detach()
-        if gradient:
-            weight = torch.zeros_like(weight) if module.weight.grad is None else module.weight.grad
-        return weight.T if type(module).__name__ == "Conv1D" else weight
+    def weight(self, path: str) -> torch.Tensor:
+        """[out, in] whatever the module."""
+        module = self.modules[path]
+        return module.weight.detach().T if type(module).__name__ == "Conv1D" else module.weight.detach()
 
-    def blocks(self, site: AttentionSite, position: int, *, gradient: bool = False) -> dict[str, torch.Tensor]:
-        """The head's rows of the Q, K and V weights and its columns of the output weight."""
+    def weight_gradients(self, scalar: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Of the weights of all sites, [out, in]; one that had no part in the objective has the gradient 0."""
+        kept = [site for site in self.sites if site.kept]
+        paths = sorted({path for site in kept for path in (site.q.module, site.k.module, site.v.module, site.o)})
+        if not paths:
+            return {}
+        weights = [self.modules[path].weight for path in paths]
+        found = torch.autograd.grad(scalar, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
+        named = zip(paths, found, strict=True)
+        return {path: g.T if type(self.modules[path]).__name__ == "Conv1D" else g for path, g in named}
+
+    def blocks(
+        self, site: AttentionSite, position: int, weights: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The head's rows of the Q, K and V weights and its columns of the output weight, or of their gradients."""
         group = position // site.group
-        q, k, v = (self.weight(p.module, gradient=gradient) for p in (site.q, site.k, site.v))
-        columns = range(position * site.head_dim, (position + 1) * site.head_dim)
+        paths = (site.q.module, site.k.module, site.v.module, site.o)
+        q, k, v, o = (self.weight(path) if weights is None else weights[path] for path in paths)
+        columns = slice(position * site.head_dim, (position + 1) * site.head_dim)
         return {
             "q": q[site.q.rows([position])],
             "k": k[site.k.rows([group])],
             "v": v[site.v.rows([group])],
-            "o": self.weight(site.o, gradient=gradient)[:, list(columns)],
+            "o": o[:, columns],
         }
 
     # --- criteria ---
@@ -164,12 +188,11 @@ class Oracle:
         of_sample = self.norm if objective == "logit-norm" else self.loss
         norms = {role: self.blank() for role in "qkv"}
         for samples in self.batches if aggregation == "batch" else [[sample] for sample in self.samples]:
-            values = torch.stack([of_sample(sample) for sample in samples])
+            values = torch.stack([of_sample(sample, self.plain_logits(sample)) for sample in samples])
             scalar = values.square().sum().sqrt() if objective == "logit-norm" else values.mean()
-            self.model.zero_grad()
-            scalar.backward()
+            gradients = self.weight_gradients(scalar)
             for site, head, position in self.heads():
-                blocks = self.blocks(site, position, gradient=True)
+                blocks = self.blocks(site, position, gradients)
                 for role, total in norms.items():
                     total[site.index, head] = total[site.index, head].nan_to_num(0.0) + blocks[role].norm()
         count = len(self.samples)
@@ -233,12 +256,12 @@ class Oracle:
         return result
 
     def taylor(self) -> torch.Tensor:
-        self.model.zero_grad()
-        torch.stack([self.loss(sample) for sample in self.samples]).mean().backward()
+        losses = [self.loss(sample, self.plain_logits(sample)) for sample in self.samples]
+        gradients = self.weight_gradients(torch.stack(losses).mean())
         result = self.blank()
         for site, head, position in self.heads():
-            weights, gradients = self.blocks(site, position), self.blocks(site, position, gradient=True)
-            result[site.index, head] = sum((weights[role] * gradients[role]).sum() for role in "qkvo").abs()
+            weights, slopes = self.blocks(site, position), self.blocks(site, position, gradients)
+            result[site.index, head] = sum((weights[role] * slopes[role]).sum() for role in "qkvo").abs()
         return result
 
     def magnitude(self) -> torch.Tensor:
@@ -380,8 +403,6 @@ class Oracle:
 
         def watch(scores: torch.Tensor) -> torch.Tensor:
             seen.append(SOFTMAX(scores.double(), dim=-1))
-            if seen[-1].requires_grad:
-                seen[-1].retain_grad()
             return seen[-1]
 
         with softmax_replaced(watch):
@@ -400,11 +421,10 @@ class Oracle:
         total = self.blank().nan_to_num(0.0)
         for sample in self.samples:
             maps, loss = self.maps(sample, self.loss)
-            loss.backward()
+            gradients = torch.autograd.grad(loss, maps, materialize_grads=True) if maps else ()
             signed = torch.zeros_like(total)
-            for site, attention in zip(self.runs(), maps, strict=True):
-                assert attention.grad is not None
-                signed[site.index, list(site.kept)] += (attention * attention.grad).sum(dim=(0, 2, 3)).detach()
+            for site, attention, gradient in zip(self.runs(), maps, gradients, strict=True):
+                signed[site.index, list(site.kept)] += (attention * gradient).sum(dim=(0, 2, 3)).detach()
             total += signed.abs()
         return self.only_kept(total / len(self.samples))
 
@@ -474,10 +494,9 @@ class Oracle:
                 return leaves[number]
 
             with softmax_replaced(scale):
-                self.label_probability(sample).backward()
-            for number, leaf in leaves.items():
-                assert leaf.grad is not None
-                means[number] += leaf.grad / steps
+                probability = self.label_probability(sample)
+            for number, gradient in zip(leaves, torch.autograd.grad(probability, [*leaves.values()]), strict=True):
+                means[number] += gradient / steps
         best = [(base[n] * means[n]).masked_fill(base[n] == 0, -torch.inf).amax(dim=(0, 2, 3)) for n in own]
         return torch.stack(best).amax(0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import headprune
 from helpers import outputs, pruned
 from zoo import Entry
 
-PROGRAMS = Path(__file__).resolve().parent / "programs"
+PROGRAM = Path(__file__).resolve().parent / "programs" / "load_checkpoints.py"
 
 
 def write_case(folder: Path, entry: Entry, variant: str, **options: Any) -> None:
@@ -29,16 +28,9 @@ def write_case(folder: Path, entry: Entry, variant: str, **options: Any) -> None
     (folder / "shapes.json").write_text(json.dumps(shapes))
 
 
-def load_all(folder: Path, *, portable: bool = False) -> dict[str, list[str]]:
-    """case -> what was wrong with it; portable ones are loaded where headprune cannot be imported."""
-    return run("load_checkpoints.py", str(folder), *(["--portable"] if portable else []), isolated=portable)
-
-
-def run(program: str, *arguments: str, isolated: bool = False) -> Any:
-    """What the program prints on its last line, as JSON."""
-    command = [sys.executable, *(["-I"] if isolated else []), str(PROGRAMS / program), *arguments]
-    paths = [str(PROGRAMS.parent), os.environ.get("PYTHONPATH", "")]
-    settings = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=settings)
+def load_all(folder: Path) -> dict[str, dict[str, list[str]]]:
+    """kind -> case -> what was wrong with it; portable ones are loaded where headprune cannot be imported."""
+    command = [sys.executable, str(PROGRAM), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -12,10 +12,10 @@ import transformers
 import headprune
 import headprune.store.checkpoint
 import headprune.store.files
-import other_process
 from headprune.errors import CheckpointError
 from headprune.store import fingerprint, portability
 from helpers import contents, identical, kept_heads, outputs, pruned
+from killing_saves import killed_saves
 from zoo import ZOO
 
 
@@ -163,7 +163,7 @@ def test_an_exception_leaves_the_old_one_and_no_litter(
 
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     """Before every file operation in turn, with and without an atomic swap of directories, and at random moments."""
-    report = other_process.run("kill_while_saving.py", str(tmp_path))
+    report = killed_saves(tmp_path.resolve())
     assert {scenario: found["problems"] for scenario, found in report.items() if found["problems"]} == {}
     for name in ("over an old one", "over an old one, by renaming"):
         assert report[name]["old"] > 10  # kills before the swap

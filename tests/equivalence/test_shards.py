@@ -41,15 +41,24 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
 
 
+def options_of(name: str) -> dict[str, Any]:
+    return {"criteria": applicable(ZOO[name], EVERY), "labels": labels_of(ZOO[name])}
+
+
+@functools.cache
+def whole_score(name: str) -> Any:
+    return headprune.score(model_of(name, "dense"), data(name), **options_of(name))
+
+
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_scores_of_shards_add_up_for_every_criterion(name: str, split: list[int]) -> None:
-    model, criteria = model_of(name, "dense"), applicable(ZOO[name], EVERY)
-    options: dict[str, Any] = {"criteria": criteria, "labels": labels_of(ZOO[name])}
-    whole = headprune.score(model, data(name), **options)
+    whole, model, options = whole_score(name), model_of(name, "dense"), options_of(name)
     parts = [headprune.score(model, shard, **options) for shard in shards(name, split)]
     joined = functools.reduce(lambda one, other: one + other, parts)
-    assert {key: close(joined.scores[key], whole.scores[key]) for key in whole.scores} == dict.fromkeys(criteria, True)
+    assert {key: close(joined.scores[key], whole.scores[key]) for key in whole.scores} == dict.fromkeys(
+        options["criteria"], True
+    )
     assert (joined.samples, joined.tokens) == (whole.samples, whole.tokens)
     assert torch.equal(joined.predictions, whole.predictions)
     assert torch.equal(joined.labels, whole.labels)

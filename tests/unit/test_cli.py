@@ -193,9 +193,11 @@ def test_version() -> None:
 
 def test_stdout_of_the_installed_program_is_json_alone(tmp_path: Path) -> None:
     m = material()
+    script = Path(sys.executable).with_name("headprune")
+    installed = [str(script)] if script.is_file() else [sys.executable, "-m", "headprune"]
     command = prune_command(m.bert, m.data_csv, tmp_path / "run", "--keep", "10", "--json")
     done = subprocess.run(
-        [sys.executable, "-m", "headprune.cli.main", *command],
+        [*installed, *command],
         capture_output=True,
         text=True,
         env=environment(),
@@ -264,6 +266,7 @@ TASKS = {
 def test_every_task(task: str, tmp_path: Path) -> None:
     model, data, options, metric, heads = TASKS[task]
     m, out = material(), tmp_path / "run"
+    options = options if "--every" in options else [*options, "--every", "2"]
     done = program(*prune_command(getattr(m, model), getattr(m, data), out, *options, "--json"))
     assert done.code == 0, done.err
     assert (done.json["metric"], done.json["heads_before"], done.json["heads_after"]) == (metric, heads, 0)

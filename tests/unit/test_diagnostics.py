@@ -30,13 +30,12 @@ def gradients(model: Any, batches: list[Any], name: str) -> dict[tuple[int, str]
     """(site, role) -> {original head or group: gradient of its rows}, of the mean norm of the logits, one sample at a
     time without padding."""
     oracle = Oracle(model, batches, next_token=is_language_model(ZOO[name]))
-    oracle.model.zero_grad()
-    (sum(oracle.norm(sample) for sample in oracle.samples) / len(oracle.samples)).backward()
+    weights = oracle.weight_gradients(sum(oracle.norm(sample) for sample in oracle.samples) / len(oracle.samples))
     found: dict[tuple[int, str], dict[int, torch.Tensor]] = {}
     for site in oracle.sites:
         for role in "qkv":
             projection = getattr(site, role)
-            rows = oracle.weight(projection.module, gradient=True)
+            rows = weights[projection.module]
             width = 1 if role == "q" else site.group
             for position in range(projection.heads):
                 own = found.setdefault((site.index, role), {})

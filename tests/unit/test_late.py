@@ -12,20 +12,38 @@ import sys
 import pytest
 
 import headprune
-from runs import environment, material
+from runs import environment, in_fork, material
 
-# Runs the program in this process, then says what it had imported.
+# Runs the program with the arguments of each case, in forks of a process that has imported what every command prints
+# with, then says how each ended and what it had imported.
 PROGRAM = """
-import json, sys
-from headprune.__main__ import main
-sys.argv = ["headprune", *sys.argv[1:]]
-try:
-    main()
-    code = 0
-except SystemExit as exit:
-    code = exit.code or 0
+import json, os, sys, tempfile
+import rich.console, rich.table, typer.main, typer.rich_utils
 heavy = ("torch", "transformers", "numpy", "pandas", "datasets", "sklearn", "altair", "vl_convert", "jinja2")
-print(json.dumps({"code": code, "imported": [name for name in heavy if name in sys.modules]}))
+
+def start(arguments):
+    from headprune.__main__ import main
+    sys.argv = ["headprune", *arguments]
+    try:
+        main()
+        code = 0
+    except SystemExit as exit:
+        code = exit.code or 0
+    return {"code": code, "imported": [name for name in heavy if name in sys.modules]}
+
+report = {}
+for case, arguments in json.loads(sys.argv[1]).items():
+    with tempfile.TemporaryFile("w+") as answer:
+        if not os.fork():
+            try:
+                json.dump(start(arguments), answer)
+                answer.flush()
+            finally:
+                os._exit(0)
+        os.wait()
+        answer.seek(0)
+        report[case] = json.loads(answer.read() or "null")
+print(json.dumps(report))
 """
 
 
@@ -61,12 +79,14 @@ WITHOUT_TORCH: dict[str, tuple[int, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", WITHOUT_TORCH)
-def test_the_program_imports_nothing_heavy_for(case: str) -> None:
-    code, arguments = WITHOUT_TORCH[case]
+def test_the_program_imports_nothing_heavy_to_help_or_to_refuse() -> None:
     m = material()
-    filled = [argument.format(bert=m.bert, data_csv=m.data_csv) for argument in arguments]
-    assert run(PROGRAM, *filled) == {"code": code, "imported": []}
+    places = {"bert": m.bert, "data_csv": m.data_csv}
+    cases = {
+        case: [argument.format(**places) for argument in arguments] for case, (_, arguments) in WITHOUT_TORCH.items()
+    }
+    expected = {case: {"code": code, "imported": []} for case, (code, _) in WITHOUT_TORCH.items()}
+    assert run(PROGRAM, json.dumps(cases)) == expected
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
@@ -112,17 +132,11 @@ def test_rooms_import_first() -> None:
     rooms = {name.split(".")[1] for name in submodules()}
     names = [name for name in submodules() if name.count(".") == 1 or name.split(".")[2] in ("main", "spec", "pruner")]
     assert {name.split(".")[1] for name in names} == rooms
-    program = (
-        "import altair, importlib, jinja2, json, os, rich.progress, sys, typer, vl_convert\n"
-        "from transformers import AutoModelForSequenceClassification, AutoTokenizer, AttentionInterface\n"
-        "failed = []\n"
-        "for name in sys.argv[1:]:\n"
-        "    child = os.fork()\n"
-        "    if not child:\n"
-        "        try: importlib.import_module(name)\n"
-        "        except BaseException: os._exit(1)\n"
-        "        os._exit(0)\n"
-        "    if os.waitpid(child, 0)[1]: failed.append(name)\n"
-        "print(json.dumps({'failed': failed}))\n"
-    )
-    assert run(program, *names) == {"failed": []}
+
+    def alone(name: str) -> None:
+        for module in list(sys.modules):
+            if module.partition(".")[0] == "headprune":
+                del sys.modules[module]
+        importlib.import_module(name)
+
+    assert [name for name in names if in_fork(lambda name=name: alone(name))] == []

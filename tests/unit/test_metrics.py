@@ -197,7 +197,7 @@ def test_agreement_of_regressors_is_their_correlation() -> None:
 # --- intervals ---
 
 
-def bootstrap(name: str, told: Told, draws: int = 4000) -> tuple[float, float]:
+def bootstrap(name: str, told: Told, draws: int = 1000) -> tuple[float, float]:
     """The slow, obvious way: draw as many samples with replacement, again and again."""
     generator = torch.Generator().manual_seed(0)
     labels, predictions = told.labels, told.predictions
@@ -211,7 +211,7 @@ def bootstrap(name: str, told: Told, draws: int = 4000) -> tuple[float, float]:
 
 @pytest.mark.parametrize("name", ["accuracy", "f1", "matthews", "pearson", "mse"])
 def test_intervals_are_those_of_the_bootstrap(name: str) -> None:
-    """To a sixth of their width: both are estimates from 120 samples, and the bootstrap is one from 4000 draws."""
+    """To a sixth of their width: both are estimates from 120 samples, and the bootstrap is one from 1000 draws."""
     generator = torch.Generator().manual_seed(1)
     if name in ("pearson", "mse"):
         labels = torch.randn(120, generator=generator)

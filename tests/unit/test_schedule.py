@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from typing import Any
 
@@ -251,6 +252,7 @@ def test_a_curve_that_falls_at_once_does_not_end_with_the_worst_model(values: li
 # --- stopping, in real runs ---
 
 
+@functools.cache
 def data(name: str = "bert") -> tuple[list[Any], list[Any]]:
     """Calibration, and an evaluation set of which the dense model is right about everything, so that it can fall."""
     model, entry = ZOO[name].build(), ZOO[name]
@@ -263,6 +265,7 @@ def data(name: str = "bert") -> tuple[list[Any], list[Any]]:
     return [labelled(entry, 0), labelled(entry, 5)], held_out
 
 
+@functools.cache
 def centre(name: str) -> torch.Tensor:
     """The mean logits over some batches: the tiny model says the same about everything but for what lies beyond."""
     model, batches = ZOO[name].build(), [labelled(ZOO[name], seed) for seed in range(40, 60)]

@@ -1,11 +1,10 @@
-"""Run in a process of its own: save over a checkpoint, killed before every single file operation in turn, and at
-random moments, and see what is there afterwards. Prints one JSON object: scenario -> {"kills": n, "problems": [...],
-"old": n, "new": n}.
+"""Saving over a checkpoint in forks that are killed before every single file operation in turn, and at random moments,
+and seeing what is there afterwards: scenario -> {"kills": n, "problems": [...], "old": n, "new": n}.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import random
 import shutil
@@ -16,25 +15,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers.utils import logging
-
 import headprune
 from headprune.store import files
 from helpers import identical, outputs
 from zoo import ZOO
 
-torch.set_num_threads(1)
-logging.disable_progress_bar()
-logging.set_verbosity_error()
 BATCH = ZOO["bert"].batch(0)
 
 
+@functools.cache
 def model_without(*heads: tuple[int, int]) -> Any:
     return headprune.remove(ZOO["bert"].build(), heads)
 
 
-OLD, NEW = model_without((0, 1), (2, 3)), model_without((0, 1), (2, 3), (1, 0), (1, 1), (1, 2), (1, 3))
+def old_model() -> Any:
+    return model_without((0, 1), (2, 3))
+
+
+def new_model() -> Any:
+    return model_without((0, 1), (2, 3), (1, 0), (1, 1), (1, 2), (1, 3))
 
 
 def die_before_operation(number: int, folder: Path) -> None:
@@ -70,7 +69,7 @@ def in_child(work: Callable[[], None], kill_after: float | None = None) -> bool:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
-        raise SystemExit("saving failed by itself, so the kills prove nothing")
+        raise AssertionError("saving failed by itself, so the kills prove nothing")
     return os.WIFSIGNALED(status)
 
 
@@ -78,8 +77,8 @@ class Scenario:
     def __init__(self, folder: Path, name: str, *, had_old: bool = True, exchange: bool = True) -> None:
         self.folder, self.had_old, self.exchange = folder / name, had_old, exchange
         self.report: dict[str, Any] = {"kills": 0, "problems": [], "old": 0, "new": 0, "nothing": 0}
-        self.template = headprune.save(OLD, folder / f"{name}-template")
-        self.expected = {"old": outputs(OLD, BATCH), "new": outputs(NEW, BATCH)}
+        self.template = headprune.save(old_model(), folder / f"{name}-template")
+        self.expected = {"old": outputs(old_model(), BATCH), "new": outputs(new_model(), BATCH)}
 
     def reset(self) -> Path:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -91,7 +90,7 @@ class Scenario:
     def save(self, target: Path) -> None:
         if not self.exchange:  # as on systems that cannot swap two directories in one step
             files._exchange = lambda one, other: False  # type: ignore[assignment]
-        headprune.save(NEW, target)
+        headprune.save(new_model(), target)
 
     def look(self, target: Path, moment: str) -> None:
         self.report["kills"] += 1
@@ -102,7 +101,7 @@ class Scenario:
             found = outputs(headprune.load(target), BATCH)
             what = next(name for name, expected in self.expected.items() if identical(found, expected))
             self.report[what] += 1
-            headprune.save(NEW, target)  # and the next save goes through
+            headprune.save(new_model(), target)  # and the next save goes through
             if not identical(outputs(headprune.load(target), BATCH), self.expected["new"]):
                 self.report["problems"].append(f"{moment}: saving again did not help")
         except Exception as error:
@@ -127,7 +126,7 @@ class Scenario:
 
         def work() -> None:
             while True:
-                headprune.save(OLD, target)
+                headprune.save(old_model(), target)
                 self.save(target)
 
         for number in range(times):
@@ -136,16 +135,10 @@ class Scenario:
         return self.report
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]).resolve()
-    report = {
+def killed_saves(folder: Path) -> dict[str, dict[str, Any]]:
+    return {
         "over an old one": Scenario(folder, "exchange").at_every_operation(),
         "over an old one, by renaming": Scenario(folder, "rename", exchange=False).at_every_operation(),
         "for the first time": Scenario(folder, "first", had_old=False).at_every_operation(),
         "at random moments": Scenario(folder, "random").at_random_moments(6),
     }
-    print(json.dumps(report))
-
-
-if __name__ == "__main__":
-    main()
