@@ -165,7 +165,7 @@ def fill_heads(node: Node) -> None:
         return
     if "num_key_value_heads" in node.old and node.old["num_key_value_heads"] is None:
         node.set("num_key_value_heads", heads)
-    if node.old.get("sliding_window", 0) is None and "sliding_attention" in (node.now("layer_types") or ()):
+    if getattr(node.config, "sliding_window", None) is None and "sliding_attention" in (node.now("layer_types") or ()):
         node.set("sliding_window", 4)
     for name, value in node.old.items():
         if (

@@ -131,6 +131,10 @@ def with_memory(facts: Facts, inputs: dict[str, Any], touched: set[str]) -> dict
     if name not in facts or name in inputs:
         return inputs
     more = {**inputs, name: OTHER[name](facts, TOKENS)}
+    if "query_embeds" in facts and "query_embeds" not in inputs:
+        # Only queries attend across, and they come before the text.
+        more["query_embeds"] = OTHER["query_embeds"](facts, TOKENS)
+        more["attention_mask"] = facts.ones(BATCH, 2 * TOKENS)
     before = set(touched)
     touched.clear()
     if works(facts.module, more) and len(touched) > len(before):
