@@ -26,6 +26,26 @@ class DenseSite:
     kinds: tuple[tuple[str, str], ...] = ()  # path -> class, of the module and its maps
     obstacle: str = ""
 
+    @classmethod
+    def from_plain(cls, plain: Any) -> DenseSite:
+        """From what `dataclasses.asdict` and a json file made of it."""
+        shape, recipe = _tuples(plain["layout"]), _tuples(plain["recipe"])
+        layout = Layout(
+            shape["members"],
+            shape["group"],
+            tuple(Axis(**axis) for axis in shape["axes"]),
+            tuple(Axis(**axis) for axis in shape["inputs"]),
+            tuple(Rows(**rows) for rows in shape["roles"]),
+        )
+        return cls(**{**_tuples(plain), "layout": layout, "recipe": Recipe(**recipe)})
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as tuples, all the way down."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_tuples(item) for item in value)
+    return {name: _tuples(item) for name, item in value.items()} if isinstance(value, dict) else value
+
 
 def site_of(
     dense: DenseSite,

@@ -6,28 +6,32 @@ numbers its code needs are found by trying, and then all of it together is prove
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune.units.measured import cache
 from headprune.units.measured.calls import Trace
 from headprune.units.measured.influence import NotReadableError
 from headprune.units.measured.layout import merged
 from headprune.units.measured.proof import prove, reloading_fails
 from headprune.units.measured.reading import Reading, read, trace_runs
 from headprune.units.measured.sites import DenseSite, is_conv1d, kinds_of, site_of
+from headprune.units.measured.stretch import NotStretchableError, stretched
 from headprune.units.measured.trial import recipe_for
-from headprune.units.small import Run, attention_modules, randomise, sample_runs
+from headprune.units.small import Run, attention_modules, randomise, sample_runs, small_config
 from headprune.units.spec import AttentionSite, Recipe
 
-SMALL = 4_000_000  # parameters of a model that is its own twin's size
+SMALL = 3_000_000  # parameters of a model whose twin is as large as itself
+LARGE = 300_000_000  # parameters of a twin that is still built where a small one does not serve
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,15 @@ class Verdict:
 
     sites: tuple[DenseSite, ...]
     left: tuple[tuple[str, str], ...]
+
+    def to_plain(self) -> Any:
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> Verdict:
+        return cls(
+            tuple(DenseSite.from_plain(site) for site in plain["sites"]), tuple((p, why) for p, why in plain["left"])
+        )
 
 
 class NoTwinError(Exception):
@@ -49,17 +62,42 @@ def verdict_on(model: PreTrainedModel) -> Verdict:
     """The verdict on the class of this model with this config; made once."""
     key = _class(model), _settings(model.config)
     if key not in _known:
+        stored = cache.read(*key)
         with torch.device("cpu"):
-            twin, runs = twin_of(model)
-            found = judge(twin, runs)
-            found = replace(
-                found, sites=tuple(_with_kinds(fresh_twin(model, twin.dtype), site) for site in found.sites)
-            )
-            again = found.sites and reloading_fails(twin, lambda: fresh_twin(model, twin.dtype), runs, found.sites)
-            if again:
-                found = Verdict((), (*((site.path, again) for site in found.sites), *found.left))
-        _known[key] = found
+            _known[key] = Verdict.from_plain(stored) if stored is not None else _made(model)
+        if stored is None:
+            cache.write(*key, _known[key].to_plain())
     return _known[key]
+
+
+def _made(model: PreTrainedModel) -> Verdict:
+    config = _config(model)
+    if _is_small(model):
+        return _on_twin(_class(model), config)
+    try:
+        found = _on_twin(_class(model), small_config(config, keep_heads=True))
+        with torch.device("meta"):
+            dense = _class(model)(config)
+        return replace(found, sites=tuple(stretched(site, dense) for site in found.sites))
+    except (NoTwinError, NotStretchableError) as error:
+        if sum(parameter.numel() for parameter in model.parameters()) > LARGE:
+            raise NoTwinError(str(error)) from None
+    return _on_twin(_class(model), config)
+
+
+def _is_small(model: nn.Module) -> bool:
+    return sum(parameter.numel() for parameter in model.parameters()) <= SMALL
+
+
+def _on_twin(kind: Any, config: Any) -> Verdict:
+    twin, runs = twin_of(kind, config)
+    found = judge(twin, runs)
+    fresh = fresh_twin(kind, config, twin.dtype)
+    found = replace(found, sites=tuple(_with_kinds(fresh, site) for site in found.sites))
+    again = (
+        reloading_fails(twin, lambda: fresh_twin(kind, config, twin.dtype), runs, found.sites) if found.sites else ""
+    )
+    return Verdict((), (*((site.path, again) for site in found.sites), *found.left)) if again else found
 
 
 def _with_kinds(fresh: nn.Module, site: DenseSite) -> DenseSite:
@@ -77,25 +115,32 @@ def _settings(config: Any) -> str:
     return json.dumps(settings, sort_keys=True, default=str)
 
 
-def fresh_twin(model: PreTrainedModel, dtype: torch.dtype) -> Any:
-    """A model of the same class and config with random weights."""
-    config = type(model.config).from_dict(json.loads(_settings(model.config)))
+def _config(model: PreTrainedModel) -> Any:
+    """The config of the dense model, without a record of what was removed."""
+    config = copy.deepcopy(model.config)
+    for name in ("pruned_heads", "headprune"):
+        config.__dict__.pop(name, None)
+    return config
+
+
+def fresh_twin(kind: Any, config: Any, dtype: torch.dtype) -> Any:
+    """A model of this class and config with random weights."""
     # A loader builds models without memory and in its own precision; the twin is none of that.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), _default_dtype(torch.float32):
         torch.manual_seed(0)
-        twin = _class(model)(config).to(dtype).eval()
+        twin = kind(copy.deepcopy(config)).to(dtype).eval()
     if hasattr(twin, "set_experts_implementation"):  # kernels for experts know few precisions and widths
         twin.set_experts_implementation("eager")
     randomise(twin, 0)
     return twin
 
 
-def twin_of(model: PreTrainedModel) -> tuple[Any, list[Run]]:
+def twin_of(kind: Any, config: Any) -> tuple[Any, list[Run]]:
     """A small twin, and runs that reach its attention."""
     problem: Exception | None = None
     for dtype in (torch.float64, torch.float32):
         try:
-            twin = fresh_twin(model, dtype)
+            twin = fresh_twin(kind, config, dtype)
             runs = sample_runs(twin)
         except Exception as error:
             problem = error
@@ -103,7 +148,7 @@ def twin_of(model: PreTrainedModel) -> tuple[Any, list[Run]]:
         if runs:
             return twin, runs
     reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:150]}" if problem else "no run worked"
-    raise NoTwinError(f"a small twin of {type(model).__name__} could not be run ({reason})")
+    raise NoTwinError(f"a small twin of {kind.__name__} could not be run ({reason})")
 
 
 @contextmanager

@@ -1,0 +1,65 @@
+"""What was proven before, on disk: one small file per model class, config and versions."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+
+def folder() -> Path:
+    """Where proofs are kept: HEADPRUNE_CACHE, or headprune in the user's cache folder."""
+    given = os.environ.get("HEADPRUNE_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headprune"
+
+
+def read(kind: type, settings: str) -> Any:
+    """What was written for this class and these settings, or None."""
+    with suppress(OSError, ValueError):
+        return json.loads(_file(kind, settings).read_text())
+    return None
+
+
+def write(kind: type, settings: str, value: Any) -> None:
+    """Keep it. A folder that cannot be written to costs time, and nothing else."""
+    target = _file(kind, settings)
+    with suppress(OSError):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as file:
+            json.dump(value, file)
+        Path(file.name).replace(target)
+
+
+def _file(kind: type, settings: str) -> Path:
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    versions = f"{_own_code()} {transformers.__version__} {torch.__version__} {_code_of(kind)}"
+    digest = hashlib.sha256(f"{name} {versions} {settings}".encode()).hexdigest()[:24]
+    return folder() / "proofs" / f"{kind.__name__}-{digest}.json"
+
+
+@functools.cache
+def _own_code() -> str:
+    """A fingerprint of the code that measures and cuts: another version of it has to prove again."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _code_of(kind: type) -> str:
+    """A fingerprint of the file that defines the class, where there is one: a user may edit theirs."""
+    import inspect
+
+    with suppress(OSError, TypeError):
+        return hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()[:16]
+    return ""
