@@ -38,7 +38,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import headprune
 from headprune.errors import HeadpruneError
 from headprune.hooks.outputs import largest_difference
-from headprune.units.small import Run, attention_modules, randomise, sample_runs, small_config
+from headprune.units.small import Run, randomise, sample_runs, small_config
 
 DEPTH, SECONDS = 2, 60
 # Where a type has no base class, the first of these that has one for it.
@@ -143,9 +143,12 @@ def check(model_type: str) -> dict[str, Any]:
     try:
         found = headprune.survey(model)
     except HeadpruneError as error:
-        present = attention_modules(model)
-        return {**row, "status": "refused" if present else "no attention", "reason": _short(error) if present else ""}
+        return {**row, "status": "refused", "reason": _short(error)}
     sites = found.sites
+    if not sites:
+        reason = found.left[0] if found.left else ("", "")
+        status = "refused" if found.left else "no attention"
+        return {**row, "status": status, "reason": ": ".join(reason) if found.left else ""}
     row |= {"sites": len(sites), "left": [list(pair) for pair in found.left], "by": found.known_by}
     try:
         units = [[tuple(head) for head in unit] for site in sites for unit in site.units()]
@@ -155,7 +158,7 @@ def check(model_type: str) -> dict[str, Any]:
         steps = [("half of its units", half)]
         last = next((site for site in sites if _can_be_emptied(site)), None)
         if last is not None:
-            gone = {head for head in half}
+            gone = set(half)
             rest = [tuple(head) for unit in last.units() for head in unit if tuple(head) not in gone]
             steps.append(("a whole site", rest))
         dense = copy.deepcopy(model)
@@ -271,10 +274,11 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         "# Coverage",
         "",
-        "Which model types can be pruned exactly, as measured by `python -m benchmarks.coverage` with transformers "
-        f"{transformers.__version__} and torch {torch.__version__.split('+')[0]}: a small random model of each type, half "
-        "of its units removed, then a whole site, compared with zeros in the columns of its output projections, then saved "
-        "and loaded.",
+        "Which model types can be pruned exactly, as measured by",
+        "`python -m benchmarks.coverage --out docs/coverage.md`",
+        f"with transformers {transformers.__version__} and torch {torch.__version__.split('+')[0]}: a small random model",
+        "of each type, half of its units removed, then a whole site, compared with zeros in the columns of its output",
+        "projections, then saved and loaded.",
         "",
         "| result | model types |",
         "|---|---|",

@@ -48,7 +48,7 @@ LEAN: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "padding": (0, 1
 def print_inspection(name: str, seen: Inspection, console: Console | None = None) -> None:
 
     console = console or Console()
-    console.print(f"[bold]{escape(name)}[/bold] · {seen.model_type} · {seen.sites[0].family} family", soft_wrap=True)
+    console.print(f"[bold]{escape(name)}[/bold] · {seen.model_type} · {_known_as(seen)}", soft_wrap=True)
     shared = _shared_start([site.path for site in seen.sites])
     sites = Table(
         title="Attention sites" + (f" in {escape(shared)}" if shared else ""),
@@ -75,8 +75,9 @@ def print_inspection(name: str, seen: Inspection, console: Console | None = None
             str(site.head_dim),
             str(site.applications),
         )
-    console.print(sites)
-    console.print()
+    if seen.sites:
+        console.print(sites)
+        console.print()
     modules = Table(title="Parameters", title_justify="left", **LEAN)
     for heading in ("module", "parameters", "MB", "share"):
         left = heading == "module"
@@ -87,16 +88,24 @@ def print_inspection(name: str, seen: Inspection, console: Console | None = None
     modules.add_row("total", f"{seen.parameters:,}", f"{megabytes(seen.parameters):.2f}", "100.0%")
     console.print(modules)
     console.print()
-    heads = sum(site.heads for site in seen.sites)
-    images = all(site.stack == "vision" for site in seen.sites)
-    what = f"an image of {seen.flops.tokens} positions" if images else f"a {seen.flops.tokens}-token input"
-    console.print(
-        f"Its {heads} heads hold {seen.head_parameters / seen.parameters:.1%} of the parameters and "
-        f"{seen.flops.head_share:.1%} of the FLOPs of {what}: the most that removing them all could save."
-    )
+    if seen.sites:
+        heads = sum(site.heads for site in seen.sites)
+        images = all(site.stack == "vision" for site in seen.sites)
+        what = f"an image of {seen.flops.tokens} positions" if images else f"a {seen.flops.tokens}-token input"
+        console.print(
+            f"Its {heads} heads hold {seen.head_parameters / seen.parameters:.1%} of the parameters and "
+            f"{seen.flops.head_share:.1%} of the FLOPs of {what}: the most that removing them all could save."
+        )
+    console.print(escape(seen.proof))
+    for path, reason in seen.left:
+        console.print(f"[yellow]Left whole: {escape(path)}: {escape(reason)}.[/yellow]", soft_wrap=True)
     obstacles = {site.obstacle: site.path for site in seen.sites if site.obstacle}
     for obstacle, path in obstacles.items():
         console.print(f"[yellow]Not removable at {escape(path)}: {escape(obstacle)}.[/yellow]")
+
+
+def _known_as(seen: Inspection) -> str:
+    return f"{seen.sites[0].family} family" if seen.known_by == "table" and seen.sites else "layout by experiment"
 
 
 def _shared_start(paths: Sequence[str]) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headprune.measure.costs import Flops, flops, head_parameters, parameters_by_module, total_parameters
-from headprune.units import AttentionSite, resolve
+from headprune.surgery.proven import unproven
+from headprune.units import AttentionSite, survey
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,19 @@ class Inspection:
     modules: dict[str, int]
     head_parameters: int
     flops: Flops
+    known_by: str  # "table" or "experiment"
+    unproven: str  # why removals could not be proven exact on a small twin; empty where they were
+    left: tuple[tuple[str, str], ...]  # attention that is left whole: path and reason
+
+    @property
+    def proof(self) -> str:
+        """Whether and how removals are known to be exact, in a sentence."""
+        if not self.sites:
+            return "None of its attention can be pruned." if self.left else "It has no attention."
+        if self.unproven:
+            return f"Nothing can be removed: {self.unproven}."
+        how = "found in the table of families" if self.known_by == "table" else "measured by experiment"
+        return f"Its layout was {how}, and removing heads was proven exact on a small random model of its class."
 
     def to_json(self) -> dict[str, Any]:
         fields = ("path", "kind", "place", "heads", "original_heads", "kv_heads", "head_dim", "applications")
@@ -29,6 +43,9 @@ class Inspection:
                 for site in self.sites
             ],
             "parameters": {"total": self.parameters, "modules": self.modules, "heads": self.head_parameters},
+            "known_by": self.known_by,
+            "proven": not self.unproven,
+            "left_whole": [{"path": path, "reason": reason} for path, reason in self.left],
             "flops": {"tokens": self.flops.tokens, "total": self.flops.total, "heads": self.flops.heads},
         }
 
@@ -38,7 +55,8 @@ def inspect(model: PreTrainedModel, *, tokens: int | None = None) -> Inspection:
 
     Reads shapes only, so a model on the meta device, without weights, serves as well.
     """
-    sites = resolve(model)
+    found = survey(model)
+    sites = found.sites
     return Inspection(
         model_type=model.config.model_type,
         sites=sites,
@@ -46,4 +64,7 @@ def inspect(model: PreTrainedModel, *, tokens: int | None = None) -> Inspection:
         modules=parameters_by_module(model),
         head_parameters=sum(head_parameters(model, site) for site in sites),
         flops=flops(model, sites, tokens=tokens),
+        known_by=found.known_by,
+        unproven=unproven(model, sites),
+        left=found.left,
     )

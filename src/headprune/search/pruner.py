@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import time
 from collections import Counter
@@ -28,13 +29,15 @@ from headprune.search.stop import Decision
 from headprune.signals.moments import Moments
 from headprune.task import Task, rows_of, task_of
 from headprune.task.checks import checked_batches
-from headprune.units import Member, Site, kept_mask, resolve
+from headprune.units import Member, Site, kept_mask, resolve, survey
 from headprune.units.cutting.undo import Undo
 
 OnStep = Callable[[Step], None]
 # Errors of repairs are computed from float32 activations, which another CPU or another number of threads rounds
 # otherwise; other data or other weights move them by far more.
 REPLAY_TOLERANCE = 1e-3
+
+log = logging.getLogger(__name__)
 
 
 class Observer:
@@ -129,7 +132,12 @@ class Pruner:
         self._scores: torch.Tensor | None = None  # of the model as it is now, if they are known
         self._moments: dict[int, Moments] | None = None  # likewise
         self._verified_empty = self._stopped = False
-        sites = resolve(model)
+        found = survey(model)
+        sites = found.sites
+        if found.left:
+            log.warning(
+                "Some attention is left whole, since its heads cannot be removed exactly: %s.", found.left_whole()
+            )
         self.config.stop.heads_left(sum(site.size for site in sites))  # refuses a count that is too large
         obstacles = [site for site in sites if site.kept and site.obstacle]
         if obstacles and len(obstacles) == sum(1 for site in sites if site.kept):

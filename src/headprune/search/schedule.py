@@ -36,6 +36,7 @@ class Schedule:
         number, so that a budget is not overshot; a first unit that is larger goes all the same.
         """
         left = {site.index: site.size for site in sites}
+        least = {site.index: max(self.min_per_site, bool(site.obstacle_to_emptying)) for site in sites}
         ranked = sorted(
             (float(scores[site.index, [member.index for member in unit]].double().mean()), unit)
             for site in sites
@@ -48,7 +49,7 @@ class Schedule:
             site = unit[0].site
             if units == self.every or (most is not None and chosen and len(chosen) + len(unit) > most):
                 break
-            if left[site] - len(unit) >= self.min_per_site:
+            if left[site] - len(unit) >= least[site]:
                 left[site] -= len(unit)
                 chosen += unit
                 units += 1

@@ -18,7 +18,7 @@ from headprune.store import fingerprint, portability
 from headprune.store.files import replaced_directory
 from headprune.store.places import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.store.processors import carry_processor
-from headprune.surgery.shrink import shrink
+from headprune.surgery.shrink import learn_layout, shrink
 from headprune.units import AttentionSite, resolve
 
 # The numbers by which a dense config of a family with a `head_dim` can describe a uniformly pruned model.
@@ -83,6 +83,8 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
     fingerprint.verify(folder)
     config, removed = _read_config(folder)
     dense = model_class or _model_class(config, folder)
+    if removed:
+        learn_layout(dense, config)
     options.pop("trust_remote_code", None)
     try:
         model, found = _pruned(dense, removed).from_pretrained(
@@ -123,6 +125,8 @@ def load_structure(path: str | Path) -> PreTrainedModel:
         ) from None
     dense = _model_class(config, path) if config.architectures else AutoModel._model_mapping[type(config)]
     try:
+        if removed:
+            learn_layout(dense, config)
         with torch.device("meta"):
             return _pruned(dense, removed)(config)
     except HeadpruneError as error:

@@ -11,6 +11,13 @@ from headprune.units import Member, Site
 def check_removable(sites: Sequence[Site], heads: Sequence[Member]) -> None:
     """Raise unless all these heads are there, form whole units, and can be removed exactly."""
     wanted = set(heads)
+    for site in sites:
+        everything = {Member(site.index, member) for member in site.kept}
+        if site.obstacle_to_emptying and everything and everything <= wanted and not site.obstacle:
+            raise UnsupportedModelError(
+                f"Not all heads of site {site.index} ({site.path}) can be removed: {site.obstacle_to_emptying}; leave "
+                "one unit."
+            )
     for head in heads:
         if not 0 <= head.site < len(sites):
             raise HeadSelectionError(

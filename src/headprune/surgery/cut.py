@@ -13,6 +13,7 @@ from headprune.errors import EquivalenceError, UnsupportedModelError
 from headprune.hooks.gates import gated
 from headprune.hooks.outputs import largest_difference, run
 from headprune.surgery.check import check_removable
+from headprune.surgery.proven import require_proof
 from headprune.units import AttentionSite, Member, as_members, resolve, widest
 from headprune.units.cutting.removal import remaining, take_out
 from headprune.units.cutting.undo import Undo
@@ -37,6 +38,7 @@ def cut(
     check_removable(sites, chosen)
     if not chosen:
         return
+    require_proof(model, sites, verified=verify is not None)
     expected = _gated_outputs(model, sites, chosen, verify) if verify is not None else None
     _refuse_accelerate_hooks(model, sites, remaining(sites, chosen))
     undo = Undo(model)

@@ -15,7 +15,7 @@ from headprune.errors import UnsupportedModelError
 from headprune.units.families import Family, Layout, family_of
 from headprune.units.linear import in_features, is_plain, out_features
 from headprune.units.measured.sites import DenseSite, site_of
-from headprune.units.measured.verdict import NoTwinError, verdict_on
+from headprune.units.measured.verdict import NoTwinError, dense_class, verdict_for
 from headprune.units.paths import absolute, submodule
 from headprune.units.quirks import Bias, Zeros, is_empty
 from headprune.units.spec import ROLES, AttentionSite, Projection, Role
@@ -30,7 +30,20 @@ CROSS_WORDS = ("cross", "encoder_attn", "encdec", "enc_dec")
 def resolve(model: nn.Module) -> list[AttentionSite]:
     """Every attention site of the model that can be pruned: in order of execution by the table, as declared where the
     layout is measured."""
-    return survey(model).sites
+    found = survey(model)
+    if not found.sites:
+        path, reason = found.left[0] if found.left else ("", "")
+        kind = type(submodule(model, path) if path else model).__name__
+        why = f"{path} ({kind}): {reason}" if path else f"the model {kind} itself, which has no attention"
+        raise UnsupportedModelError(
+            f"No attention that can be pruned was found in {_name_of(model)}: stopped at {why}."
+        )
+    return found.sites
+
+
+def _name_of(model: Any) -> str:
+    config: Any = getattr(model, "config", None)
+    return f"model type {config.model_type!r}" if hasattr(config, "model_type") else type(model).__name__
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,16 @@ class Survey:
     sites: list[AttentionSite]
     known_by: Literal["table", "experiment"]
     left: tuple[tuple[str, str], ...] = ()
+
+    def left_whole(self) -> str:
+        """Modules that are left whole, those with the same reason together, as a part of a sentence."""
+        by_reason: dict[str, list[str]] = {}
+        for path, reason in self.left:
+            by_reason.setdefault(reason, []).append(path)
+        return "; ".join(
+            f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''} ({reason})"
+            for reason, paths in by_reason.items()
+        )
 
 
 def survey(model: nn.Module) -> Survey:
@@ -55,21 +78,12 @@ def survey(model: nn.Module) -> Survey:
 
 def _measured(model: PreTrainedModel) -> Survey:
     try:
-        verdict = verdict_on(model)
+        verdict = verdict_for(dense_class(model), model.config)
     except NoTwinError as error:
         raise UnsupportedModelError(
-            f"Model type {model.config.model_type!r} is not in the table, and its layout could not be measured: {error}; "
-            f"{HOW_TO_REGISTER}."
+            f"Model type {model.config.model_type!r} is not in the table, and its layout could not be measured: "
+            f"{error}; {HOW_TO_REGISTER}."
         ) from None
-    if not verdict.sites:
-        why = (
-            f"{verdict.left[0][0]} ({type(submodule(model, verdict.left[0][0])).__name__}): {verdict.left[0][1]}"
-            if verdict.left
-            else f"the model {type(model).__name__} itself, which has no attention"
-        )
-        raise UnsupportedModelError(
-            f"No attention that can be pruned was found in model type {model.config.model_type!r}: stopped at {why}."
-        )
     removed = removed_heads(model)
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     sites = []

@@ -12,6 +12,8 @@ import torch
 from headprune.errors import UnsupportedModelError
 from headprune.units.members import Member
 
+LAST = "the model does not run without any head here, so the last unit stays"
+
 Kind = Literal["heads", "neurons"]
 Role = Literal["q", "k", "v"]
 ROLES: tuple[Role, ...] = ("q", "k", "v")
@@ -92,6 +94,11 @@ class Site:
     applications: int = 1  # how often one forward pass runs this site
     obstacle: str = ""  # why exact removal is impossible here; empty where it is possible
     order: tuple[int, ...] = ()  # the columns member after member, where they do not lie so; empty where they do
+
+    @property
+    def obstacle_to_emptying(self) -> str:
+        """Why the last unit must stay; empty where it may go."""
+        return self.obstacle
 
     @property
     def size(self) -> int:
@@ -175,6 +182,12 @@ class AttentionSite(Site):
     dense_axes: tuple[Axis, ...] = ()  # every axis that units own in the dense model, where the layout was measured
     maps: tuple[str, ...] = ()  # the linear maps among their owners
     recipe: Recipe | None = None  # what the forward code needs, where it was found by trying
+
+    @property
+    def obstacle_to_emptying(self) -> str:
+        if self.recipe is not None and not self.recipe.empty:
+            return LAST
+        return self.obstacle
 
     @property
     def axes(self) -> tuple[Axis, ...]:

@@ -78,7 +78,7 @@ def _joined(result: Any) -> torch.Tensor | None:
 
 @contextmanager
 def _differentiable(module: nn.Module) -> Iterator[None]:
-    tensors = [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.is_floating_point())]
+    tensors = [*module.parameters(), *_buffers(module).values()]
     before = [(tensor, tensor.requires_grad) for tensor in tensors]
     for tensor in tensors:
         tensor.requires_grad_(True)
@@ -87,6 +87,17 @@ def _differentiable(module: nn.Module) -> Iterator[None]:
     finally:
         for tensor, state in before:
             tensor.requires_grad_(state)
+
+
+def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that may have a head axis; what a batch norm has counted is not one that can be differentiated."""
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, child in module.named_modules()
+        if not isinstance(child, nn.modules.batchnorm._NormBase)
+        for name, buffer in child.named_buffers(recurse=False)
+        if buffer.is_floating_point()
+    }
 
 
 def _tracked(value: Any, name: str, into: dict[str, torch.Tensor]) -> Any:

@@ -42,15 +42,15 @@ def prove(
 
 
 def _fail_together(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]) -> str:
-    sites = _sites(dense)
-    return next((said for pattern in _everywhere(sites) if (said := fails(model, runs, sites, pattern))), "")
+    sites = dense_sites(dense)
+    return next((said for pattern in everywhere(sites) if (said := fails(model, runs, sites, pattern))), "")
 
 
 def _by_itself(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite], number: int) -> DenseSite | str:
     """The site with the way to run it without heads that works in its model, or why none of its heads can go."""
     own = dense[number]
-    some, everything = _alone(_sites(dense)[number])
-    reason = fails(model, runs, _sites(dense), some) if some else ""
+    some, everything = _alone(dense_sites(dense)[number])
+    reason = fails(model, runs, dense_sites(dense), some) if some else ""
     if reason:
         return reason
     ways: tuple[Any, ...] = {"bypass": ("bypass", "silent", ""), "silent": ("silent", "")}.get(own.recipe.empty, ("",))
@@ -59,19 +59,20 @@ def _by_itself(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]
         others = [*dense[:number], changed, *dense[number + 1 :]]
         if not way:
             break
-        reason = fails(model, runs, _sites(others), everything)
+        reason = fails(model, runs, dense_sites(others), everything)
         if not reason:
             return changed
     return changed if some else reason or "it has one head, which cannot be removed"
 
 
-def _sites(dense: Sequence[DenseSite]) -> list[AttentionSite]:
+def dense_sites(dense: Sequence[DenseSite]) -> list[AttentionSite]:
     return [site_of(site, index, [], stack="encoder", attention="self") for index, site in enumerate(dense)]
 
 
-def _everywhere(sites: Sequence[AttentionSite]) -> list[list[Member]]:
+def everywhere(sites: Sequence[AttentionSite]) -> list[list[Member]]:
     """Half the units of every site, other ones at every other site; and the same with one site as a whole."""
     half: list[Member] = []
+    sites = [site for site in sites if not site.obstacle]
     for site in sites:
         units = site.units()
         if len(units) > 1:
@@ -119,11 +120,10 @@ def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[AttentionSite],
 
 
 def reloading_fails(
-    model: nn.Module, fresh: Callable[[], nn.Module], runs: Sequence[Run], dense: Sequence[DenseSite]
+    model: nn.Module, fresh: Callable[[], nn.Module], runs: Sequence[Run], sites: Sequence[AttentionSite]
 ) -> str:
     """Empty where the weights of a pruned model, put into a fresh one of the same shapes, give the same."""
-    sites = _sites(dense)
-    members = _everywhere(sites)[-1]
+    members = next(iter(reversed(everywhere(sites))), [])
     undo = Undo(model)
     try:
         take_out(model, sites, members, {})

@@ -10,7 +10,7 @@ from torch import nn
 
 from headprune.units.linear import is_transposed
 from headprune.units.measured.layout import Layout, Rows
-from headprune.units.spec import ROLES, AttentionSite, Axis, Projection, Recipe, Role
+from headprune.units.spec import LAST, ROLES, AttentionSite, Axis, Projection, Recipe, Role
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def site_of(
         kept=kept,
         original=original,
         applications=applications,
-        obstacle=dense.obstacle,
+        obstacle=dense.obstacle or ("" if dense.recipe.empty or len(units) > 1 else LAST),
         order=() if order == tuple(range(len(order))) else order,
         attention=attention,
         stack=stack,

@@ -73,7 +73,7 @@ def _choices(module: Any, site: AttentionSite) -> Iterator[tuple[Numbers, Number
     read = {
         name: value
         for name in (*QUERY_COUNTS, *KV_COUNTS)
-        if name not in own and type(value := getattr(config, name, None)) is int and value and value % units == 0
+        if name not in own and (value := _number(config, name)) and value % units == 0
     }
     queries = [name for name in own if name in (*QUERY_COUNTS, *WIDTHS)]
     known = [name for name in own if name in KNOWN]
@@ -88,6 +88,15 @@ def _choices(module: Any, site: AttentionSite) -> Iterator[tuple[Numbers, Number
             if key not in seen:
                 seen.add(key)
                 yield tuple((name, numbers[name]) for name in names), tuple(read.items()) if with_config else ()
+
+
+def _number(config: Any, name: str) -> int:
+    """A number in a config, 0 where it has none by that name, or one for every layer."""
+    try:
+        value = getattr(config, name, None)
+    except Exception:  # a config whose layers differ refuses to give one number for all
+        return 0
+    return value if type(value) is int else 0
 
 
 def _tried(

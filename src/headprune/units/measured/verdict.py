@@ -16,19 +16,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from headprune.units.measured import cache
 from headprune.units.measured.calls import Trace
 from headprune.units.measured.influence import NotReadableError
 from headprune.units.measured.layout import merged
-from headprune.units.measured.proof import prove, reloading_fails
+from headprune.units.measured.proof import dense_sites, prove, reloading_fails
 from headprune.units.measured.reading import Reading, read, trace_runs
 from headprune.units.measured.sites import DenseSite, is_conv1d, kinds_of, site_of
 from headprune.units.measured.stretch import NotStretchableError, stretched
 from headprune.units.measured.trial import recipe_for
 from headprune.units.small import Run, attention_modules, randomise, sample_runs, small_config
-from headprune.units.spec import AttentionSite, Recipe
+from headprune.units.spec import Recipe
 
 SMALL = 3_000_000  # parameters of a model whose twin is as large as itself
 LARGE = 300_000_000  # parameters of a twin that is still built where a small one does not serve
@@ -58,35 +57,31 @@ class NoTwinError(Exception):
 _known: dict[tuple[type, str], Verdict] = {}
 
 
-def verdict_on(model: PreTrainedModel) -> Verdict:
-    """The verdict on the class of this model with this config; made once."""
-    key = _class(model), _settings(model.config)
+def verdict_for(kind: Any, config: Any) -> Verdict:
+    """The verdict on this class with this config; made once."""
+    key = kind, _settings(config)
     if key not in _known:
         stored = cache.read(*key)
         with torch.device("cpu"):
-            _known[key] = Verdict.from_plain(stored) if stored is not None else _made(model)
+            _known[key] = Verdict.from_plain(stored) if stored is not None else _made(kind, dense_config(config))
         if stored is None:
             cache.write(*key, _known[key].to_plain())
     return _known[key]
 
 
-def _made(model: PreTrainedModel) -> Verdict:
-    config = _config(model)
-    if _is_small(model):
-        return _on_twin(_class(model), config)
+def _made(kind: Any, config: Any) -> Verdict:
+    with torch.device("meta"):
+        dense = kind(copy.deepcopy(config))
+    size = sum(parameter.numel() for parameter in dense.parameters())
+    if size <= SMALL:
+        return _on_twin(kind, config)
     try:
-        found = _on_twin(_class(model), small_config(config, keep_heads=True))
-        with torch.device("meta"):
-            dense = _class(model)(config)
+        found = _on_twin(kind, small_config(config, keep_heads=True))
         return replace(found, sites=tuple(stretched(site, dense) for site in found.sites))
     except (NoTwinError, NotStretchableError) as error:
-        if sum(parameter.numel() for parameter in model.parameters()) > LARGE:
+        if size > LARGE:
             raise NoTwinError(str(error)) from None
-    return _on_twin(_class(model), config)
-
-
-def _is_small(model: nn.Module) -> bool:
-    return sum(parameter.numel() for parameter in model.parameters()) <= SMALL
+    return _on_twin(kind, config)
 
 
 def _on_twin(kind: Any, config: Any) -> Verdict:
@@ -94,9 +89,10 @@ def _on_twin(kind: Any, config: Any) -> Verdict:
     found = judge(twin, runs)
     fresh = fresh_twin(kind, config, twin.dtype)
     found = replace(found, sites=tuple(_with_kinds(fresh, site) for site in found.sites))
-    again = (
-        reloading_fails(twin, lambda: fresh_twin(kind, config, twin.dtype), runs, found.sites) if found.sites else ""
-    )
+    if not found.sites:
+        return found
+    sites = dense_sites(found.sites)
+    again = reloading_fails(twin, lambda: fresh_twin(kind, config, twin.dtype), runs, sites)
     return Verdict((), (*((site.path, again) for site in found.sites), *found.left)) if again else found
 
 
@@ -105,19 +101,30 @@ def _with_kinds(fresh: nn.Module, site: DenseSite) -> DenseSite:
     return replace(site, kinds=kinds_of(fresh, [site.path, site.o, *site.maps]))
 
 
-def _class(model: nn.Module) -> Any:
+def dense_class(model: nn.Module) -> Any:
     """The class as its code has it: a loader derives one of its own."""
     return getattr(type(model), "headprune_dense", type(model))
 
 
+# What a config says that does not change what the model computes.
+NOT_STRUCTURE = (
+    *("pruned_heads", "headprune", "_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"),
+    *("id2label", "label2id", "auto_map"),
+)
+
+
 def _settings(config: Any) -> str:
-    settings = {name: value for name, value in config.to_dict().items() if name not in ("pruned_heads", "headprune")}
-    return json.dumps(settings, sort_keys=True, default=str)
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(name): plain(item) for name, item in value.items() if name not in NOT_STRUCTURE}
+        return value
+
+    return json.dumps(plain(config.to_dict()), sort_keys=True, default=str)
 
 
-def _config(model: PreTrainedModel) -> Any:
-    """The config of the dense model, without a record of what was removed."""
-    config = copy.deepcopy(model.config)
+def dense_config(config: Any) -> Any:
+    """The config without a record of what was removed."""
+    config = copy.deepcopy(config)
     for name in ("pruned_heads", "headprune"):
         config.__dict__.pop(name, None)
     return config
@@ -182,7 +189,14 @@ def judge(twin: nn.Module, runs: Sequence[Run]) -> Verdict:
     found = [site for site in found if taken[site.o] == 1]
     proven, refused = prove(twin, runs, found)
     order = {path: number for number, path in enumerate(paths)}
+    # What lies inside a module that was read, or around one, is not attention of its own.
+    known = [site.path for site in proven]
+    left = [pair for pair in left if not any(_related(pair[0], path) for path in known)]
     return Verdict(tuple(proven), tuple(sorted([*left, *refused], key=lambda pair: order[pair[0]])))
+
+
+def _related(one: str, other: str) -> bool:
+    return one.startswith(other + ".") or other.startswith(one + ".")
 
 
 def _likeness(twin: nn.Module, path: str, trace: Trace) -> Any:
@@ -230,8 +244,3 @@ def _moved(dense: DenseSite, path: str, trace: Trace) -> DenseSite:
     output = path + dense.o.removeprefix(dense.path) if inside else trace.taker[path]
     maps = tuple(path + name.removeprefix(dense.path) for name in dense.maps)
     return replace(dense, path=path, o=output, maps=maps)
-
-
-def sites_of(dense: Sequence[DenseSite]) -> list[AttentionSite]:
-    """The sites of a small dense model, for proofs."""
-    return [site_of(site, index, [], stack="encoder", attention="self") for index, site in enumerate(dense)]

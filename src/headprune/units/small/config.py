@@ -39,8 +39,31 @@ def small_config(config: PretrainedConfig, *, keep_heads: bool = True, depth: in
         reduce_counts(node)
         reduce_images(node, tree)
         reduce_rotary(node)
+        reduce_overrides(node)
     apply_exceptions(tree)
     return config
+
+
+def reduce_overrides(node: Node) -> None:
+    """Layers with numbers of their own, for the layers that are left, in proportion to the numbers of the others."""
+    spec = vars(node.config).get("_heterogeneity_spec")
+    left = node.now("num_hidden_layers")
+    if spec is None or not isinstance(left, int):
+        return
+    total = node.old["num_hidden_layers"]
+    kinds, now = node.get("layer_types") or [], node.now("layer_types") or []
+    own: dict[int | str, dict[str, Any]] = {}
+    for place in range(left):
+        # A layer stands for the first one of its kind, or for itself where all are left or there are no kinds.
+        first = kinds.index(now[place]) if left < total and len(now) == left and now[place] in kinds else place
+        if first in spec.per_layer_overrides:
+            own[place] = {
+                name: value * node.now(name) // node.old[name]
+                if isinstance(value, int) and node.old.get(name)
+                else value
+                for name, value in spec.per_layer_overrides[first].items()
+            }
+    node.config.per_layer_config = own or None
 
 
 def reduce_counts(node: Node) -> None:
