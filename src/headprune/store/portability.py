@@ -9,7 +9,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedModel
 
-from headprune.units import AttentionSite, quirks
+from headprune.units import AttentionSite, called, quirks
 from headprune.units.cutting.plan import plan
 
 MODULE = "modeling_headprune"
@@ -39,8 +39,15 @@ def write(model: PreTrainedModel, sites: Sequence[AttentionSite], settings: dict
     settings["headprune"] = {**settings.get("headprune", {}), "plan": plan(model, sites, kept)}
     autos = [auto for auto in dir(transformers) if auto.startswith("AutoModel") and _serves(auto, model)]
     settings["auto_map"] = dict.fromkeys(autos, f"{MODULE}.{name}")
-    source = Path(quirks.__file__).read_text()
-    (folder / f"{MODULE}.py").write_text(source + TEMPLATE.format(name=name))
+    (folder / f"{MODULE}.py").write_text(_source() + TEMPLATE.format(name=name))
+
+
+def _source() -> str:
+    """The two files that need torch alone, as one."""
+    first, second = (Path(module.__file__ or "").read_text() for module in (called, quirks))
+    for line in ("from __future__ import annotations\n", "from headprune.units.called import expose\n"):
+        second = second.replace(line, "")
+    return first + "\n\n" + second
 
 
 def _serves(auto: str, model: PreTrainedModel) -> bool:

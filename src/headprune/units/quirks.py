@@ -1,8 +1,8 @@
 """What a model needs beyond sliced weights so that its own forward code runs with fewer heads.
 
-This file depends on torch alone: `headprune.save(..., portable=True)` ships it inside the checkpoint, so that the
-pruned model loads where headprune is not installed. Everything here works from a plan, a list of plain dictionaries
-with one entry per changed site, which `headprune.surgery` makes and a checkpoint can carry:
+This file and called.py depend on torch alone: `headprune.save(..., portable=True)` ships them inside the checkpoint, so
+that the pruned model loads where headprune is not installed. Everything here works from a plan, a list of plain
+dictionaries with one entry per changed site, which `headprune.surgery` makes and a checkpoint can carry:
 
     path, base       the attention module, and whether it computes self or cross attention
     attributes       numbers that the forward code reads from the module
@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from headprune.units.called import expose
 
 CACHE_ARGUMENTS = ("past_key_values", "layer_past", "past_key_value")
 
@@ -319,6 +321,7 @@ QUIRKS: dict[str, tuple[type | None, type]] = {
 def restructure(model: nn.Module, plan: list[dict[str, Any]]) -> None:
     """Give every planned site its final form. Weights that have their final shape already are left alone; others
     are replaced by empty ones, for a loader to fill."""
+    expose(model)
     for entry in plan:
         site: Any = model.get_submodule(entry["path"])
         some_left, none_left = QUIRKS[entry["quirk"]]

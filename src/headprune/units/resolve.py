@@ -12,8 +12,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
+from headprune.units.called import expose
 from headprune.units.families import Family, Layout, family_of
 from headprune.units.linear import in_features, is_plain, out_features
+from headprune.units.measured.own import own_verdict
 from headprune.units.measured.sites import DenseSite, site_of
 from headprune.units.measured.verdict import NoTwinError, dense_class, verdict_for
 from headprune.units.paths import absolute, submodule
@@ -67,22 +69,28 @@ class Survey:
 
 def survey(model: nn.Module) -> Survey:
     """All that is known about the attention of a model."""
-    if not isinstance(model, PreTrainedModel):
-        fix = "; call merge_and_unload() on an adapter model first" if hasattr(model, "peft_config") else ""
+    if hasattr(model, "peft_config"):
         raise UnsupportedModelError(
-            f"headprune works on transformers models (PreTrainedModel), not on {type(model).__name__}{fix}."
+            f"headprune works on plain models, not on {type(model).__name__}; call merge_and_unload() on an adapter "
+            "model first."
         )
+    expose(model)
+    if not isinstance(model, PreTrainedModel):
+        return _measured(model)
     family = family_of(model.config.model_type)
     return _measured(model) if family is None else Survey(_tabled(model, family), "table")
 
 
-def _measured(model: PreTrainedModel) -> Survey:
+def _measured(model: Any) -> Survey:
     try:
-        verdict = verdict_for(dense_class(model), model.config)
+        if isinstance(model, PreTrainedModel):
+            verdict = verdict_for(dense_class(model), model.config)
+        else:
+            verdict = own_verdict(model)
     except NoTwinError as error:
         raise UnsupportedModelError(
-            f"Model type {model.config.model_type!r} is not in the table, and its layout could not be measured: "
-            f"{error}; {HOW_TO_REGISTER}."
+            f"{_name_of(model)[0].upper()}{_name_of(model)[1:]} is not in the table, and its layout could not be "
+            f"measured: {error}; {HOW_TO_REGISTER}."
         ) from None
     removed = removed_heads(model)
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
@@ -143,9 +151,10 @@ def _tabled(model: PreTrainedModel, family: Family) -> list[AttentionSite]:
     return sites
 
 
-def removed_heads(model: PreTrainedModel) -> dict[int, list[int]]:
+def removed_heads(model: nn.Module) -> dict[int, list[int]]:
     """site -> original ids of the heads that are gone: the model's own record of what was removed."""
-    record = getattr(model.config, "pruned_heads", None) or {}
+    keeper, name = (model.config, "pruned_heads") if hasattr(model, "config") else (model, "headprune_removed")
+    record = getattr(keeper, name, None) or {}
     return {int(site): sorted(ids) for site, ids in record.items()}
 
 
@@ -236,7 +245,9 @@ def _read(
     )
 
 
-def _stack(model: PreTrainedModel, path: str, family: Family | None) -> Any:
+def _stack(model: Any, path: str, family: Family | None) -> Any:
+    if not hasattr(model, "config"):
+        return "encoder"
     for word in ("vision", "text", "decoder", "encoder"):
         if word == "encoder" and family is None:
             break

@@ -210,6 +210,10 @@ def _with_companions(
     """A bias has the rows of its weight, although a key's bias moves nothing: softmax does not see it."""
     known = {(axis.tensor, axis.dim) for axis in axes}
     weights = {weight: bias for weight, bias in linears.values() if bias in shapes}
+    for name in shapes:  # parameters of the module itself that are named alike (nn.MultiheadAttention's)
+        other = name.replace("weight", "bias")
+        if "weight" in name and other in shapes:
+            weights.setdefault(name, other)
     extra = []
     for axis in axes:
         bias = weights.get(axis.tensor)

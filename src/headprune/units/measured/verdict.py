@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from headprune.units.called import expose
 from headprune.units.measured import cache
 from headprune.units.measured.calls import Trace
 from headprune.units.measured.influence import NotReadableError
@@ -136,6 +137,7 @@ def fresh_twin(kind: Any, config: Any, dtype: torch.dtype) -> Any:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), _default_dtype(torch.float32):
         torch.manual_seed(0)
         twin = kind(copy.deepcopy(config)).to(dtype).eval()
+    expose(twin)
     if hasattr(twin, "set_experts_implementation"):  # kernels for experts know few precisions and widths
         twin.set_experts_implementation("eager")
     randomise(twin, 0)
@@ -168,9 +170,9 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def judge(twin: nn.Module, runs: Sequence[Run]) -> Verdict:
-    """Read, try and prove every attention module of this small model."""
-    paths = attention_modules(twin)
+def judge(twin: nn.Module, runs: Sequence[Run], paths: Sequence[str] | None = None) -> Verdict:
+    """Read, try and prove every attention module of this small model, or the modules at these paths."""
+    paths = attention_modules(twin) if paths is None else paths
     trace = trace_runs(twin, runs, paths)
     found: list[DenseSite] = []
     left: list[tuple[str, str]] = []
@@ -184,14 +186,15 @@ def judge(twin: nn.Module, runs: Sequence[Run]) -> Verdict:
             left.append((path, known))
         else:
             found.append(_moved(known, path, trace))
+    inner = {site.o: max((s.path for s in found if s.o == site.o), key=len) for site in found}
+    found = [site for site in found if site.path == inner[site.o] or not _related(site.path, inner[site.o])]
     taken = Counter(site.o for site in found)
     left += [(site.path, "its output map serves several modules") for site in found if taken[site.o] > 1]
     found = [site for site in found if taken[site.o] == 1]
     proven, refused = prove(twin, runs, found)
     order = {path: number for number, path in enumerate(paths)}
     # What lies inside a module that was read, or around one, is not attention of its own.
-    known = [site.path for site in proven]
-    left = [pair for pair in left if not any(_related(pair[0], path) for path in known)]
+    left = [pair for pair in left if not any(_related(pair[0], site.path) for site in proven)]
     return Verdict(tuple(proven), tuple(sorted([*left, *refused], key=lambda pair: order[pair[0]])))
 
 
