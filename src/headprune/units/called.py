@@ -46,6 +46,11 @@ class CalledAttention(nn.MultiheadAttention):
             return output.squeeze(0), None if weights is None else weights.squeeze(0)
         return output if self.batch_first else output.transpose(0, 1), weights
 
+    def _reset_parameters(self) -> None:
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        self._qkv_same_embed_dim = False
+
     def _projected(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         if self.in_proj_weight is not None:
             maps = self.in_proj_weight.chunk(3)

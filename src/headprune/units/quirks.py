@@ -60,6 +60,11 @@ class Bias(nn.Module):
         shape = (*inputs.shape[:-1], self.out_features)
         return inputs.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """No columns: for initialisers that reach into modules."""
+        return torch.empty(self.out_features, 0)
+
     def extra_repr(self) -> str:
         return f"out_features={self.out_features}, bias={self.bias is not None}"
 

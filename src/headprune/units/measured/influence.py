@@ -187,8 +187,8 @@ def _elsewhere(
             if len(size) == len(flat):
                 others[place] = 0
                 mixes |= bool((others > noise * size.max().clamp_min(1e-30)).any())
-            elif name in single:
-                mixes = True  # keys of another sequence
+            else:  # keys of another sequence
+                mixes |= int((size.amax(1) > noise * size.max().clamp_min(1e-30)).sum()) > 1
             if name in single:
                 share = others.amax(0) / size.max().clamp_min(1e-30)
                 tables[name] = torch.maximum(tables[name], share.to(tables[name]))
