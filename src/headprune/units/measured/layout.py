@@ -144,7 +144,12 @@ def _refuse_norms_across_heads(found: Influence, linears: Mapping[str, tuple[str
 
 def _coupling(found: Influence) -> str:
     """Name what couples everything: a norm by preference, since that is what usually does."""
-    names = [name for name, tables in found.axes.items() if any(bool(table.all(0).any()) for table in tables)]
+    names = [
+        name
+        for name, tables in found.axes.items()
+        # A norm of what the output map is given has a scale for every column of it.
+        if any(bool(table.all(0).any()) for table in tables) or tables[0].shape[1] == found.columns
+    ]
     norms = [name.rpartition(".")[0] for name in names if "norm" in name.lower()]
     return norms[0] if norms else "something in its computation"
 
