@@ -155,7 +155,7 @@ def check(model_type: str) -> dict[str, Any]:
         steps = [("half of its units", half)]
         last = next((site for site in sites if _can_be_emptied(site)), None)
         if last is not None:
-            gone = {head for head in half}
+            gone = set(half)
             rest = [tuple(head) for unit in last.units() for head in unit if tuple(head) not in gone]
             steps.append(("a whole site", rest))
         dense = copy.deepcopy(model)
@@ -272,9 +272,9 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         "# Coverage",
         "",
         "Which model types can be pruned exactly, as measured by `python -m benchmarks.coverage` with transformers "
-        f"{transformers.__version__} and torch {torch.__version__.split('+')[0]}: a small random model of each type, half "
-        "of its units removed, then a whole site, compared with zeros in the columns of its output projections, then saved "
-        "and loaded.",
+        f"{transformers.__version__} and torch {torch.__version__.split('+')[0]}: a small random model of each type, "
+        "half of its units removed, then a whole site, compared with zeros in the columns of its output projections, "
+        "then saved and loaded.",
         "",
         "| result | model types |",
         "|---|---|",

@@ -62,8 +62,8 @@ __all__ = [
     "register_family",
     "remove",
     "resolve",
-    "survey",
     "save",
     "score",
+    "survey",
     "task_of",
 ]

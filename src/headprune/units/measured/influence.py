@@ -149,7 +149,7 @@ def _measured(
     found = {
         name: [table > noise * max(float(table.max()), 1e-30) for table in parts] for name, parts in tables.items()
     }
-    # What other inputs would reach may have heads as well (Longformer's maps for global attention), and nobody saw them.
+    # What other inputs would reach may have heads as well, which nobody saw (Longformer's maps for global attention).
     for name in linears:
         if name not in outputs and not any(bool(table.any()) for table in found.get(f"{name}.weight", [])):
             raise NotReadableError(f"its map {name} did not run on the inputs that were tried")
