@@ -58,8 +58,8 @@ def _measured(model: PreTrainedModel) -> Survey:
         verdict = verdict_on(model)
     except NoTwinError as error:
         raise UnsupportedModelError(
-            f"Model type {model.config.model_type!r} is not in the table, and its layout could not be measured: {error}; "
-            f"{HOW_TO_REGISTER}."
+            f"Model type {model.config.model_type!r} is not in the table, and its layout could not be measured: "
+            f"{error}; {HOW_TO_REGISTER}."
         ) from None
     if not verdict.sites:
         why = (
