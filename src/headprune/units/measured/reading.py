@@ -54,7 +54,8 @@ def read(model: nn.Module, path: str, trace: Trace) -> Reading:
         rest = {name: child for name, child in inside.items() if name != output}
         try:
             found = influence(Subject(module, trace.calls[path], output), rest)
-            made = layout(found, {name: (f"{name}.weight", f"{name}.bias") for name in rest}, declared)
+            named = {name: (f"{name}.weight", f"{name}.bias") for name in rest}
+            made = layout(found, named, declared, inside=output is not None)
         except NotReadableError as error:
             reasons.append(str(error))
             continue

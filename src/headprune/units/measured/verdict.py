@@ -74,9 +74,7 @@ def _class(model: nn.Module) -> Any:
 
 def _settings(config: Any) -> str:
     settings = config.to_dict()
-    settings.update(
-        (settings.get("headprune") or {}).get("dense", {})
-    )  # counts that a plain class was to be built with
+    settings.update((settings.get("headprune") or {}).get("dense", {}))  # a native checkpoint states fewer heads
     settings = {name: value for name, value in settings.items() if name not in ("pruned_heads", "headprune")}
     return json.dumps(settings, sort_keys=True, default=str)
 
