@@ -156,10 +156,10 @@ def prune_and_reload(model: Any, runs: Sequence[Run], folder: Path) -> headprune
 
 
 TYPES = {
-    "text": ["gptj", "gpt_neo", "gpt_bigcode", "codegen", "mpt", "esm", "luke", "layoutlmv3", "big_bird"],
+    "text": ["gptj", "gpt_neo", "gpt_bigcode", "codegen", "mpt", "esm", "luke", "layoutlmv3"],
     "vision": ["beit", "timesformer"],
     "audio": ["wav2vec2"],
-    "vision-language": ["qwen2_vl", "gemma3", "blip-2"],
+    "vision-language": ["qwen2_vl", "gemma3"],
     "detection": ["detr"],
     "experts": ["mixtral", "qwen3_moe", "gpt_oss"],
     "compressed keys": ["deepseek_v3"],
@@ -181,7 +181,6 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
     "one key for all": ({"multi_query": True}, 1),
     "a key for each": ({"multi_query": False}, 1),
     "a key for two": ({"new_decoder_architecture": True, "num_kv_heads": 2}, 2),
-    "one key and alibi": ({"multi_query": True, "alibi": True}, 1),
 }
 
 
