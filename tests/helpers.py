@@ -32,7 +32,7 @@ Heads = list[tuple[int, int]]
 
 def label(entry: Entry) -> str:
     """The name of a test case, with what is special about this family's attention."""
-    tags = sorted(entry.tags & {"tied", "cross", "gqa", "fused", "interleaved", "inferred", "conv1d"})
+    tags = sorted(entry.tags & {"tied", "cross", "gqa", "fused", "interleaved", "measured", "conv1d"})
     if entry.kv_heads == 1:
         tags = ["MQA" if tag == "gqa" else tag for tag in tags]
     return "+".join([entry.name, *(NAMES.get(tag, tag) for tag in tags)])

@@ -113,8 +113,21 @@ def test_an_adapter_model() -> None:
     headprune.remove(model.merge_and_unload(), [(0, 0)])
 
 
-def test_a_norm_across_heads_can_be_gated_but_not_removed() -> None:
+def test_a_norm_across_heads_is_named() -> None:
     """OLMo-2 normalises queries over all heads: without one of them, all the others change."""
+    model = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**GQA)).eval()
+    before = state_of(model)
+    message = says("'olmo2'", "stopped at model.layers.0.self_attn (Olmo2Attention)", "q_norm normalises across heads")
+    with pytest.raises(UnsupportedModelError, match=message):
+        headprune.remove(model, [(1, 0), (1, 1)])
+    assert_unchanged(model, before)
+
+
+@pytest.mark.usefixtures("clean_table")
+def test_a_norm_across_heads_of_a_registered_family_can_be_gated_but_not_removed() -> None:
+    """Whoever registers it may still switch heads off."""
+    layout = headprune.Layout("self_attn", "q_proj", "k_proj", "v_proj", "o_proj")
+    headprune.register_family("olmo2", model_types=["olmo2"], layouts=[layout], stack="decoder")
     model = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**GQA)).eval()
     batch, before = ZOO["llama"].batch(0), state_of(model)
     message = says("Heads of site 1 (model.layers.1.self_attn)", "q_norm normalises across heads", "only gating works")
@@ -128,21 +141,6 @@ def test_a_norm_across_heads_can_be_gated_but_not_removed() -> None:
         assert not identical(plain, outputs(model, batch))
 
 
-def persimmon() -> Any:
-    settings = {k: v for k, v in GQA.items() if k not in ("head_dim", "num_key_value_heads")}
-    return transformers.PersimmonForCausalLM(transformers.PersimmonConfig(**settings))
-
-
-def test_a_fused_projection_of_an_unknown_family_is_not_guessed() -> None:
-    with pytest.raises(
-        UnsupportedModelError,
-        match=says(
-            "'persimmon'", "stopped at model.layers.0.self_attn (PersimmonAttention)", "headprune.register_family("
-        ),
-    ):
-        headprune.resolve(persimmon())
-
-
 def test_a_model_without_attention() -> None:
     model = transformers.ResNetModel(
         transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1], num_channels=3)
@@ -151,7 +149,10 @@ def test_a_model_without_attention() -> None:
         headprune.resolve(model)
 
 
-def test_a_table_with_a_head_axis_that_is_not_known() -> None:
+@pytest.mark.usefixtures("clean_table")
+def test_a_table_with_a_head_axis_that_a_registered_family_does_not_know() -> None:
+    layout = headprune.Layout("SelfAttention", "q", "k", "v", "o")
+    headprune.register_family("umt5", model_types=["umt5"], layouts=[layout], head_dim="key_value_proj_dim")
     settings = {"vocab_size": VOCAB, "d_model": 24, "d_kv": 5, "num_heads": 4, "num_layers": 1, "d_ff": 20}
     model = transformers.UMT5EncoderModel(transformers.UMT5Config(**settings))
     before = state_of(model)
@@ -231,7 +232,7 @@ def test_an_error_in_the_middle_of_surgery_is_undone(monkeypatch: pytest.MonkeyP
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(headprune.surgery.cut, "restructure", fail)
+    monkeypatch.setattr(headprune.units.cutting.removal, "restructure", fail)
     with pytest.raises(MemoryError):
         headprune.remove(model, [(0, 1), (1, 2)])
     assert_unchanged(model, before)

@@ -61,12 +61,12 @@ TABLE = [
 ]
 
 
-def test_the_promised_families_are_in_the_table_and_the_inferred_ones_are_not() -> None:
+def test_the_promised_families_are_in_the_table_and_the_measured_ones_are_not() -> None:
     assert set(TABLE) <= set(supported_model_types())
-    inferred = {entry.build().config.model_type for entry in ZOO.values() if "inferred" in entry.tags}
-    assert len(inferred) >= 4
-    assert not inferred & set(supported_model_types())
-    present = {entry.build().config.model_type for entry in ZOO.values() if "inferred" not in entry.tags}
+    measured = {entry.build().config.model_type for entry in ZOO.values() if "measured" in entry.tags}
+    assert len(measured) >= 4
+    assert not measured & set(supported_model_types())
+    present = {entry.build().config.model_type for entry in ZOO.values() if "measured" not in entry.tags}
     assert present == set(TABLE)
 
 
@@ -83,7 +83,7 @@ def test_heads_and_their_storage(entry: Entry) -> None:
         assert site.storage == ("interleaved" if interleaved else "fused" if fused else "separate")
         assert site.conv1d == ("conv1d" in entry.tags)
         assert site.applications == (3 if entry.name == "albert" else 1)
-        assert (site.family == "inferred") == ("inferred" in entry.tags)
+        assert (site.family == "measured") == ("measured" in entry.tags)
         assert site.obstacle == ""
         assert [p.heads for p in (site.q, site.k, site.v)] == [entry.heads, entry.kv_heads, entry.kv_heads]
 

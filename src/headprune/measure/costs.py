@@ -49,7 +49,7 @@ def head_parameters(model: PreTrainedModel, site: AttentionSite) -> int:
     projection, whose bias stays."""
     if not site.kept:
         return 0
-    paths = {projection.module for projection in site.projections}
+    paths = {projection.module for projection in site.projections} | set(site.maps)
     count = sum(parameter.numel() for path in paths for parameter in model.get_submodule(path).parameters())
     return count + model.get_submodule(site.o).weight.numel()
 
@@ -99,11 +99,12 @@ def _by_weights(model: PreTrainedModel, sites: Sequence[AttentionSite], tokens: 
         length = tokens if length is None else length
         layers[layer_path(site.path) + "."] = site.applications * length
         if site.kept:
-            paths = {projection.module for projection in site.projections} | {site.o}
+            paths = {projection.module for projection in site.projections} | {*site.maps, site.o}
             weights = sum(model.get_submodule(path).weight.numel() for path in paths)
             attention = 2 * length * length * site.heads * site.head_dim
             heads += site.applications * 2 * (length * weights + attention)
-    counted = {projection.module for site in sites for projection in site.projections} | {site.o for site in sites}
+    counted = {projection.module for site in sites for projection in site.projections}
+    counted |= {path for site in sites for path in (*site.maps, site.o)}
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
     rest = 0
     for path, module in model.named_modules():

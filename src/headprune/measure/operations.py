@@ -84,7 +84,7 @@ def _structure(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> Any:
 
 
 def _projections(site: AttentionSite) -> set[str]:
-    owners = {axis.tensor.rpartition(".")[0] for axis in site.axes} - {site.path}
+    owners = {axis.tensor.rpartition(".")[0] for axis in site.dense_axes} - {site.path, site.o}
     return {projection.module for projection in (site.q, site.k, site.v, *site.extras) if projection.module} | owners
 
 

@@ -54,12 +54,14 @@ def influence(subject: Subject, linears: Mapping[str, nn.Module]) -> Influence:
         outputs: dict[str, list[torch.Tensor]] = {}
         with _watched(subject, linears, outputs) as seen:
             result = subject.module(*args, **kwargs)
-        columns = seen[-1] if subject.output is not None and seen else _joined(result)
+        if subject.output is not None and not seen:
+            raise NotReadableError("no linear map takes what its heads give")
+        columns = seen[-1] if subject.output is not None else _joined(result)
         if columns is None or not columns.requires_grad or columns.dim() < 2:
             raise NotReadableError("what its output map is given could not be followed back to its weights")
         if len(seen) > 1:
             raise NotReadableError("its output map runs several times in one call")
-        return _measured(subject.module, columns, arguments, outputs)
+        return _measured(subject.module, columns, arguments, outputs, linears)
 
 
 def _joined(result: Any) -> torch.Tensor | None:
@@ -129,6 +131,7 @@ def _measured(
     columns: torch.Tensor,
     arguments: Mapping[str, torch.Tensor],
     outputs: Mapping[str, list[torch.Tensor]],
+    linears: Mapping[str, nn.Module],
 ) -> Influence:
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     tensors = {name: tensor for name, tensor in named.items() if tensor.requires_grad and tensor.dim()}
@@ -137,8 +140,11 @@ def _measured(
     generator = torch.Generator().manual_seed(0)
     weights = torch.rand(len(flat), generator=generator).to(flat) + 0.5
     noise = NOISE.get(columns.dtype, 1e-6)
-    elsewhere, mixes = _elsewhere(flat, outputs, arguments, noise)
-    if not mixes:
+    last = len(flat) // 2 - 1  # the last token of the first of two samples, which sees all before it
+    places = dict.fromkeys((last, max(last // 2, 0)))  # or one before it, where the last is padding
+    found_elsewhere = (_elsewhere(flat, place, outputs, arguments, noise) for place in places)
+    elsewhere = next((rows for rows, mixes in found_elsewhere if mixes), None)
+    if elsewhere is None:
         raise NotReadableError("it does not mix tokens")
     tables = {name: [torch.zeros(flat.shape[1], size) for size in tensor.shape] for name, tensor in everything}
     for column in range(flat.shape[1]):
@@ -154,6 +160,10 @@ def _measured(
     found = {
         name: [table > noise * max(float(table.max()), 1e-30) for table in parts] for name, parts in tables.items()
     }
+    # What other inputs would reach may have heads as well, which nobody saw (Longformer's maps for global attention).
+    for name in linears:
+        if name not in outputs and not any(bool(table.any()) for table in found.get(f"{name}.weight", [])):
+            raise NotReadableError(f"its map {name} did not run on the inputs that were tried")
     return Influence(
         columns=flat.shape[1],
         axes={name: found[name] for name in tensors},
@@ -165,12 +175,13 @@ def _measured(
 
 def _elsewhere(
     flat: torch.Tensor,
+    place: int,
     outputs: Mapping[str, list[torch.Tensor]],
     arguments: Mapping[str, torch.Tensor],
     noise: float,
 ) -> tuple[dict[str, torch.Tensor], bool]:
-    """Per row of each linear map, whether a token's columns depend on what the map gave for other tokens."""
-    place = len(flat) // 2 - 1  # the last token of the first of two samples, which sees all before it
+    """Per row of each linear map, whether the columns of the token at this place depend on what the map gave for
+    other tokens."""
     single = {name: parts[0] for name, parts in outputs.items() if len(parts) == 1 and parts[0].requires_grad}
     wanted = {**single, **{f"argument {name}": tensor for name, tensor in arguments.items()}}
     tables = {name: torch.zeros(tensor.shape[-1]) for name, tensor in single.items()}

@@ -62,13 +62,17 @@ def merged(found: Layout, blocks: int) -> Layout | None:
     return Layout(members, found.group * blocks, tuple(joined(axis) for axis in found.axes), (), roles)
 
 
-def layout(found: Influence, linears: Mapping[str, tuple[str, str]], declared: int | None) -> Layout:
+def layout(
+    found: Influence, linears: Mapping[str, tuple[str, str]], declared: int | None, *, inside: bool = True
+) -> Layout:
     """The layout; `linears` maps a linear map's name to those of its weight and bias, `declared` is the head count that
-    the module states, which decides how many heads a unit is said to have."""
+    the module states, which decides how many heads a unit is said to have; `inside`: the output map is the module's."""
     queries = _partition(_query_sets(found, linears), found.columns)
     units = _components(found.columns, _column_sets(found), queries)
     if len(units) == 1 and declared != 1:
-        raise NotReadableError(f"{_coupling(found)} couples all its heads, so every head depends on all the others")
+        raise NotReadableError(
+            f"{_coupling(found, inside)} couples all its heads, so every head depends on all the others"
+        )
     if len({len(unit) for unit in units}) > 1:
         raise NotReadableError(f"its units have different widths ({sorted({len(unit) for unit in units})} columns)")
     if len(units[0]) == 1:
@@ -142,9 +146,14 @@ def _refuse_norms_across_heads(found: Influence, linears: Mapping[str, tuple[str
                 raise NotReadableError(f"{owner} normalises across heads, so every head depends on all the others")
 
 
-def _coupling(found: Influence) -> str:
+def _coupling(found: Influence, inside: bool) -> str:
     """Name what couples everything: a norm by preference, since that is what usually does."""
-    names = [name for name, tables in found.axes.items() if any(bool(table.all(0).any()) for table in tables)]
+    names = [
+        name
+        for name, tables in found.axes.items()
+        # A norm of what the output map is given has a scale for every column of it.
+        if any(bool(table.all(0).any()) for table in tables) or (inside and tables[0].shape[1] == found.columns)
+    ]
     norms = [name.rpartition(".")[0] for name in names if "norm" in name.lower()]
     return norms[0] if norms else "something in its computation"
 

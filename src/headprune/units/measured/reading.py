@@ -54,7 +54,8 @@ def read(model: nn.Module, path: str, trace: Trace) -> Reading:
         rest = {name: child for name, child in inside.items() if name != output}
         try:
             found = influence(Subject(module, trace.calls[path], output), rest)
-            made = layout(found, {name: (f"{name}.weight", f"{name}.bias") for name in rest}, declared)
+            named = {name: (f"{name}.weight", f"{name}.bias") for name in rest}
+            made = layout(found, named, declared, inside=output is not None)
         except NotReadableError as error:
             reasons.append(str(error))
             continue
@@ -70,10 +71,11 @@ def read(model: nn.Module, path: str, trace: Trace) -> Reading:
 
 def _telling(reasons: Sequence[str]) -> str:
     """The reason that says most: of maps that cannot be the output map, "it does not mix tokens" says nothing."""
-    said = [reason for reason in reasons if reason != "it does not mix tokens"]
+    nothing = "no linear map takes what its heads give"
+    said = [reason for reason in reasons if reason not in ("it does not mix tokens", nothing)]
     if said:
         return said[0]
-    return "no linear map takes what its heads give" if reasons else "it has no linear map inside or after it"
+    return nothing if reasons else "it has no linear map inside or after it"
 
 
 def _short(error: Exception) -> str:

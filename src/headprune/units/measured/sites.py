@@ -115,12 +115,14 @@ def _other_tensors(dense: DenseSite) -> tuple[str, ...]:
 
 def _projection(dense: DenseSite, role: Role, kept: Sequence[int], units: Sequence[int]) -> Projection:
     rows = next((rows for rows in dense.layout.roles if rows.role == role), None)
-    if rows is None or not kept:
+    if rows is None:
         return Projection("", role, 0, 0)
+    path = f"{dense.path}.{rows.linear}" if dense.path else rows.linear
+    if not kept:
+        return Projection(path, role, 0, 0)
     axis = next(axis for axis in dense.layout.axes if axis.tensor == f"{rows.linear}.weight")
     place = {row: number for number, row in enumerate(axis.left(units))}
     table = tuple(tuple(place[row] for row in rows.table[which]) for which in (kept if role == "q" else units))
-    path = f"{dense.path}.{rows.linear}" if dense.path else rows.linear
     return _regular(path, role, table, len(place))
 
 

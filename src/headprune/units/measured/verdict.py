@@ -120,14 +120,22 @@ def _settings(config: Any) -> str:
             return {str(name): plain(item) for name, item in value.items() if name not in NOT_STRUCTURE}
         return value
 
-    return json.dumps(plain(config.to_dict()), sort_keys=True, default=str)
+    settings = config.to_dict()
+    settings.update(_dense_counts(config))
+    return json.dumps(plain(settings), sort_keys=True, default=str)
+
+
+def _dense_counts(config: Any) -> dict[str, int]:
+    """What a native checkpoint, whose config states fewer heads, says of the dense model."""
+    return (getattr(config, "headprune", None) or {}).get("dense", {})
 
 
 def dense_config(config: Any) -> Any:
     """The config without a record of what was removed."""
-    config = copy.deepcopy(config)
+    counts, config = _dense_counts(config), copy.deepcopy(config)
     for name in ("pruned_heads", "headprune"):
         config.__dict__.pop(name, None)
+    config.__dict__.update(counts)
     return config
 
 
