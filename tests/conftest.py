@@ -15,6 +15,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "HF_MODULES_CACHE" not in os.environ:  # remote code of portable checkpoints is copied there when it is loaded
     os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="headprune-tests-")
     atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
+if "HEADPRUNE_CACHE" not in os.environ:  # proofs of this run, for all its processes, and for no other run
+    os.environ["HEADPRUNE_CACHE"] = tempfile.mkdtemp(prefix="headprune-proofs-")
+    atexit.register(shutil.rmtree, os.environ["HEADPRUNE_CACHE"], ignore_errors=True)
 
 import pytest
 import torch
@@ -50,3 +53,14 @@ def clean_table() -> Iterator[None]:
     before = list(families.FAMILIES)
     yield
     families.FAMILIES[:] = before
+
+
+@pytest.fixture
+def nothing_proven(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No verdict and no proof of an earlier test, for tests that change the code of a model."""
+    from headprune.surgery import proven
+    from headprune.units.measured import verdict
+
+    monkeypatch.setenv("HEADPRUNE_CACHE", str(tmp_path_factory.mktemp("proofs")))
+    monkeypatch.setattr(verdict, "_known", {})
+    monkeypatch.setattr(proven, "_proven", {})

@@ -14,6 +14,7 @@ import headprune
 import headprune.surgery.cut
 import headprune.units.cutting.slices
 from headprune.errors import (
+    CheckpointError,
     EquivalenceError,
     GateError,
     HeadpruneError,
@@ -94,7 +95,10 @@ def test_not_a_transformers_model(call: str, tmp_path: Any, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     model = NotOurs()
     before = state_of(model)
-    with pytest.raises(UnsupportedModelError, match=says("works on transformers models (PreTrainedModel)", "NotOurs")):
+    kind, words = (
+        (CheckpointError, "writes transformers models") if call == "save" else (UnsupportedModelError, "NotOurs")
+    )
+    with pytest.raises(kind, match=says(words)):
         CALLS[call](model)
     assert_unchanged(model, before)
     assert list(tmp_path.iterdir()) == []

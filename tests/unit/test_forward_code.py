@@ -15,7 +15,6 @@ from transformers.models.phi3.modeling_phi3 import Phi3Attention
 
 import headprune
 from headprune.errors import UnsupportedModelError
-from headprune.units.measured import verdict
 from helpers import MATTERS, TOLERANCE, difference, gated_outputs, gates_without, outputs, some_heads
 from zoo import VISION, ZOO, image_batch, spread
 
@@ -44,10 +43,7 @@ def untold(function: Any) -> Any:
 DECORATORS: dict[str, Decorator] = {"told": told, "untold": untold, "partialmethod": functools.partialmethod}
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The class is another one in each test, although its name is not."""
-    monkeypatch.setattr(verdict, "_known", {})
+pytestmark = pytest.mark.usefixtures("nothing_proven")
 
 
 def vision(**settings: Any) -> Any:

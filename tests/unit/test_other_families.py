@@ -146,14 +146,14 @@ def test_registering_an_interleaved_family() -> None:
 
 
 @pytest.mark.usefixtures("clean_table")
-def test_a_wrong_registration_is_found_by_verify() -> None:
+def test_a_wrong_registration_is_found_by_the_proof() -> None:
     """Block after block instead of head by head: the shapes agree, the numbers do not."""
     headprune.register_family(
         "wrong", model_types=["persimmon"], layouts=[headprune.Layout("self_attn", *("query_key_value",) * 3, "dense")]
     )
     model = persimmon()
-    with pytest.raises(headprune.HeadpruneError, match="was undone"):
-        headprune.remove(model, [(0, 1)], verify=decoder_batch(0))
+    with pytest.raises(UnsupportedModelError, match="on a small random model, removing heads did not give"):
+        headprune.remove(model, [(0, 1)])
 
 
 class RenamedAttention(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headprune.measure.costs import Flops, flops, head_parameters, parameters_by_module, total_parameters
-from headprune.surgery.proven import unproven
+from headprune.surgery.proven import proof_for
 from headprune.units import AttentionSite, survey
 
 
@@ -65,6 +65,6 @@ def inspect(model: PreTrainedModel, *, tokens: int | None = None) -> Inspection:
         head_parameters=sum(head_parameters(model, site) for site in sites),
         flops=flops(model, sites, tokens=tokens),
         known_by=found.known_by,
-        unproven=unproven(model, sites),
+        unproven=proof_for(model, sites).removing,
         left=found.left,
     )

@@ -19,7 +19,7 @@ from headprune.store.files import replaced_directory
 from headprune.store.places import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.store.processors import carry_processor
 from headprune.surgery.shrink import learn_layout, shrink
-from headprune.units import AttentionSite, resolve
+from headprune.units import AttentionSite, survey
 
 # The numbers by which a dense config of a family with a `head_dim` can describe a uniformly pruned model.
 NATIVE_COUNTS = ("num_attention_heads", "num_key_value_heads")
@@ -39,7 +39,11 @@ def save(
     With `portable=True` the checkpoint also carries the code that plain transformers needs to load it
     (`trust_remote_code=True`). The directory appears, or is replaced, in one step.
     """
-    sites = resolve(model)
+    if not isinstance(model, PreTrainedModel):
+        raise CheckpointError(
+            f"headprune.save writes transformers models; {type(model).__name__} is none: use torch.save(model, path)."
+        )
+    sites = survey(model).sites
     target = Path(path)
     try:
         with replaced_directory(target) as fresh:

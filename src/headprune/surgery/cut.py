@@ -38,7 +38,7 @@ def cut(
     check_removable(sites, chosen)
     if not chosen:
         return
-    require_proof(model, sites, verified=verify is not None)
+    require_proof(model, sites, chosen, verified=verify is not None)
     expected = _gated_outputs(model, sites, chosen, verify) if verify is not None else None
     _refuse_accelerate_hooks(model, sites, remaining(sites, chosen))
     undo = Undo(model)

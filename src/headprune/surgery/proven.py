@@ -4,69 +4,92 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
-from headprune.units import AttentionSite, resolve
+from headprune.units import AttentionSite, Member, resolve
+from headprune.units.cutting.removal import remaining
+from headprune.units.families import family_of
 from headprune.units.measured import cache
 from headprune.units.measured.proof import everywhere, fails, reloading_fails
 from headprune.units.measured.verdict import NoTwinError, dense_class, dense_config, fresh_twin, twin_of
 from headprune.units.small import small_config
 
 NO_TWIN = "nothing could be proven, since "
+AS_IT_IS = 50_000_000  # parameters of a model whose twin may be as large as itself
 NOT_STRUCTURE = ("pruned_heads", "headprune", "id2label", "label2id", "_name_or_path")
-_proven: dict[tuple[type, str], str] = {}
+_proven: dict[tuple[type, str], Proof] = {}
 
 
-def require_proof(model: PreTrainedModel, sites: Sequence[AttentionSite], *, verified: bool) -> None:
-    """Raise unless removal is proven; where no twin can be built, being `verified` on a batch stands for the proof."""
-    reason = unproven(model, sites)
-    no_twin = reason.startswith(NO_TWIN)
-    if reason and not (no_twin and verified):
+@dataclass(frozen=True)
+class Proof:
+    """Why removals are not exact, and why emptying a site is not; empty where they are."""
+
+    removing: str = ""
+    emptying: str = ""
+
+
+def require_proof(
+    model: PreTrainedModel, sites: Sequence[AttentionSite], members: Sequence[Member], *, verified: bool
+) -> None:
+    """Raise unless removing these members is proven; where no twin can be built, being `verified` on a batch stands for
+    the proof."""
+    proof = proof_for(model, sites)
+    no_twin = proof.removing.startswith(NO_TWIN)
+    if proof.removing and not (no_twin and verified):
         fix = "; pass a batch as verify= to have the removal checked on it instead" if no_twin else ""
-        raise UnsupportedModelError(f"Heads of {type(model).__name__} cannot be removed: {reason}{fix}.")
+        raise UnsupportedModelError(f"Heads of {type(model).__name__} cannot be removed: {proof.removing}{fix}.")
+    if proof.emptying and any(not ids for ids in remaining(sites, members).values()):
+        raise UnsupportedModelError(
+            f"No site of {type(model).__name__} can lose all its heads: {proof.emptying}; keep one unit per site "
+            "(min_per_site=1)."
+        )
 
 
-def unproven(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> str:
-    """Empty where removal is proven exact for the class of this model, otherwise why not.
-
-    What was measured has been proven by then; a table is proven here, once.
-    """
+def proof_for(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> Proof:
+    """Whether removal is exact for the class of this model. What was measured has been proven by then; a table is
+    proven here, once."""
     if all(site.recipe is not None for site in sites):
-        return ""
+        return Proof()
     key = dense_class(model), _structure(model, sites)
-    if key not in _proven:
-        stored = cache.read(key[0], "table " + key[1])
-        with torch.device("cpu"):
-            _proven[key] = _proof(model) if stored is None else stored["reason"]
-        if stored is None:
-            cache.write(key[0], "table " + key[1], {"reason": _proven[key]})
-    return _proven[key]
+    if key in _proven or cache.read(key[0], "table " + key[1]) is not None:
+        return _proven.setdefault(key, Proof())
+    with torch.device("cpu"):
+        found = _proof(model)
+    if found == Proof():  # only what went well is remembered
+        _proven[key] = found
+        cache.write(key[0], "table " + key[1], {"proven": True})
+    return found
 
 
-def _proof(model: PreTrainedModel) -> str:
-    """Empty where all removals from a small twin are exact; otherwise why not."""
+def _proof(model: PreTrainedModel) -> Proof:
+    """Remove heads from a small twin and look."""
     kind, config = dense_class(model), dense_config(model.config)
     try:
-        twin, runs = twin_of(kind, small_config(config, keep_heads=False, depth=2))
-        small = twin.config
-    except (NoTwinError, ValueError, TypeError, KeyError) as error:
-        if sum(parameter.numel() for parameter in model.parameters()) > 50_000_000:
-            return NO_TWIN + str(error)
+        small = small_config(config, keep_heads=False, depth=2)
+        twin, runs = twin_of(kind, small)
+    except Exception as error:  # whatever a config class or a model says to sizes it did not expect
+        if sum(parameter.numel() for parameter in model.parameters()) > AS_IT_IS:
+            return Proof(NO_TWIN + str(error))
         try:
-            twin, runs = twin_of(kind, config)
             small = config
+            twin, runs = twin_of(kind, config)
         except NoTwinError as again:
-            return NO_TWIN + str(again)
+            return Proof(NO_TWIN + str(again))
     sites = resolve(twin)
-    for pattern in everywhere(sites):
+    some, *emptied = everywhere(sites)
+    reason = fails(twin, runs, sites, some)
+    if reason:
+        return Proof(f"on a small random model, {reason}")
+    for pattern in emptied:
         reason = fails(twin, runs, sites, pattern)
         if reason:
-            return f"on a small random model, {reason}"
-    return reloading_fails(twin, lambda: fresh_twin(kind, small, twin.dtype), runs, sites)
+            return Proof(emptying=f"on a small random model, {reason}")
+    return Proof(reloading_fails(twin, lambda: fresh_twin(kind, small, twin.dtype), runs, sites))
 
 
 def _structure(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> str:
@@ -83,4 +106,7 @@ def _structure(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> str:
         {n: v for n, v in model.config.to_dict().items() if n not in ("id2label", "label2id", "_name_or_path")}
     )
     sharing = sorted({(site.path.count("."), site.group == 1, site.storage, bool(site.extras)) for site in sites})
-    return json.dumps([settings, sharing, sorted({site.obstacle for site in sites})], sort_keys=True, default=str)
+    entry = repr(family_of(model.config.model_type))  # anyone may register another
+    return json.dumps(
+        [settings, entry, sharing, sorted({site.obstacle for site in sites})], sort_keys=True, default=str
+    )

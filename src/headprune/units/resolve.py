@@ -69,7 +69,7 @@ class Survey:
 
 def survey(model: nn.Module) -> Survey:
     """All that is known about the attention of a model."""
-    if hasattr(model, "peft_config"):
+    if hasattr(model, "peft_config") and not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
             f"headprune works on plain models, not on {type(model).__name__}; call merge_and_unload() on an adapter "
             "model first."
@@ -88,9 +88,13 @@ def _measured(model: Any) -> Survey:
         else:
             verdict = own_verdict(model)
     except NoTwinError as error:
+        if not isinstance(model, PreTrainedModel):
+            raise UnsupportedModelError(
+                f"The layout of {type(model).__name__}, which is no transformers model, could not be measured: {error}."
+            ) from None
         raise UnsupportedModelError(
-            f"{_name_of(model)[0].upper()}{_name_of(model)[1:]} is not in the table, and its layout could not be "
-            f"measured: {error}; {HOW_TO_REGISTER}."
+            f"Model type {model.config.model_type!r} is not in the table, and its layout could not be measured: "
+            f"{error}; {HOW_TO_REGISTER}."
         ) from None
     removed = removed_heads(model)
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
