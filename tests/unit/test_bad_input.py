@@ -213,6 +213,7 @@ def test_a_wrong_slice_is_found_by_verify_and_undone(name: str, monkeypatch: pyt
     model, batch = entry.build(), entry.batch(1)
     gone = flat(headprune.resolve(model)[0].units()[:1]) + flat(headprune.resolve(model)[1].units())
     before, expected = state_of(model), outputs(model, batch)
+    headprune.remove(entry.build(), gone)  # the class is proven by then: what follows is an error of this model alone
     right = headprune.units.cutting.slices.Slices.add
 
     def wrong(self: Any, path: str, side: str, selected: list[int]) -> None:

@@ -49,9 +49,17 @@ def head_parameters(model: PreTrainedModel, site: AttentionSite) -> int:
     projection, whose bias stays."""
     if not site.kept:
         return 0
-    paths = {projection.module for projection in site.projections} | set(site.maps)
+    if site.axes:
+        shares = {axis.tensor: (axis.owned, axis.length) for axis in site.axes if _is_parameter(model, axis.tensor)}
+        return sum(model.get_parameter(name).numel() * own // of for name, (own, of) in shares.items())
+    paths = {projection.module for projection in site.projections}
     count = sum(parameter.numel() for path in paths for parameter in model.get_submodule(path).parameters())
     return count + model.get_submodule(site.o).weight.numel()
+
+
+def _is_parameter(model: nn.Module, name: str) -> bool:
+    path, _, own = name.rpartition(".")
+    return own in model.get_submodule(path)._parameters
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,10 @@ def _count(
         own = 0
         if site.kept:
             products = meter.flops[site.path] - sum(meter.flops.get(path, 0) for path in inside[site.path])
-            own = products + sum(meter.flops.get(path, 0) for path in (*_projections(site), site.o))
+            own = products + meter.flops.get(site.o, 0)
+            for path in _projections(site):  # rows that heads share stay when heads go
+                rows, of = site.share_of(path)
+                own += meter.flops.get(path, 0) * rows // of
         cost, left = divmod(own, max(site.kv_heads, 1))
         if left:
             return None

@@ -66,6 +66,11 @@ class Axis:
         staying = {index for position in positions for index in self.units[position]}
         return sorted({*range(self.length)} - gone | staying)
 
+    @property
+    def owned(self) -> int:
+        """How many indices belong to units."""
+        return sum(len(unit) for unit in self.units)
+
     def compacted(self, positions: Sequence[int]) -> Axis:
         """The axis when only the units at these positions are left."""
         place = {index: number for number, index in enumerate(self.left(positions))}
@@ -194,6 +199,11 @@ class AttentionSite(Site):
         """The axes of a measured site as they are now, when some units may have gone."""
         present = [member // self.group for member in self.kept[:: self.group]]
         return tuple(axis.compacted(present) for axis in self.dense_axes) if present else ()
+
+    def share_of(self, path: str) -> tuple[int, int]:
+        """How many rows of this map belong to heads, and of how many; all of them by the table."""
+        axis = next((axis for axis in self.axes if axis.tensor == f"{path}.weight"), None)
+        return (axis.owned, axis.length) if axis is not None else (1, 1)
 
     @property
     def roles(self) -> tuple[Projection, Projection, Projection]:

@@ -228,8 +228,9 @@ def _read_and_try(twin: nn.Module, path: str, trace: Trace) -> DenseSite | str:
     except NotReadableError as error:
         return str(error)
     first = ""
-    # Some code counts on blocks of heads (CodeGen's has four): then one of each block goes at a time.
-    for blocks in (1, 4, 2):
+    # Some code counts on blocks of heads (CodeGen's has four): then one of each block goes at a time. Some counts on
+    # all of them: then they go together.
+    for blocks in dict.fromkeys((1, 4, 2, reading.layout.units)):
         shape = reading.layout if blocks == 1 else merged(reading.layout, blocks)
         if shape is None:
             continue

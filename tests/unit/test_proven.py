@@ -1,0 +1,160 @@
+"""Nothing unproven is removed; what was proven is remembered; layouts of large models come from small twins."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import headprune
+from headprune.errors import HeadpruneError, UnsupportedModelError
+from headprune.surgery import proven
+from headprune.units import Layout
+from headprune.units.families import FAMILIES, Family
+from headprune.units.measured import cache, verdict
+from headprune.units.measured.stretch import stretched
+from headprune.units.small import small_config
+from zoo import ZOO
+
+
+@pytest.mark.usefixtures("nothing_proven")
+def test_a_class_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Any] = []
+    right = proven._proof
+    monkeypatch.setattr(proven, "_proof", lambda model: counted.append(type(model)) or right(model))
+    for _ in range(2):
+        headprune.remove(ZOO["bert"].build(), [(0, 0)])
+    assert len(counted) == 1
+    monkeypatch.setattr(proven, "_proven", {})  # as another process finds it
+    headprune.remove(ZOO["bert"].build(), [(0, 0)])
+    assert len(counted) == 1
+    (file,) = (cache.folder() / "proofs").iterdir()
+    assert file.name.startswith("BertForSequenceClassification-")
+
+
+@pytest.mark.usefixtures("nothing_proven", "clean_table")
+def test_an_error_in_the_table_removes_nothing() -> None:
+    """Keys and values exchanged: all shapes agree."""
+    place = next(number for number, family in enumerate(FAMILIES) if family.name == "phi3")
+    FAMILIES[place] = Family(
+        "phi3", ("phi3",), (Layout("self_attn", *("qkv_proj",) * 3, "o_proj", interleaved=True),), stack="decoder"
+    )
+    model = ZOO["phi3"].build()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(HeadpruneError):
+        headprune.remove(model, [tuple(head) for head in headprune.resolve(model)[0].units()[0]])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.usefixtures("nothing_proven")
+def test_without_a_twin_a_batch_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*args: Any) -> Any:
+        raise verdict.NoTwinError("there is none today")
+
+    monkeypatch.setattr(proven, "twin_of", none)
+    model = ZOO["bert"].build()
+    with pytest.raises(UnsupportedModelError, match=r"there is none today; pass a batch as verify="):
+        headprune.remove(model, [(0, 0)])
+    headprune.remove(model, [(0, 0)], verify=ZOO["bert"].batch(1))
+    assert headprune.resolve(model)[0].heads == 3
+
+
+@pytest.mark.usefixtures("nothing_proven")
+def test_a_verdict_is_read_from_disk_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ZOO["granite"].build()
+    first = headprune.survey(model)
+    monkeypatch.setattr(verdict, "_known", {})
+    monkeypatch.setattr(verdict, "_made", lambda *args: pytest.fail("it was measured again"))
+    assert headprune.survey(model) == first
+
+
+@pytest.mark.usefixtures("nothing_proven")
+def test_a_broken_file_costs_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ZOO["granite"].build()
+    first = headprune.survey(model)
+    for file in (cache.folder() / "proofs").iterdir():
+        file.write_text("{")
+    monkeypatch.setattr(verdict, "_known", {})
+    assert headprune.survey(model) == first
+
+
+IMAGE = {"image_size": 32, "patch_size": 2}
+WIDER: dict[str, dict[str, Any]] = {
+    "swin": {
+        "embed_dim": 16,
+        "depths": [1, 2],
+        "num_heads": [2, 4],
+        "window_size": 4,
+        "image_size": 32,
+        "patch_size": 2,
+    },
+    "falcon": {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "new_decoder_architecture": True},
+    "mpt": {"d_model": 64, "n_heads": 4, "n_layers": 1},
+    "diffllama": {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "gpt_bigcode": {"n_embd": 64, "n_head": 4, "n_layer": 1},
+}
+
+
+@pytest.mark.parametrize("model_type", WIDER)
+def test_a_layout_of_a_narrow_twin_is_that_of_the_wide_model(model_type: str) -> None:
+    """Twice as wide heads: what is stretched from the twin is what an experiment on the wide model itself finds."""
+    config = transformers.AutoConfig.for_model(model_type, **WIDER[model_type], vocab_size=99)
+    if model_type == "falcon":
+        config.num_kv_heads = 2
+    kind = transformers.AutoModel._model_mapping[type(config)]
+    narrow = verdict._on_twin(kind, small_config(config, keep_heads=True))
+    wide = verdict._on_twin(kind, config)
+    with torch.device("meta"):
+        dense = kind(config)
+    assert len(wide.sites[0].layout.members[0]) > len(narrow.sites[0].layout.members[0])
+    assert tuple(stretched(site, dense) for site in narrow.sites) == wide.sites
+
+
+def test_a_large_model_is_known_from_its_config() -> None:
+    config = transformers.StableLmConfig(num_hidden_layers=2)  # 2560 wide, 32 heads
+    with torch.device("meta"):
+        model = transformers.StableLmForCausalLM(config)
+    sites = headprune.resolve(model)
+    assert [(site.heads, site.head_dim, site.kv_heads) for site in sites] == [(32, 80, 32)] * 2
+    assert (sites[1].q.module, sites[1].q.stride, sites[1].q.width) == ("model.layers.1.self_attn.q_proj", 80, 80)
+
+
+def test_inspect_says_how_it_is_known_and_what_stays_whole(tmp_path: Path) -> None:
+    seen = headprune.inspect(ZOO["bert"].build())
+    assert "table of families" in seen.proof
+    assert "proven exact" in seen.proof
+    seen = headprune.inspect(ZOO["granite"].build())
+    assert "measured by experiment" in seen.proof
+    config = transformers.Olmo2Config(
+        vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40
+    )
+    seen = headprune.inspect(transformers.Olmo2ForCausalLM(config))
+    assert seen.proof == "None of its attention can be pruned."
+    said = json.loads(json.dumps(seen.to_json()))
+    assert said["sites"] == []
+    assert [place["path"] for place in said["left_whole"]] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    assert all("q_norm" in place["reason"] for place in said["left_whole"])
+
+
+def test_prune_warns_of_what_it_leaves_whole(caplog: pytest.LogCaptureFixture) -> None:
+    model = gemma3n()
+    batch = {"input_ids": torch.randint(3, 90, (4, 7), generator=torch.Generator().manual_seed(0))}
+    left = headprune.survey(model).left
+    assert left
+    with caplog.at_level(logging.WARNING, logger="headprune"):
+        result = headprune.prune(model, [batch], criterion="random", compensate="none", keep=0.5)
+    assert left[0][0] in caplog.text
+    assert "left whole" in caplog.text
+    assert result.trajectory[-1].left < result.trajectory[0].left
+
+
+def gemma3n() -> Any:
+    """Its last layers use the keys and values of earlier ones, so those must keep all their heads."""
+    config = small_config(transformers.Gemma3nTextConfig(), keep_heads=False, depth=2)
+    torch.manual_seed(0)
+    return transformers.Gemma3nForCausalLM(config).eval()
