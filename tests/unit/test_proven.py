@@ -86,7 +86,7 @@ def test_a_broken_file_costs_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
 IMAGE = {"image_size": 32, "patch_size": 2}
 WIDER: dict[str, dict[str, Any]] = {
     "swin": {
-        "embed_dim": 16,
+        "embed_dim": 32,
         "depths": [1, 2],
         "num_heads": [2, 4],
         "window_size": 4,

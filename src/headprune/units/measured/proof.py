@@ -21,6 +21,8 @@ from headprune.units.quirks import restructure
 from headprune.units.small import Run
 from headprune.units.spec import AttentionSite
 
+STEEP = 100.0  # gradients pass through more steps in float32 than outputs do
+
 
 def prove(
     model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]
@@ -105,7 +107,8 @@ def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[AttentionSite],
                 return "removing heads did not give what silencing them gives"
         for name, gradient in gradients(model, runs).items():
             # What loses heads has another shape; what keeps them must learn the same.
-            if name in learnt and gradient.shape == learnt[name].shape and not close(learnt[name], gradient):
+            same = name in learnt and gradient.shape == learnt[name].shape
+            if same and not close(learnt[name], gradient, loosened=STEEP):
                 return f"the gradient of {name} with heads removed is not what it is with them silenced"
         for run, before in zip(runs, continued, strict=True):
             if before is not None:
