@@ -511,6 +511,6 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("headprune.measure.inspection.resolve", broken)
+    monkeypatch.setattr("headprune.measure.inspection.survey", broken)
     with pytest.raises(ZeroDivisionError):
         program("inspect", material().bert)

@@ -219,7 +219,7 @@ def test_every_family_is_named(family: Any) -> None:
     assert tuple(re.findall(r"`([^`]+)`", model_types)) == family.model_types
     assert width == f"`{family.head_dim}`"
     assert quirk == (f"`{family.quirk}`" if family.quirk else "-")
-    section = text_of(ROOT / "README.md").partition("## Supported families")[2].partition("\n## ")[0]
+    section = text_of(ROOT / "README.md").partition("## Supported models")[2].partition("\n## ")[0]
     listed = {re.sub(r"[^a-z0-9]", "", part.lower()) for part in re.split(r"[,:.()]|\band\b", section)}
     for model_type in family.model_types:
         wanted = re.sub(r"[^a-z0-9]", "", model_type.removesuffix("_text_model").removesuffix("_vision_model"))

@@ -164,7 +164,8 @@ def _pruned(dense: type[PreTrainedModel], removed: Mapping[int, list[int]]) -> A
         if removed:
             shrink(self, removed)
 
-    return type(dense.__name__, (dense,), {"__init__": init, "__module__": dense.__module__, "headprune_dense": dense})
+    members = {"__init__": init, "__module__": dense.__module__, "headprune_dense": dense}
+    return type(dense.__name__, (dense,), members)
 
 
 def _folder(path: str | Path, options: Mapping[str, Any]) -> Path:

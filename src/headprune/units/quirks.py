@@ -60,11 +60,6 @@ class Bias(nn.Module):
         shape = (*inputs.shape[:-1], self.out_features)
         return inputs.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
 
-    @property
-    def weight(self) -> torch.Tensor:
-        """No columns: for initialisers that reach into modules."""
-        return torch.empty(self.out_features, 0)
-
     def extra_repr(self) -> str:
         return f"out_features={self.out_features}, bias={self.bias is not None}"
 
@@ -395,11 +390,21 @@ def _resize(linear: Any, inputs: int, outputs: int) -> None:
             setattr(linear, name, nn.Parameter(parameter.new_empty(wanted), requires_grad=parameter.requires_grad))
 
 
+def _mark_containers(model: nn.Module, path: str) -> None:
+    """Some initialisers reach from above into what is gone; modules with nothing of their own need none."""
+    while "." in path:
+        path = path.rpartition(".")[0]
+        around: Any = model.get_submodule(path)
+        if not around._parameters and not around._buffers:
+            around._is_hf_initialized = True
+
+
 def _empty(model: nn.Module, site: Any, entry: dict[str, Any]) -> None:
     inside = entry["o"].removeprefix(entry["path"] + ".") if entry["o"].startswith(entry["path"] + ".") else ""
     gone = {"gone": list(entry["delete"])}
     site.headprune_empty = {"o": inside, "cross": entry["cross"], "group": entry["group"], **gone}
     site._is_hf_initialized = True  # a family's weight initialiser expects projections
+    _mark_containers(model, entry["path"])
     for path in entry["delete"]:
         parent, _, name = path.rpartition(".")
         if hasattr(model.get_submodule(parent), name):

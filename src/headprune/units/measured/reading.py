@@ -66,15 +66,17 @@ def read(model: nn.Module, path: str, trace: Trace) -> Reading:
         where = trace.taker[path] if output is None else f"{path}.{output}"
         maps = tuple(f"{path}.{name}" for name in rest if name in owners)
         return Reading(path, where, trace.calls[path], made, maps)
-    raise NotReadableError(_telling(reasons))
+    raise NotReadableError(_telling(reasons, path in trace.taker))
 
 
-def _telling(reasons: Sequence[str]) -> str:
+def _telling(reasons: Sequence[str], taken: bool) -> str:
     """The reason that says most: of maps that cannot be the output map, "it does not mix tokens" says nothing."""
-    nothing = "no linear map takes what its heads give"
-    said = [reason for reason in reasons if reason not in ("it does not mix tokens", nothing)]
+    nothing, apart = "no linear map takes what its heads give", "it does not mix tokens"
+    said = [reason for reason in reasons if reason not in (nothing, apart)]
     if said:
         return said[0]
+    if taken and apart in reasons:
+        return f"{apart} on the inputs that were tried"
     return nothing if reasons else "it has no linear map inside or after it"
 
 
