@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
+import importlib
 import json
 import multiprocessing
 import tempfile
@@ -60,14 +62,30 @@ def model_class(config: Any) -> type | None:
         found = getattr(modeling_auto, name, {}).get(type(config), None)
         if found is not None:
             return found[0] if isinstance(found, tuple) else found
-    return None
+    return _own_class(type(config))
+
+
+def _own_class(config: type) -> type | None:
+    """The first model class beside the config that is built from it: parts of models are in no mapping."""
+    place = config.__module__.replace("configuration_", "modeling_")
+    try:
+        home = importlib.import_module(place)
+    except ImportError:
+        return None
+    classes = [
+        kind
+        for name, kind in vars(home).items()
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.__module__ == place
+        if kind.__dict__.get("config_class", kind.config_class) is config and not name.endswith("PreTrainedModel")
+    ]
+    return classes[0] if classes else None
 
 
 def build(model_type: str) -> tuple[Any, list[Run]]:
     config = small_config(CONFIG_MAPPING[model_type](), keep_heads=False, depth=DEPTH)
     kind: Any = model_class(config)
     if kind is None:
-        raise LookupError("no Auto class has a model for it")
+        raise LookupError("there is no model class for this config alone")
     torch.manual_seed(0)
     model = kind(config).eval()
     if hasattr(model, "set_experts_implementation"):
@@ -188,7 +206,9 @@ def _can_be_emptied(site: Any) -> bool:
 
 
 def _reloaded(model: Any, dense: Any, runs: Sequence[Run], given: list[torch.Tensor]) -> dict[str, Any]:
-    said = _loads_otherwise(model, runs, given, headprune.save, headprune.load)
+    # A class that transformers does not export cannot be found by its name.
+    named = {} if hasattr(transformers, type(model).__name__) else {"model_class": type(model)}
+    said = _loads_otherwise(model, runs, given, headprune.save, functools.partial(headprune.load, **named))
     if not said:
         return {"status": "exact"}
     plain = type(dense)

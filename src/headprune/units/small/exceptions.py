@@ -34,8 +34,16 @@ def patches_on_side(node: Node) -> int:
     return int(node.now("image_size")) // int(node.now("patch_size"))
 
 
+def some_attention(node: Node) -> list[str]:
+    """A default config may have none at all."""
+    kinds = list(node.now("layer_types"))
+    return kinds if any(kind != "linear_attention" for kind in kinds) else [*kinds[:-1], "full_attention"]
+
+
 # A function is called with the node, after all rules have been applied to it.
 EXCEPTIONS: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": lambda node: node.now("attn_layer_indices") or [1]},
+    "granitemoehybrid": {"layer_types": some_attention},
     "autoformer": {**SERIES, "moving_average": 5, "label_length": 4},
     "informer": SERIES,
     "time_series_transformer": SERIES,
