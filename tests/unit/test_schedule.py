@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import math
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -18,6 +20,7 @@ from headprune.measure.metrics import METRICS
 from headprune.search.schedule import Schedule
 from headprune.search.stop import Stop, knee
 from headprune.units.members import Head
+from headprune.units.spec import Recipe
 from helpers import difference, identical, kept_heads, outputs
 from runs import removal_order
 from scoring import labelled
@@ -75,12 +78,11 @@ def test_a_budget_is_not_overshot_but_by_a_first_unit(most: int, expected: int) 
 
 
 def test_heads_that_cannot_be_removed_are_never_chosen() -> None:
-    import transformers
-
-    from zoo import GQA
-
-    model = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**GQA))
-    assert Schedule(every=99).choose(torch.zeros(3, 6), headprune.resolve(model)) == []
+    first, second, *rest = headprune.resolve(ZOO["bert"].build())
+    sites = [replace(first, obstacle="a reason"), replace(second, recipe=Recipe(empty="")), *rest]
+    chosen = Schedule(every=99).choose(torch.zeros(len(sites), 4), sites)
+    counts = Counter(member.site for member in chosen)
+    assert counts == {1: 3, **{site.index: 4 for site in rest}}  # nothing of the first, all but one of the second
 
 
 WRONG = {
