@@ -115,6 +115,29 @@ def test_a_layout_of_a_narrow_twin_is_that_of_the_wide_model(model_type: str) ->
     assert tuple(stretched(site, dense) for site in narrow.sites) == wide.sites
 
 
+DEEP = {
+    "gpt_neo": {"hidden_size": 64, "num_layers": 6, "num_heads": 4, "attention_types": [[["global", "local"], 3]]},
+    "falcon": {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4},
+    "deberta": {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 32},
+}
+
+
+@pytest.mark.parametrize("model_type", DEEP)
+def test_a_layout_of_a_shallow_twin_is_that_of_the_deep_model(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = transformers.AutoConfig.for_model(model_type, **DEEP[model_type], vocab_size=99)
+    kind = transformers.AutoModel._model_mapping[type(config)]
+    with torch.device("meta"):
+        dense = kind(config)
+    deep = verdict._of_large(kind, config, dense)
+    monkeypatch.setattr(verdict, "DEEP", 0)
+    counted: list[int] = []
+    right = verdict._on_twin
+    monkeypatch.setattr(verdict, "_on_twin", lambda k, c: counted.append(c.num_hidden_layers) or right(k, c))
+    assert verdict._of_large(kind, config, dense) == deep
+    assert counted == [verdict.LAYERS]
+    assert len(deep.sites) == 6
+
+
 def test_a_large_model_is_known_from_its_config() -> None:
     config = transformers.StableLmConfig(num_hidden_layers=2)  # 2560 wide, 32 heads
     with torch.device("meta"):
@@ -158,3 +181,19 @@ def gemma3n() -> Any:
     config = small_config(transformers.Gemma3nTextConfig(), keep_heads=False, depth=2)
     torch.manual_seed(0)
     return transformers.Gemma3nForCausalLM(config).eval()
+
+
+def test_a_portable_checkpoint_of_a_measured_family_is_pruned_further(tmp_path: Path) -> None:
+    """Its class is made by code in the checkpoint; what was proven is the class that it derives from."""
+    entry = ZOO["granite"]
+    model = entry.build()
+    first, second = headprune.resolve(model)[0].units()[:2]
+    headprune.remove(model, first)
+    headprune.save(model, tmp_path / "model", portable=True)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", trust_remote_code=True).eval()
+    assert type(again) is not type(model)
+    for either in (model, again):
+        headprune.remove(either, second)
+    batch = entry.batch(1)
+    with torch.no_grad():
+        assert torch.equal(model(**batch).logits, again(**batch).logits)

@@ -32,6 +32,7 @@ from headprune.report.words import (
     verdict,
 )
 from headprune.units import resolve
+from headprune.units.resolve import left_whole
 
 if TYPE_CHECKING:
     import torch
@@ -97,8 +98,8 @@ def print_inspection(name: str, seen: Inspection, console: Console | None = None
             f"{seen.flops.head_share:.1%} of the FLOPs of {what}: the most that removing them all could save."
         )
     console.print(escape(seen.proof))
-    for path, reason in seen.left:
-        console.print(f"[yellow]Left whole: {escape(path)}: {escape(reason)}.[/yellow]", soft_wrap=True)
+    for said in left_whole(seen.left):
+        console.print(f"[yellow]Left whole: {escape(said)}.[/yellow]", soft_wrap=True)
     obstacles = {site.obstacle: site.path for site in seen.sites if site.obstacle}
     for obstacle, path in obstacles.items():
         console.print(f"[yellow]Not removable at {escape(path)}: {escape(obstacle)}.[/yellow]")

@@ -135,9 +135,8 @@ class Pruner:
         found = survey(model)
         sites = found.sites
         if found.left:
-            log.warning(
-                "Some attention is left whole, since its heads cannot be removed exactly: %s.", found.left_whole()
-            )
+            said = "; ".join(found.left_whole())
+            log.warning("Some attention is left whole, as no head of it can be removed exactly: %s.", said)
         self.config.stop.heads_left(sum(site.size for site in sites))  # refuses a count that is too large
         obstacles = [site for site in sites if site.kept and site.obstacle]
         if obstacles and len(obstacles) == sum(1 for site in sites if site.kept):

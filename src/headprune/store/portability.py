@@ -21,6 +21,8 @@ from transformers import {name} as _Dense  # noqa: E402
 
 
 class {name}(_Dense):
+    headprune_dense = _Dense
+
     @classmethod
     def is_custom_code(cls):
         # Its weights are named as those of the plain class, so transformers' renamings of that class apply.

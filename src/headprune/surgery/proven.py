@@ -16,7 +16,7 @@ from headprune.units.cutting.removal import remaining
 from headprune.units.families import family_of
 from headprune.units.measured import cache
 from headprune.units.measured.proof import everywhere, fails, reloading_fails
-from headprune.units.measured.verdict import NoTwinError, dense_class, dense_config, fresh_twin, twin_of
+from headprune.units.measured.verdict import NoTwinError, dense_class, dense_config, fresh_twin, quiet, twin_of
 from headprune.units.small import small_config
 
 NO_TWIN = "nothing could be proven, since "
@@ -58,7 +58,7 @@ def proof_for(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> Proof:
     key = dense_class(model), _structure(model, sites)
     if key in _proven or cache.read(key[0], "table " + key[1]) is not None:
         return _proven.setdefault(key, Proof())
-    with torch.device("cpu"):
+    with torch.device("cpu"), quiet():
         found = _proof(model)
     if found == Proof():  # only what went well is remembered
         _proven[key] = found

@@ -56,15 +56,19 @@ class Survey:
     known_by: Literal["table", "experiment"]
     left: tuple[tuple[str, str], ...] = ()
 
-    def left_whole(self) -> str:
-        """Modules that are left whole, those with the same reason together, as a part of a sentence."""
-        by_reason: dict[str, list[str]] = {}
-        for path, reason in self.left:
-            by_reason.setdefault(reason, []).append(path)
-        return "; ".join(
-            f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''} ({reason})"
-            for reason, paths in by_reason.items()
-        )
+    def left_whole(self) -> list[str]:
+        """Modules that are left whole, those with the same reason together, as sentences without an end."""
+        return left_whole(self.left)
+
+
+def left_whole(left: Sequence[tuple[str, str]]) -> list[str]:
+    by_reason: dict[str, list[str]] = {}
+    for path, reason in left:
+        by_reason.setdefault(reason, []).append(path)
+    return [
+        f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}: {reason}"
+        for reason, paths in by_reason.items()
+    ]
 
 
 def survey(model: nn.Module) -> Survey:

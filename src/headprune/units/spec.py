@@ -3,6 +3,7 @@ that produce them. An attention module is one kind of site."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -194,7 +195,7 @@ class AttentionSite(Site):
             return LAST
         return self.obstacle
 
-    @property
+    @functools.cached_property
     def axes(self) -> tuple[Axis, ...]:
         """The axes of a measured site as they are now, when some units may have gone."""
         present = [member // self.group for member in self.kept[:: self.group]]

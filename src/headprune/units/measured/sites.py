@@ -12,6 +12,8 @@ from headprune.units.linear import is_transposed
 from headprune.units.measured.layout import Layout, Rows
 from headprune.units.spec import LAST, ROLES, AttentionSite, Axis, Projection, Recipe, Role
 
+MOST_KEPT = 32  # forms of one site that are remembered
+
 
 @dataclass(frozen=True)
 class DenseSite:
@@ -57,6 +59,24 @@ def site_of(
     applications: int = 1,
 ) -> AttentionSite:
     """The site as it is when these heads have gone."""
+    # A model is resolved at every step, and most of its sites are as they were: each is made once.
+    made: dict[Any, AttentionSite] = dense.__dict__.setdefault("_made", {})
+    key = index, tuple(gone), stack, attention, applications
+    if key not in made:
+        if len(made) >= MOST_KEPT:
+            made.clear()
+        made[key] = _made(dense, *key)
+    return made[key]
+
+
+def _made(
+    dense: DenseSite,
+    index: int,
+    gone: Sequence[int],
+    stack: Any,
+    attention: Literal["self", "cross"],
+    applications: int,
+) -> AttentionSite:
     found = dense.layout
     original, group = len(found.members), found.group
     kept = tuple(head for head in range(original) if head not in set(gone))

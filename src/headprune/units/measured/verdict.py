@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,10 +17,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from headprune.units.called import expose
 from headprune.units.measured import cache
 from headprune.units.measured.calls import Trace
+from headprune.units.measured.deep import deepened, is_uniform
 from headprune.units.measured.influence import NotReadableError
 from headprune.units.measured.layout import merged
 from headprune.units.measured.proof import dense_sites, prove, reloading_fails
@@ -30,6 +33,8 @@ from headprune.units.measured.trial import recipe_for
 from headprune.units.small import Run, attention_modules, randomise, sample_runs, small_config
 from headprune.units.spec import Recipe
 
+DEEP = 10_000_000  # parameters of a narrow twin that has to have fewer layers as well
+LAYERS = 4
 SMALL = 3_000_000  # parameters of a model whose twin is as large as itself
 LARGE = 300_000_000  # parameters of a twin that is still built where a small one does not serve
 
@@ -63,7 +68,7 @@ def verdict_for(kind: Any, config: Any) -> Verdict:
     key = kind, _settings(config)
     if key not in _known:
         stored = cache.read(*key)
-        with torch.device("cpu"):
+        with torch.device("cpu"), quiet():
             _known[key] = Verdict.from_plain(stored) if stored is not None else _made(kind, dense_config(config))
         if stored is None:
             cache.write(*key, _known[key].to_plain())
@@ -73,16 +78,35 @@ def verdict_for(kind: Any, config: Any) -> Verdict:
 def _made(kind: Any, config: Any) -> Verdict:
     with torch.device("meta"):
         dense = kind(copy.deepcopy(config))
-    size = sum(parameter.numel() for parameter in dense.parameters())
+    size = _size(dense)
     if size <= SMALL:
         return _on_twin(kind, config)
     try:
-        found = _on_twin(kind, small_config(config, keep_heads=True))
-        return replace(found, sites=tuple(stretched(site, dense) for site in found.sites))
+        return _of_large(kind, config, dense)
     except (NoTwinError, NotStretchableError) as error:
         if size > LARGE:
             raise NoTwinError(str(error)) from None
     return _on_twin(kind, config)
+
+
+def _of_large(kind: Any, config: Any, dense: nn.Module) -> Verdict:
+    """From a twin with the same heads, only narrower, and with fewer layers where it would still be large."""
+    narrow = small_config(config, keep_heads=True)
+    with torch.device("meta"):
+        size = _size(kind(copy.deepcopy(narrow)))
+    if size > DEEP and is_uniform(config):
+        narrow = small_config(config, keep_heads=True, depth=LAYERS)
+    found = _on_twin(kind, narrow)
+    if size > DEEP and is_uniform(config):
+        with torch.device("meta"):
+            twin = kind(copy.deepcopy(narrow))
+        sites, left = deepened(found.sites, found.left, twin, dense)
+        found = Verdict(tuple(sites), tuple(left))
+    return replace(found, sites=tuple(stretched(site, dense) for site in found.sites))
+
+
+def _size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _on_twin(kind: Any, config: Any) -> Verdict:
@@ -166,6 +190,19 @@ def twin_of(kind: Any, config: Any) -> tuple[Any, list[Run]]:
             return twin, runs
     reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:150]}" if problem else "no run worked"
     raise NoTwinError(f"a small twin of {kind.__name__} could not be run ({reason})")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What transformers has to say about a twin is nobody's concern."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
 
 
 @contextmanager
