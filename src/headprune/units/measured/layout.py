@@ -94,10 +94,6 @@ def _column_sets(found: Influence) -> set[tuple[int, ...]]:
         for table in tables:
             counts = table.sum(0)
             selective = (counts > 1) & (counts < found.columns)
-            if not bool(selective.any()):
-                continue
-            # An axis is one of heads only if none of its indices reaches everything but those of other axes would: a
-            # row of inputs moves all columns, so an axis with such indices alone is not looked at.
             for row in torch.unique(table[:, selective].t(), dim=0):
                 sets.add(tuple(row.nonzero().flatten().tolist()))
     return sets
@@ -217,7 +213,6 @@ def _with_companions(
     axes: tuple[Axis, ...], shapes: Mapping[str, tuple[int, ...]], linears: Mapping[str, tuple[str, str]]
 ) -> tuple[Axis, ...]:
     """A bias has the rows of its weight, although a key's bias moves nothing: softmax does not see it."""
-    known = {(axis.tensor, axis.dim) for axis in axes}
     weights = {weight: bias for weight, bias in linears.values() if bias in shapes}
     for name in shapes:  # parameters of the module itself that are named alike (nn.MultiheadAttention's)
         other = name.replace("weight", "bias")
@@ -228,7 +223,6 @@ def _with_companions(
         bias = weights.get(axis.tensor)
         if bias is not None and shapes[bias] == (axis.length,):
             extra.append(Axis(bias, 0, axis.length, axis.units))
-            known.discard((bias, 0))
     replaced = {(axis.tensor, axis.dim) for axis in extra}
     return (*(axis for axis in axes if (axis.tensor, axis.dim) not in replaced), *extra)
 
