@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import json
 import os
 import tempfile
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,8 @@ def folder() -> Path:
 
 def read(kind: type, settings: str) -> Any:
     """What was written for this class and these settings, or None."""
-    with suppress(OSError, ValueError):
-        return json.loads(_file(kind, settings).read_text())
+    with suppress(OSError, ValueError, EOFError, zlib.error):  # a broken file is as good as none
+        return json.loads(gzip.decompress(_file(kind, settings).read_bytes()))
     return None
 
 
@@ -33,8 +35,8 @@ def write(kind: type, settings: str, value: Any) -> None:
     target = _file(kind, settings)
     with suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False) as file:
-            json.dump(value, file)
+        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+            file.write(gzip.compress(json.dumps(value).encode(), mtime=0))
         Path(file.name).replace(target)
 
 
@@ -42,7 +44,7 @@ def _file(kind: type, settings: str) -> Path:
     name = f"{kind.__module__}.{kind.__qualname__}"
     versions = f"{_own_code()} {transformers.__version__} {torch.__version__} {_code_of(kind)}"
     digest = hashlib.sha256(f"{name} {versions} {settings}".encode()).hexdigest()[:24]
-    return folder() / "proofs" / f"{kind.__name__}-{digest}.json"
+    return folder() / "proofs" / f"{kind.__name__}-{digest}.json.gz"
 
 
 @functools.cache
