@@ -139,7 +139,7 @@ def silenced(
 
 
 def agree(expected: list[torch.Tensor], given: list[torch.Tensor]) -> bool:
-    """Equal but for rounding, relative to the largest number; some code takes steps in float32 whatever a model is in."""
+    """Equal but for rounding, relative to the largest number; some code takes steps in float32 whatever else."""
     if [tensor.shape for tensor in expected] != [tensor.shape for tensor in given]:
         return False
     for one, other in zip(expected, given, strict=True):
