@@ -23,6 +23,7 @@ import functools
 import importlib
 import json
 import multiprocessing
+import re
 import tempfile
 import time
 import warnings
@@ -238,7 +239,7 @@ def _loads_otherwise(model: Any, runs: Sequence[Run], given: list[torch.Tensor],
 
 
 def _short(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    text = re.sub(r" from '[^']*'", "", " ".join(str(error).split()))  # where a module lies says nothing elsewhere
     return (text if isinstance(error, HeadpruneError) else f"{type(error).__name__}: {text}")[:300]
 
 
