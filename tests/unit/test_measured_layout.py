@@ -139,11 +139,11 @@ def test_columns_that_do_not_lie_side_by_side() -> None:
     assert found.members == tuple(tuple(strided_columns(head)) for head in range(HEADS))
     assert found.group == 1
     dense = DenseSite("attn", "attn.o", ("attn.q", "attn.k", "attn.v"), found, False, Recipe())
-    site = site_of(dense, 0, [], stack="encoder", attention="self")
+    site = site_of(dense, 0, [])
     given = torch.arange(COLUMNS)
     assert site.split(given).tolist() == [strided_columns(head) for head in range(HEADS)]
     assert torch.equal(site.join(site.split(given)), given)
-    left = site_of(dense, 0, [1], stack="encoder", attention="self")  # columns close up
+    left = site_of(dense, 0, [1])  # columns close up
     assert (left.kept, left.columns([0])) == ((0, 2, 3), [0, 3, 6])
     assert left.axes[-1].length == COLUMNS - WIDTH
 

@@ -22,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.watch import hooks
 from headprune.units import AttentionSite
-from headprune.units.quirks import ConfigView
+from headprune.units.attending import attending
 
 # callback(site, probabilities [batch, heads, queries, keys], mask): `mask` is the additive float or bool mask that the
 # model used, or None where it masked nothing
@@ -47,7 +47,7 @@ def probabilities(model: PreTrainedModel, sites: Sequence[AttentionSite], callba
             yield
             return
         mine = {id(module): (site, callback) for site, module in through_interface}
-        with _implementation(model):
+        with attending(model, _watching_name):
             _watching.update(mine)
             try:
                 yield
@@ -64,23 +64,8 @@ def _family_eager(module: nn.Module) -> Callable[..., Any] | None:
     return getattr(home, "eager_attention_forward", None)
 
 
-@contextmanager
-def _implementation(model: PreTrainedModel) -> Iterator[None]:
-    """Every config of the model names the watching implementation for the length of the block."""
-    configs: dict[int, Any] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        config = config._base if isinstance(config, ConfigView) else config
-        if hasattr(config, "_attn_implementation"):
-            configs[id(config)] = config
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    try:
-        for config, name in before:
-            config._attn_implementation = PREFIX + (name if name in IMPLEMENTATIONS else "sdpa")
-        yield
-    finally:
-        for config, name in before:
-            config._attn_implementation = name
+def _watching_name(name: str | None) -> str:
+    return PREFIX + (name if name in IMPLEMENTATIONS else "sdpa")
 
 
 def _watching_attention(implementation: str) -> Callable[..., Any]:

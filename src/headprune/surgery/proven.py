@@ -16,12 +16,19 @@ from headprune.units.cutting.removal import remaining
 from headprune.units.families import family_of
 from headprune.units.measured import cache
 from headprune.units.measured.proof import everywhere, fails, reloading_fails
-from headprune.units.measured.verdict import NoTwinError, dense_class, dense_config, fresh_twin, quiet, twin_of
+from headprune.units.measured.verdict import (
+    NOT_STRUCTURE,
+    NoTwinError,
+    dense_class,
+    dense_config,
+    fresh_twin,
+    quiet,
+    twin_of,
+)
 from headprune.units.small import small_config
 
 NO_TWIN = "nothing could be proven, since "
 AS_IT_IS = 50_000_000  # parameters of a model whose twin may be as large as itself
-NOT_STRUCTURE = ("pruned_heads", "headprune", "id2label", "label2id", "_name_or_path")
 _proven: dict[tuple[type, str], Proof] = {}
 
 

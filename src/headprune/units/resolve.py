@@ -26,7 +26,6 @@ HOW_TO_REGISTER = (
     "teach it with headprune.register_family(name, model_types=[...], layouts=[headprune.Layout(suffix, q=..., k=..., "
     "v=..., o=...)])"
 )
-CROSS_WORDS = ("cross", "encoder_attn", "encdec", "enc_dec")
 
 
 def resolve(model: nn.Module) -> list[AttentionSite]:
@@ -113,7 +112,6 @@ def _measured(model: Any) -> Survey:
                 index,
                 gone,
                 stack=_stack(model, dense.path, None),
-                attention="cross" if any(word in dense.path.lower() for word in CROSS_WORDS) else "self",
                 applications=uses[id(model.get_submodule(dense.path))],
             )
         )

@@ -25,6 +25,11 @@ class NotReadableError(Exception):
     """The experiment could not be made, or says that heads cannot be told apart; the text is the end of a sentence."""
 
 
+def said(error: Exception) -> str:
+    """What some code raised, as a part of a sentence."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+
+
 @dataclass
 class Influence:
     """Bool tables of what moves what, for the columns of one output map's input."""

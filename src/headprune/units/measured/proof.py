@@ -14,6 +14,7 @@ from transformers import Cache
 from headprune.units.cutting.plan import plan
 from headprune.units.cutting.removal import remaining, take_out
 from headprune.units.cutting.undo import Undo
+from headprune.units.measured.influence import said
 from headprune.units.measured.sites import DenseSite, site_of
 from headprune.units.measured.trial import close, silent_columns
 from headprune.units.members import Member
@@ -45,7 +46,7 @@ def prove(
 
 def _fail_together(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]) -> str:
     sites = dense_sites(dense)
-    return next((said for pattern in everywhere(sites) if (said := fails(model, runs, sites, pattern))), "")
+    return next((why for pattern in everywhere(sites) if (why := fails(model, runs, sites, pattern))), "")
 
 
 def _by_itself(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite], number: int) -> DenseSite | str:
@@ -68,7 +69,7 @@ def _by_itself(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]
 
 
 def dense_sites(dense: Sequence[DenseSite]) -> list[AttentionSite]:
-    return [site_of(site, index, [], stack="encoder", attention="self") for index, site in enumerate(dense)]
+    return [site_of(site, index, []) for index, site in enumerate(dense)]
 
 
 def everywhere(sites: Sequence[AttentionSite]) -> list[list[Member]]:
@@ -116,7 +117,7 @@ def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[AttentionSite],
                 if after is None or not _alike(before, after):
                     return "with a cache, removing heads did not give what silencing them gives"
     except Exception as error:
-        return f"the model fails with fewer heads ({_said(error)})"
+        return f"the model fails with fewer heads ({said(error)})"
     finally:
         undo()
     return ""
@@ -139,13 +140,9 @@ def reloading_fails(
             return ""
         return "a pruned model that is saved and loaded gives something else"
     except Exception as error:
-        return f"a pruned model could not be saved and loaded ({_said(error)})"
+        return f"a pruned model could not be saved and loaded ({said(error)})"
     finally:
         undo()
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
 def _alike(expected: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from headprune.units.cutting.plan import QUERY_COUNTS
 from headprune.units.linear import is_plain
 from headprune.units.measured.calls import Call, Trace, tracing
-from headprune.units.measured.influence import NotReadableError, Subject, influence
+from headprune.units.measured.influence import NotReadableError, Subject, influence, said
 from headprune.units.measured.layout import Layout, layout
 from headprune.units.small import Run
 
@@ -60,7 +60,7 @@ def read(model: nn.Module, path: str, trace: Trace) -> Reading:
             reasons.append(str(error))
             continue
         except Exception as error:  # whatever the module's own code raises on what it was given before
-            reasons.append(f"it could not be run by itself ({type(error).__name__}: {_short(error)})")
+            reasons.append(f"it could not be run by itself ({said(error)})")
             continue
         owners = {axis.tensor.rpartition(".")[0] for axis in made.axes}
         where = trace.taker[path] if output is None else f"{path}.{output}"
@@ -72,13 +72,9 @@ def read(model: nn.Module, path: str, trace: Trace) -> Reading:
 def _telling(reasons: Sequence[str], taken: bool) -> str:
     """The reason that says most: of maps that cannot be the output map, "it does not mix tokens" says nothing."""
     nothing, apart = "no linear map takes what its heads give", "it does not mix tokens"
-    said = [reason for reason in reasons if reason not in (nothing, apart)]
-    if said:
-        return said[0]
+    telling = [reason for reason in reasons if reason not in (nothing, apart)]
+    if telling:
+        return telling[0]
     if taken and apart in reasons:
         return f"{apart} on the inputs that were tried"
     return nothing if reasons else "it has no linear map inside or after it"
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -12,6 +12,7 @@ from headprune.units.linear import is_transposed
 from headprune.units.measured.layout import Layout, Rows
 from headprune.units.spec import LAST, ROLES, AttentionSite, Axis, Projection, Recipe, Role
 
+CROSS_WORDS = ("cross", "encoder_attn", "encdec", "enc_dec")  # in paths of attention to another sequence
 MOST_KEPT = 32  # forms of one site that are remembered
 
 
@@ -54,14 +55,13 @@ def site_of(
     index: int,
     gone: Sequence[int],
     *,
-    stack: Any,
-    attention: Literal["self", "cross"],
+    stack: Any = "encoder",
     applications: int = 1,
 ) -> AttentionSite:
     """The site as it is when these heads have gone."""
     # A model is resolved at every step, and most of its sites are as they were: each is made once.
     made: dict[Any, AttentionSite] = dense.__dict__.setdefault("_made", {})
-    key = index, tuple(gone), stack, attention, applications
+    key = index, tuple(gone), stack, applications
     if key not in made:
         if len(made) >= MOST_KEPT:
             made.clear()
@@ -74,7 +74,6 @@ def _made(
     index: int,
     gone: Sequence[int],
     stack: Any,
-    attention: Literal["self", "cross"],
     applications: int,
 ) -> AttentionSite:
     found = dense.layout
@@ -97,7 +96,7 @@ def _made(
         applications=applications,
         obstacle=dense.obstacle or ("" if dense.recipe.empty or len(units) > 1 else LAST),
         order=() if order == tuple(range(len(order))) else order,
-        attention=attention,
+        attention="cross" if any(word in dense.path.lower() for word in CROSS_WORDS) else "self",
         stack=stack,
         family="measured",
         q=projections["q"],
@@ -168,6 +167,3 @@ def kinds_of(model: nn.Module, paths: Sequence[str]) -> tuple[tuple[str, str], .
 
 def is_conv1d(model: nn.Module, path: str) -> bool:
     return is_transposed(model.get_submodule(path))
-
-
-__all__ = ["DenseSite", "Rows", "is_conv1d", "kinds_of", "output_axis", "site_of"]

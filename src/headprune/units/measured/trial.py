@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from headprune.units.attending import attending
 from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
 from headprune.units.cutting.removal import take_out
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import is_plain, is_transposed
 from headprune.units.measured.calls import Call, first_tensor
+from headprune.units.measured.influence import said
 from headprune.units.members import Member
-from headprune.units.quirks import ConfigView
 from headprune.units.spec import AttentionSite, Recipe
 
 KNOWN = (*QUERY_COUNTS, *KV_COUNTS, *WIDTHS)
@@ -114,31 +114,12 @@ def _tried(
             take_out(model, [replace(site, index=0)], [Member(0, member.index) for member in members], {})
             given = _outputs(model, site, call)
         except Exception as error:
-            return f"its forward fails with fewer heads ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+            return f"its forward fails with fewer heads ({said(error)})"
         finally:
             undo()
         if not all(close(one, other) for one, other in zip(wanted, given, strict=False)) or len(given) < len(wanted):
             return "removing its heads did not give what silencing them gives"
     return ""
-
-
-@contextmanager
-def attending(model: nn.Module, implementation: str) -> Iterator[None]:
-    """Attention is computed in this way by all modules that let one choose."""
-    configs: dict[int, Any] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        config = config._base if isinstance(config, ConfigView) else config
-        if getattr(config, "_attn_implementation", None) is not None:
-            configs[id(config)] = config
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    try:
-        for config, _ in before:
-            config._attn_implementation = implementation
-        yield
-    finally:
-        for config, name in before:
-            config._attn_implementation = name
 
 
 def close(wanted: torch.Tensor, given: torch.Tensor, loosened: float = 1.0) -> bool:
@@ -176,7 +157,7 @@ def _outputs(model: nn.Module, site: AttentionSite, call: Call) -> list[torch.Te
     """The same as the model attends, and by the code that is written out: either may read other numbers."""
     usual = _output(model, site, call)
     try:
-        with attending(model, "eager"):
+        with attending(model, lambda name: "eager"):
             return [usual, _output(model, site, call)]
     except Exception:  # a mask that was made for the usual way need not serve the other
         return [usual]

@@ -23,7 +23,7 @@ from headprune.units.called import expose
 from headprune.units.measured import cache
 from headprune.units.measured.calls import Trace
 from headprune.units.measured.deep import deepened, is_uniform
-from headprune.units.measured.influence import NotReadableError
+from headprune.units.measured.influence import NotReadableError, said
 from headprune.units.measured.layout import merged
 from headprune.units.measured.proof import dense_sites, prove, reloading_fails
 from headprune.units.measured.reading import Reading, read, trace_runs
@@ -188,7 +188,7 @@ def twin_of(kind: Any, config: Any) -> tuple[Any, list[Run]]:
             continue
         if runs:
             return twin, runs
-    reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:150]}" if problem else "no run worked"
+    reason = said(problem) if problem else "no run worked"
     raise NoTwinError(f"a small twin of {kind.__name__} could not be run ({reason})")
 
 
@@ -273,7 +273,7 @@ def _read_and_try(twin: nn.Module, path: str, trace: Trace) -> DenseSite | str:
             continue
         recipe = Recipe(inputs=_inputs(reading))
         dense = DenseSite(path, reading.output, reading.maps, shape, is_conv1d(twin, reading.output), recipe)
-        found = recipe_for(twin, site_of(dense, 0, [], stack="encoder", attention="self"), reading.call)
+        found = recipe_for(twin, site_of(dense, 0, []), reading.call)
         if not isinstance(found, str) and (found.empty or shape.units > 1):
             return replace(dense, recipe=found)
         first = first or (found if isinstance(found, str) else "its only head cannot be removed")

@@ -1,0 +1,30 @@
+"""Which implementation of attention a model runs, exchanged for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from headprune.units.quirks import ConfigView
+
+
+@contextmanager
+def attending(model: nn.Module, choose: Callable[[str | None], str]) -> Iterator[None]:
+    """Every config of the model names the implementation that `choose` gives for its own one."""
+    configs: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        config = config._base if isinstance(config, ConfigView) else config
+        if hasattr(config, "_attn_implementation"):
+            configs[id(config)] = config
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    try:
+        for config, name in before:
+            config._attn_implementation = choose(name)
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name
