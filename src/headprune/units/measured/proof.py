@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -73,16 +74,21 @@ def dense_sites(dense: Sequence[DenseSite]) -> list[AttentionSite]:
 
 
 def everywhere(sites: Sequence[AttentionSite]) -> list[list[Member]]:
-    """Half the units of every site, other ones at every other site; and the same with one site as a whole."""
+    """Half the units of every site, other ones at every other site; and the same with the first site of every
+    kind as a whole."""
     half: list[Member] = []
     sites = [site for site in sites if not site.obstacle]
     for site in sites:
         units = site.units()
         if len(units) > 1:
             half += [member for unit in units[site.index % 2 :: 2][: len(units) - 1] for member in unit]
-    emptied = next((site for site in sites if site.recipe is None or site.recipe.empty), None)
-    whole = [member for unit in emptied.units() for member in unit] if emptied is not None else []
-    more = [*whole, *(member for member in half if emptied is not None and member.site != emptied.index)]
+    kinds: dict[str, AttentionSite] = {}
+    for site in sites:
+        if site.recipe is None or site.recipe.empty:
+            kinds.setdefault(re.sub(r"\d+", "*", site.path), site)
+    emptied = {site.index: site for site in kinds.values()}
+    whole = [member for site in emptied.values() for unit in site.units() for member in unit]
+    more = [*whole, *(member for member in half if member.site not in emptied)] if whole else []
     return [pattern for pattern in (half, more) if pattern]
 
 
