@@ -19,7 +19,8 @@ from headprune.store.files import replaced_directory
 from headprune.store.places import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.store.processors import carry_processor
 from headprune.surgery.shrink import learn_layout, shrink
-from headprune.units import AttentionSite, survey
+from headprune.units import AttentionSite, Kind, survey
+from headprune.units.cutting.record import NAMES, from_ranges
 
 # The numbers by which a dense config of a family with a `head_dim` can describe a uniformly pruned model.
 NATIVE_COUNTS = ("num_attention_heads", "num_key_value_heads")
@@ -137,8 +138,11 @@ def load_structure(path: str | Path) -> PreTrainedModel:
         raise CheckpointError(f"The record of removed heads in {path} does not fit its model: {error}") from None
 
 
-def _read_config(path: str | Path) -> tuple[Any, dict[int, list[int]]]:
-    """The config of the dense model, and the heads that were removed from it."""
+Removed = dict[Kind, dict[int, list[int]]]  # by kind, and by the number of a site among those of its kind
+
+
+def _read_config(path: str | Path) -> tuple[Any, Removed]:
+    """The config of the dense model, and what was removed from it."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         settings = config.to_dict()
@@ -149,14 +153,14 @@ def _read_config(path: str | Path) -> tuple[Any, dict[int, list[int]]]:
     for name in NATIVE_COUNTS:
         if settings.get(name) is not None:
             setattr(config, name, settings[name])
-    removed = _removed(config, path)
-    for name in ("headprune", "auto_map", "pruned_heads"):  # the record comes back when the shapes have shrunk
+    removed: Removed = {kind: own for kind in NAMES if (own := _removed(config, kind, path))}
+    for name in ("headprune", "auto_map", *NAMES.values()):  # the record comes back when the shapes have shrunk
         if hasattr(config, name):
             delattr(config, name)
     return config, removed
 
 
-def _pruned(dense: type[PreTrainedModel], removed: Mapping[int, list[int]]) -> Any:
+def _pruned(dense: type[PreTrainedModel], removed: Removed) -> Any:
     """The dense class, but built with the shapes of the pruned model: it lives for one `from_pretrained` only."""
 
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -197,16 +201,17 @@ def _refuse_unreadable(folder: Path) -> None:
         raise CheckpointError(f"{folder} has no *.safetensors file; copy the checkpoint again.")
 
 
-def _removed(config: Any, place: str | Path) -> dict[int, list[int]]:
-    record = getattr(config, "pruned_heads", None) or {}
+def _removed(config: Any, kind: Kind, place: str | Path) -> dict[int, list[int]]:
+    record = getattr(config, NAMES[kind], None) or {}
     try:
-        removed = {int(site): list(ids) for site, ids in record.items()}
-        if any(not isinstance(head, int) or ids.count(head) > 1 for ids in removed.values() for head in ids):
-            raise ValueError
+        removed = {int(site): from_ranges(ids) for site, ids in record.items()}
+        for ids in removed.values():
+            if len(set(ids)) < len(ids) or any(not isinstance(member, int) for member in ids):
+                raise ValueError
     except (AttributeError, TypeError, ValueError):
         raise CheckpointError(
-            f"pruned_heads in the config of {place} must map site numbers to lists of head numbers, each once, not "
-            f"{record!r}."
+            f"{NAMES[kind]} in the config of {place} must map site numbers to lists of the numbers of {kind}, each "
+            f"once, not {record!r:.200}."
         ) from None
     return {site: sorted(ids) for site, ids in sorted(removed.items()) if ids}
 

@@ -14,11 +14,10 @@ from headprune.hooks.gates import gated
 from headprune.hooks.outputs import largest_difference, run
 from headprune.surgery.check import check_removable
 from headprune.surgery.proven import require_proof
-from headprune.units import AttentionSite, Member, as_members, resolve, widest
+from headprune.units import AttentionSite, Member, Site, all_sites, as_members, resolve, widest
 from headprune.units.cutting.removal import remaining, take_out
 from headprune.units.cutting.undo import Undo
 from headprune.units.quirks import QUIRKS
-from headprune.units.resolve import removed_heads
 
 
 def cut(
@@ -33,8 +32,8 @@ def cut(
     With `verify=batch` the outputs on that batch are compared with those of the gated model. If they differ, or
     `afterwards`, which runs when the units have gone, raises, the model is as it was.
     """
-    sites = resolve(model)
     chosen = as_members(members)
+    sites = sites_with(model, chosen)
     check_removable(sites, chosen)
     if not chosen:
         return
@@ -43,7 +42,7 @@ def cut(
     _refuse_accelerate_hooks(model, sites, remaining(sites, chosen))
     undo = Undo(model)
     try:
-        take_out(model, sites, chosen, removed_heads(model))
+        take_out(model, sites, chosen)
         if expected is not None and verify is not None:
             difference, tolerance = largest_difference(expected, run(model, verify))
             if not difference <= tolerance:
@@ -55,20 +54,26 @@ def cut(
         raise
 
 
-def _refuse_accelerate_hooks(
-    model: nn.Module, sites: Sequence[AttentionSite], kept: Mapping[int, Sequence[int]]
-) -> None:
+def sites_with(model: nn.Module, members: Sequence[Member]) -> Sequence[Site]:
+    """The sites of the model, with its feed-forward layers where some of the members are beyond attention."""
+    attention = resolve(model)
+    return attention if all(member.site < len(attention) for member in members) else all_sites(model)
+
+
+def _refuse_accelerate_hooks(model: nn.Module, sites: Sequence[Site], kept: Mapping[int, Sequence[int]]) -> None:
     for index, ids in kept.items():
-        module = model.get_submodule(sites[index].path)
-        if "forward" in module.__dict__ and QUIRKS[sites[index].quirk][0 if ids else 1] is not None:
+        site = sites[index]
+        module = model.get_submodule(site.path)
+        replaced = isinstance(site, AttentionSite) and QUIRKS[site.quirk][0 if ids else 1] is not None
+        if "forward" in module.__dict__ and replaced:
             raise UnsupportedModelError(
-                f"The forward of {sites[index].path} is wrapped (device_map offloading?); prune the model before it is "
+                f"The forward of {site.path} is wrapped (device_map offloading?); prune the model before it is "
                 "dispatched, or remove the wrapper with accelerate's remove_hook_from_submodules(model)."
             )
 
 
 def _gated_outputs(
-    model: PreTrainedModel, sites: Sequence[AttentionSite], members: Sequence[Member], batch: Mapping[str, Any]
+    model: PreTrainedModel, sites: Sequence[Site], members: Sequence[Member], batch: Mapping[str, Any]
 ) -> list[torch.Tensor]:
     gates = torch.ones(len(sites), widest(sites), device=next(model.parameters()).device)
     for member in members:

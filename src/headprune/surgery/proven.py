@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
-from headprune.units import AttentionSite, Member, resolve
+from headprune.units import AttentionSite, Kind, Member, Site, sites_of
 from headprune.units.cutting.removal import remaining
 from headprune.units.families import family_of
 from headprune.units.measured import cache
@@ -40,9 +40,7 @@ class Proof:
     emptying: str = ""
 
 
-def require_proof(
-    model: PreTrainedModel, sites: Sequence[AttentionSite], members: Sequence[Member], *, verified: bool
-) -> None:
+def require_proof(model: PreTrainedModel, sites: Sequence[Site], members: Sequence[Member], *, verified: bool) -> None:
     """Raise unless removing these members is proven; where no twin can be built, being `verified` on a batch stands for
     the proof."""
     proof = proof_for(model, sites)
@@ -57,24 +55,25 @@ def require_proof(
         )
 
 
-def proof_for(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> Proof:
+def proof_for(model: PreTrainedModel, sites: Sequence[Site]) -> Proof:
     """Whether removal is exact for the class of this model. What was measured has been proven by then; a table is
     proven here, once."""
-    if all(site.recipe is not None for site in sites):
+    if all(site.by_experiment for site in sites):
         return Proof()
+    kinds = tuple(dict.fromkeys(site.kind for site in sites))
     key = dense_class(model), _structure(model, sites)
     if key in _proven or cache.read(key[0], "table " + key[1]) is not None:
         return _proven.setdefault(key, Proof())
     with torch.device("cpu"), quiet():
-        found = _proof(model)
+        found = _proof(model, kinds)
     if found == Proof():  # only what went well is remembered
         _proven[key] = found
         cache.write(key[0], "table " + key[1], {"proven": True})
     return found
 
 
-def _proof(model: PreTrainedModel) -> Proof:
-    """Remove heads from a small twin and look."""
+def _proof(model: PreTrainedModel, kinds: Sequence[Kind]) -> Proof:
+    """Remove units from a small twin and look."""
     kind, config = dense_class(model), dense_config(model.config)
     try:
         small = small_config(config, keep_heads=False, depth=2)
@@ -87,7 +86,7 @@ def _proof(model: PreTrainedModel) -> Proof:
             twin, runs = twin_of(kind, config)
         except NoTwinError as again:
             return Proof(NO_TWIN + str(again))
-    sites = resolve(twin)
+    sites = sites_of(twin, kinds)
     some, *emptied = everywhere(sites)
     reason = fails(twin, runs, sites, some)
     if reason:
@@ -99,7 +98,7 @@ def _proof(model: PreTrainedModel) -> Proof:
     return Proof(reloading_fails(twin, lambda: fresh_twin(kind, small, twin.dtype), runs, sites))
 
 
-def _structure(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> str:
+def _structure(model: PreTrainedModel, sites: Sequence[Site]) -> str:
     """All settings but sizes, and how heads share keys: what decides which code runs."""
 
     def plain(value: Any) -> Any:
@@ -112,8 +111,9 @@ def _structure(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> str:
     settings = plain(
         {n: v for n, v in model.config.to_dict().items() if n not in ("id2label", "label2id", "_name_or_path")}
     )
-    sharing = sorted({(site.path.count("."), site.group == 1, site.storage, bool(site.extras)) for site in sites})
+    attention = [site for site in sites if isinstance(site, AttentionSite)]
+    sharing = sorted({(site.path.count("."), site.group == 1, site.storage, bool(site.extras)) for site in attention})
     entry = repr(family_of(model.config.model_type))  # anyone may register another
     return json.dumps(
-        [settings, entry, sharing, sorted({site.obstacle for site in sites})], sort_keys=True, default=str
+        [settings, entry, sharing, sorted({(site.kind, site.obstacle) for site in sites})], sort_keys=True, default=str
     )

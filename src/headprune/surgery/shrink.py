@@ -7,9 +7,12 @@ from contextlib import suppress
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from headprune.errors import HeadSelectionError
 from headprune.surgery.check import check_removable
-from headprune.units import Head, resolve
-from headprune.units.cutting.plan import plan, write_record
+from headprune.units import Kind, Member, sites_of
+from headprune.units.cutting.plan import plan
+from headprune.units.cutting.record import write_record
+from headprune.units.cutting.removal import remaining
 from headprune.units.families import family_of
 from headprune.units.measured.verdict import NoTwinError, verdict_for
 from headprune.units.quirks import restructure
@@ -23,10 +26,17 @@ def learn_layout(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
             verdict_for(kind, config)
 
 
-def shrink(model: PreTrainedModel, removed: Mapping[int, Sequence[int]]) -> None:
-    """Give a freshly built dense model the shapes of a pruned one, for a loader to fill with weights."""
-    sites = resolve(model)
-    check_removable(sites, [Head(site, head) for site, ids in removed.items() for head in ids])
-    kept = {index: [h for h in sites[index].kept if h not in set(ids)] for index, ids in removed.items() if ids}
-    restructure(model, plan(model, sites, kept))
-    write_record(model, removed)
+def shrink(model: PreTrainedModel, removed: Mapping[Kind, Mapping[int, Sequence[int]]]) -> None:
+    """Give a freshly built dense model the shapes of a pruned one, for a loader to fill with weights; `removed` is by
+    kind and by the number of a site among those of its kind."""
+    sites = sites_of(model, [kind for kind, own in removed.items() if own])
+    for kind, own in removed.items():
+        numbered = [site for site in sites if site.kind == kind]
+        beyond = [number for number in own if not 0 <= number < len(numbered)]
+        if beyond:
+            raise HeadSelectionError(f"Site {beyond[0]} does not exist: the model has {len(numbered)} sites of {kind}.")
+        chosen = [Member(numbered[number].index, member) for number, ids in own.items() for member in ids]
+        check_removable(sites, chosen)
+        restructure(model, plan(model, sites, remaining(sites, chosen)))
+        if own:
+            write_record(model, kind, own)

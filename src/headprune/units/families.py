@@ -1,4 +1,4 @@
-"""Where each model family keeps its attention: declarative data, one entry per family, not per model."""
+"""Where each model family keeps its attention and feed-forward layers: declarative data, one entry per family."""
 
 from __future__ import annotations
 
@@ -31,6 +31,20 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class FeedForward:
+    """One kind of feed-forward layer: the linear maps that produce its neurons and the one that takes them, by their
+    paths in the module that holds them all. A fused map gives several `blocks`, one after the other."""
+
+    maps: tuple[str, ...]
+    down: str
+    blocks: int = 1
+    interleaved: bool = False  # the blocks lie entry by entry side by side
+    others: tuple[tuple[str, int], ...] = ()  # further tensors with an axis of neurons, and that axis
+    within: str = ""  # the path of the module, numbers written as *; empty for any
+    may_empty: bool = True
+
+
+@dataclass(frozen=True)
 class Family:
     """A group of model types that store their attention in the same way."""
 
@@ -44,6 +58,7 @@ class Family:
     applications: tuple[str, str] | None = None
     per_head: tuple[str, ...] = ()  # what else has a head axis and is taken care of, for people to read
     towers: tuple[str, ...] = ()  # words in paths, in order of execution, where modules are declared otherwise
+    feed_forward: tuple[FeedForward, ...] = ()  # measured where none is named
 
 
 _BERT = (
@@ -55,9 +70,18 @@ _BART = (
     Layout("encoder_attn", "q_proj", "k_proj", "v_proj", "out_proj", attention="cross"),
 )
 _LLAMA = (Layout("self_attn", "q_proj", "k_proj", "v_proj", "o_proj"),)
+_BERT_NEURONS = (FeedForward(("intermediate.dense",), "output.dense"),)
+_BART_NEURONS = (FeedForward(("fc1",), "fc2"),)
+_NEOX_NEURONS = (FeedForward(("dense_h_to_4h",), "dense_4h_to_h"),)
 
 FAMILIES: list[Family] = [
-    Family("bert", ("bert", "roberta", "xlm-roberta", "electra"), _BERT, head_dim="attention_head_size"),
+    Family(
+        "bert",
+        ("bert", "roberta", "xlm-roberta", "electra"),
+        _BERT,
+        head_dim="attention_head_size",
+        feed_forward=_BERT_NEURONS,
+    ),
     Family(
         "albert",
         ("albert",),
@@ -65,12 +89,14 @@ FAMILIES: list[Family] = [
         head_dim="attention_head_size",
         quirk="albert",
         applications=("num_hidden_layers", "num_hidden_groups"),
+        feed_forward=(FeedForward(("ffn",), "ffn_output"),),
     ),
     Family(
         "distilbert",
         ("distilbert",),
         (Layout("attention", "q_lin", "k_lin", "v_lin", "out_lin"),),
         head_dim="attention_head_size",
+        feed_forward=(FeedForward(("lin1",), "lin2"),),
     ),
     Family(
         "deberta-v2",
@@ -88,6 +114,7 @@ FAMILIES: list[Family] = [
         ),
         head_dim="attention_head_size",
         per_head=("pos_key_proj", "pos_query_proj"),
+        feed_forward=_BERT_NEURONS,
     ),
     Family(
         "mpnet",
@@ -96,8 +123,15 @@ FAMILIES: list[Family] = [
         head_dim="attention_head_size",
         quirk="mpnet",
         per_head=("relative_attention_bias (shared by all sites)",),
+        feed_forward=_BERT_NEURONS,
     ),
-    Family("modernbert", ("modernbert",), (Layout("attn", "Wqkv", "Wqkv", "Wqkv", "Wo"),), quirk="modernbert"),
+    Family(
+        "modernbert",
+        ("modernbert",),
+        (Layout("attn", "Wqkv", "Wqkv", "Wqkv", "Wo"),),
+        quirk="modernbert",
+        feed_forward=(FeedForward(("Wi",), "Wo", blocks=2),),
+    ),
     Family(
         "gpt2",
         ("gpt2",),
@@ -107,6 +141,7 @@ FAMILIES: list[Family] = [
         ),
         stack="decoder",
         quirk="gpt2",
+        feed_forward=(FeedForward(("c_fc",), "c_proj"),),
     ),
     Family(
         "gpt-neox",
@@ -114,6 +149,7 @@ FAMILIES: list[Family] = [
         (Layout("attention", *("query_key_value",) * 3, "dense", interleaved=True),),
         stack="decoder",
         head_dim="head_size",
+        feed_forward=_NEOX_NEURONS,
     ),
     Family(
         "bloom",
@@ -122,9 +158,22 @@ FAMILIES: list[Family] = [
         stack="decoder",
         quirk="bloom",
         per_head=("alibi slopes (shared by all sites)",),
+        feed_forward=_NEOX_NEURONS,
     ),
-    Family("llama", ("llama", "mistral", "qwen2", "qwen3", "gemma2"), _LLAMA, stack="decoder"),
-    Family("phi3", ("phi3",), (Layout("self_attn", *("qkv_proj",) * 3, "o_proj"),), stack="decoder"),
+    Family(
+        "llama",
+        ("llama", "mistral", "qwen2", "qwen3", "gemma2"),
+        _LLAMA,
+        stack="decoder",
+        feed_forward=(FeedForward(("gate_proj", "up_proj"), "down_proj"),),
+    ),
+    Family(
+        "phi3",
+        ("phi3",),
+        (Layout("self_attn", *("qkv_proj",) * 3, "o_proj"),),
+        stack="decoder",
+        feed_forward=(FeedForward(("gate_up_proj",), "down_proj", blocks=2),),
+    ),
     Family(
         "t5",
         ("t5", "mt5"),
@@ -135,16 +184,24 @@ FAMILIES: list[Family] = [
         head_dim="key_value_proj_dim",
         quirk="t5",
         per_head=("relative_attention_bias (first site's, shared by its stack)",),
+        feed_forward=(FeedForward(("wi",), "wo"), FeedForward(("wi_0", "wi_1"), "wo")),
     ),
-    Family("bart", ("bart", "whisper"), _BART),
-    Family("opt", ("opt",), _BART[:1], stack="decoder"),
-    Family("vit", ("vit",), (Layout("attention", "q_proj", "k_proj", "v_proj", "o_proj"),), stack="vision"),
+    Family("bart", ("bart", "whisper"), _BART, feed_forward=_BART_NEURONS),
+    Family("opt", ("opt",), _BART[:1], stack="decoder", feed_forward=_BART_NEURONS),
+    Family(
+        "vit",
+        ("vit",),
+        (Layout("attention", "q_proj", "k_proj", "v_proj", "o_proj"),),
+        stack="vision",
+        feed_forward=_BART_NEURONS,
+    ),
     Family(
         "clip",
         ("clip", "clip_text_model", "clip_vision_model"),
         _BART[:1],
         stack="vision",
         towers=("vision_model", "text_model"),
+        feed_forward=_BART_NEURONS,
     ),
 ]
 
@@ -169,8 +226,9 @@ def register_family(
     applications: tuple[str, str] | None = None,
     per_head: Sequence[str] = (),
     towers: Sequence[str] = (),
+    feed_forward: Sequence[FeedForward] = (),
 ) -> Family:
-    """Teach headprune where a model family keeps its attention.
+    """Teach headprune where a model family keeps its attention, and its feed-forward layers.
 
         headprune.register_family(
             "mymodel",
@@ -178,7 +236,8 @@ def register_family(
             layouts=[headprune.Layout("self_attn", q="wq", k="wk", v="wv", o="wo")],
         )
 
-    The fields are those of `Layout` and `Family`; `model_types` are the values of `config.model_type`.
+    The fields are those of `Layout`, `FeedForward` and `Family`; `model_types` are the values of `config.model_type`.
+    Feed-forward layers that are not named are found by experiment.
     """
     if not name or not model_types or not layouts:
         raise RegistrationError("A family needs a name, at least one model type and at least one Layout.")
@@ -204,6 +263,7 @@ def register_family(
         applications,
         tuple(per_head),
         tuple(towers),
+        tuple(feed_forward),
     )
     FAMILIES.append(family)
     return family

@@ -12,7 +12,13 @@ dictionaries with one entry per changed site, which `headprune.surgery` makes an
     o, delete        for a site without heads: its output projection, and the projections that go
     quirk            the family's own behaviour, a key of QUIRKS
 
-and for a site whose layout was measured:
+for a feed-forward layer:
+
+    kind             "neurons"
+    tensors          path -> shape
+    nothing          for a layer without neurons: the maps that go
+
+and for attention whose layout was measured:
 
     tensors          path -> shape
     select, shown    arguments that come with all heads, [name, axis], and the heads that are taken from them
@@ -49,7 +55,10 @@ class ConfigView:
 
 
 class Bias(nn.Module):
-    """The output projection of a site without heads: no matrix is left, the bias stays."""
+    """The output projection of a site without units: no matrix is left, the bias stays."""
+
+    weight = None  # forward code may ask for its precision
+    headprune_bias = True
 
     def __init__(self, features: int, bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -62,6 +71,21 @@ class Bias(nn.Module):
 
     def extra_repr(self) -> str:
         return f"out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class Nothing(nn.Module):
+    """A projection of a feed-forward layer without neurons: it gives as many numbers as there are neurons."""
+
+    weight = bias = None
+
+    def forward(self, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return inputs[..., :0]
+
+
+def is_bias(module: nn.Module) -> bool:
+    """Whether this is the output projection of a site without units. A portable checkpoint brings its own copy of
+    these classes, so the mark counts and not the class."""
+    return hasattr(module, "headprune_bias")
 
 
 class Zeros(nn.Module):
@@ -323,6 +347,9 @@ def restructure(model: nn.Module, plan: list[dict[str, Any]]) -> None:
     are replaced by empty ones, for a loader to fill."""
     expose(model)
     for entry in plan:
+        if entry.get("kind") == "neurons":
+            _feed_forward(model, entry)
+            continue
         site: Any = model.get_submodule(entry["path"])
         some_left, none_left = QUIRKS[entry["quirk"]]
         silent = entry.get("silent", False)
@@ -350,12 +377,29 @@ def restructure(model: nn.Module, plan: list[dict[str, Any]]) -> None:
             _empty(model, site, entry)
 
 
+def _feed_forward(model: nn.Module, entry: dict[str, Any]) -> None:
+    """A layer with fewer neurons needs smaller tensors alone; one without any computes nothing."""
+    for path, shape in entry["tensors"].items():
+        _reshape(model, path, shape)
+    if not entry["nothing"]:
+        return
+    for path in entry["nothing"]:
+        parent, _, name = path.rpartition(".")
+        if not isinstance(getattr(model.get_submodule(parent), name), Nothing):
+            setattr(model.get_submodule(parent), name, Nothing())
+    _only_bias(model, entry["o"])
+    for path in (*entry["nothing"], entry["o"]):  # a family's weight initialiser expects projections
+        parent, _, _ = path.rpartition(".")
+        model.get_submodule(parent)._is_hf_initialized = True  # type: ignore[assignment]
+        _mark_containers(model, path)
+
+
 def _reshape(model: nn.Module, path: str, shape: list[int]) -> None:
     """Give a parameter or buffer its final shape, and its module the numbers that go with it."""
     parent, _, name = path.rpartition(".")
     owner: Any = model.get_submodule(parent)
     tensor = getattr(owner, name)
-    if isinstance(owner, Bias) or tensor is None:
+    if is_bias(owner) or tensor is None:
         return
     if tuple(tensor.shape) != tuple(shape):
         smaller = tensor.new_empty(shape)
@@ -409,8 +453,13 @@ def _empty(model: nn.Module, site: Any, entry: dict[str, Any]) -> None:
         parent, _, name = path.rpartition(".")
         if hasattr(model.get_submodule(parent), name):
             delattr(model.get_submodule(parent), name)
-    output: Any = model.get_submodule(entry["o"])
-    if not isinstance(output, Bias):
-        parent, _, name = entry["o"].rpartition(".")
+    _only_bias(model, entry["o"])
+
+
+def _only_bias(model: nn.Module, path: str) -> None:
+    """Of an output projection the bias is left."""
+    output: Any = model.get_submodule(path)
+    if not is_bias(output):
+        parent, _, name = path.rpartition(".")
         features = output.weight.shape[0] if isinstance(output, nn.Linear) else output.weight.shape[1]
         setattr(model.get_submodule(parent), name, Bias(int(features), output.bias))

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
 from headprune.units.called import expose
+from headprune.units.cutting.record import removed_members
 from headprune.units.families import Family, Layout, family_of
 from headprune.units.linear import in_features, is_plain, out_features
 from headprune.units.measured.own import own_verdict
@@ -99,7 +100,7 @@ def _measured(model: Any) -> Survey:
             f"Model type {model.config.model_type!r} is not in the table, and its layout could not be measured: "
             f"{error}; {HOW_TO_REGISTER}."
         ) from None
-    removed = removed_heads(model)
+    removed = removed_members(model, "heads")
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     sites = []
     for index, dense in enumerate(verdict.sites):
@@ -111,7 +112,7 @@ def _measured(model: Any) -> Survey:
                 dense,
                 index,
                 gone,
-                stack=_stack(model, dense.path, None),
+                stack=stack_of(model, dense.path, None),
                 applications=uses[id(model.get_submodule(dense.path))],
             )
         )
@@ -148,20 +149,13 @@ def _tabled(model: PreTrainedModel, family: Family) -> list[AttentionSite]:
             f"{family.name!r}; {HOW_TO_REGISTER}."
         )
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    removed = removed_heads(model)
+    removed = removed_members(model, "heads")
     sites = []
     for index, (path, layout) in enumerate(found):
         module = model.get_submodule(path)
         applications = max(uses[id(module)], _applications(model, family))
         sites.append(_read(model, path, layout, family, index, removed.get(index, []), applications))
     return sites
-
-
-def removed_heads(model: nn.Module) -> dict[int, list[int]]:
-    """site -> original ids of the heads that are gone: the model's own record of what was removed."""
-    keeper, name = (model.config, "pruned_heads") if hasattr(model, "config") else (model, "headprune_removed")
-    record = getattr(keeper, name, None) or {}
-    return {int(site): sorted(ids) for site, ids in record.items()}
 
 
 def _by_table(model: PreTrainedModel, family: Family) -> list[tuple[str, Layout]]:
@@ -198,7 +192,7 @@ def _read(
         "index": index,
         "path": path,
         "attention": layout.attention,
-        "stack": _stack(model, path, family),
+        "stack": stack_of(model, path, family),
         "family": family.name,
         "o": output,
         "storage": "interleaved" if layout.interleaved else "fused" if fused else "separate",
@@ -251,7 +245,7 @@ def _read(
     )
 
 
-def _stack(model: Any, path: str, family: Family | None) -> Any:
+def stack_of(model: Any, path: str, family: Family | None) -> Any:
     if not hasattr(model, "config"):
         return "encoder"
     for word in ("vision", "text", "decoder", "encoder"):

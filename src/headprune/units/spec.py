@@ -116,9 +116,23 @@ class Site:
         """Which part of a model it belongs to, for people."""
         return ""
 
+    @functools.cached_property
+    def _places(self) -> dict[int, int]:
+        return {member: place for place, member in enumerate(self.kept)}
+
     def position(self, member: int) -> int:
         """Where the member with this original id sits in today's weights."""
-        return self.kept.index(member)
+        return self._places[member]
+
+    @property
+    def gone(self) -> list[int]:
+        """Original ids of the members that are not there any more."""
+        return [member for member in range(self.original) if member not in self._places]
+
+    @property
+    def by_experiment(self) -> bool:
+        """Whether its layout was measured, and so proven, rather than read from a table."""
+        return False
 
     def unit(self, member: int) -> tuple[Member, ...]:
         """All members that are removed together with this one."""
@@ -188,6 +202,10 @@ class AttentionSite(Site):
     dense_axes: tuple[Axis, ...] = ()  # every axis that units own in the dense model, where the layout was measured
     maps: tuple[str, ...] = ()  # the linear maps among their owners
     recipe: Recipe | None = None  # what the forward code needs, where it was found by trying
+
+    @property
+    def by_experiment(self) -> bool:
+        return self.recipe is not None
 
     @property
     def obstacle_to_emptying(self) -> str:

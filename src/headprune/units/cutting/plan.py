@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from headprune.units.linear import in_features, out_features
+from headprune.units.neurons.spec import NeuronSite
 from headprune.units.quirks import is_empty
-from headprune.units.spec import AttentionSite
+from headprune.units.spec import AttentionSite, Site
 
 # Attributes of attention modules that their forward code reads, and what they count. Weights decide how many heads
 # there are; these only have to follow, whatever a family calls them.
@@ -18,14 +19,30 @@ KV_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 WIDTHS = ("all_head_size", "split_size", "inner_dim")
 
 
-def plan(model: nn.Module, sites: Sequence[AttentionSite], kept: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
-    """What `quirks.restructure` has to do so that each named site has exactly the given heads left."""
+def plan(model: nn.Module, sites: Sequence[Site], kept: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
+    """What `quirks.restructure` has to do so that each named site has exactly the given members left."""
     entries = []
     for index, ids in sorted(kept.items()):
         site = sites[index]
-        make = _by_table if site.recipe is None else _by_recipe
-        entries.append(make(model, site, list(ids)))
+        if isinstance(site, NeuronSite):
+            entries.append(_feed_forward(model, site, len(ids)))
+        elif isinstance(site, AttentionSite):
+            make = _by_table if site.recipe is None else _by_recipe
+            entries.append(make(model, site, list(ids)))
     return entries
+
+
+def _feed_forward(model: nn.Module, site: NeuronSite, left: int) -> dict[str, Any]:
+    """What a layer with so many neurons left needs: its tensors in other shapes, or, without any, none of its maps."""
+    tensors: dict[str, list[int]] = {}
+    going = () if left else (*site.maps, site.o)
+    for strip in site.strips:
+        path, _, name = strip.tensor.rpartition(".")
+        if path not in going:
+            shape = tensors.setdefault(strip.tensor, list(getattr(model.get_submodule(path), name).shape))
+            shape[strip.dim] = strip.blocks * left
+    nothing = [] if left else list(site.maps)
+    return {"kind": site.kind, "path": site.path, "o": site.o, "tensors": tensors, "nothing": nothing}
 
 
 def _common(site: AttentionSite, kept: list[int]) -> dict[str, Any]:
@@ -107,11 +124,3 @@ def _shapes(
             shape = shapes.setdefault(axis.tensor, list(getattr(model.get_submodule(path), name).shape))
             shape[axis.dim] = length
     return shapes, rows
-
-
-def write_record(model: Any, removed: Mapping[int, Sequence[int]]) -> None:
-    record = {str(site): sorted(removed[site]) for site in sorted(removed)}
-    if hasattr(model, "config"):
-        model.config.pruned_heads = record
-    else:
-        model.headprune_removed = record

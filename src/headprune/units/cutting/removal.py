@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
-from headprune.units.cutting.plan import plan, write_record
+from headprune.units.cutting.plan import plan
+from headprune.units.cutting.record import write_record
 from headprune.units.cutting.slices import Slices
 from headprune.units.members import Member, by_site
+from headprune.units.neurons.spec import NeuronSite
 from headprune.units.quirks import restructure
-from headprune.units.spec import AttentionSite
+from headprune.units.spec import AttentionSite, Site
 
 
-def remaining(sites: Sequence[AttentionSite], members: Sequence[Member]) -> dict[int, list[int]]:
+def remaining(sites: Sequence[Site], members: Sequence[Member]) -> dict[int, list[int]]:
     """site -> ids that are left, for every site that loses some of these members."""
-    return {
-        index: [member for member in sites[index].kept if member not in set(ids)]
-        for index, ids in by_site(members).items()
-    }
+    going = {index: set(ids) for index, ids in by_site(members).items()}
+    return {index: [member for member in sites[index].kept if member not in ids] for index, ids in going.items()}
 
 
 def take_out(
     model: nn.Module,
-    sites: Sequence[AttentionSite],
+    sites: Sequence[Site],
     members: Sequence[Member],
-    record: Mapping[int, Sequence[int]],
 ) -> None:
-    """Remove these members, whole units, and note them beside the `record` of those that went before."""
+    """Remove these members, whole units, and note them beside those that went before."""
     kept = remaining(sites, members)
     steps = plan(model, sites, kept)
     slices = Slices(model)
@@ -36,11 +35,24 @@ def take_out(
     slices.apply()
     restructure(model, steps)
     going = by_site(members)
-    write_record(model, {**record, **{index: [*record.get(index, []), *ids] for index, ids in going.items()}})
+    for kind in dict.fromkeys(sites[index].kind for index in going):
+        own = [site for site in sites if site.kind == kind]
+        gone = {number: [*site.gone, *going.get(site.index, ())] for number, site in enumerate(own)}
+        write_record(model, kind, {number: ids for number, ids in gone.items() if ids})
 
 
-def _select(slices: Slices, site: AttentionSite, kept: Sequence[int]) -> None:
+def _select(slices: Slices, site: Site, kept: Sequence[int]) -> None:
     positions = [site.position(member) for member in kept]
+    if isinstance(site, NeuronSite):
+        leaving = () if kept else (*site.maps, site.o)
+        for (tensor, dim), indices in site.selections(positions).items():
+            if tensor.rpartition(".")[0] not in leaving:
+                slices.add_axis(tensor, dim, indices)
+    elif isinstance(site, AttentionSite):
+        _select_heads(slices, site, kept, positions)
+
+
+def _select_heads(slices: Slices, site: AttentionSite, kept: Sequence[int], positions: Sequence[int]) -> None:
     if site.recipe is not None:
         units = [position // site.group for position in positions[:: site.group]]
         leaving = set() if kept else {*site.maps, site.o}  # maps of a site without heads leave as a whole

@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import nn
 
-RECORDS = ("pruned_heads",)  # entries of the config that surgery writes
+from headprune.units.cutting.record import NAMES
+
+RECORDS = tuple(NAMES.values())  # entries of the config that surgery writes
 
 
 class Undo:

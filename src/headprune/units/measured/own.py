@@ -23,18 +23,24 @@ KEPT_AS = "headprune_verdict"  # on the module itself: it has no config that cou
 def own_verdict(model: nn.Module) -> Verdict:
     """What an experiment says of this very module; made before any head goes."""
     if KEPT_AS not in model.__dict__:
-        twin = copy.deepcopy(model).cpu().double().eval()
-        expose(twin)
-        randomise(twin, 0)
-        runs = list(_runs(twin))
-        if not runs:
-            raise NoTwinError(f"no input was found that {type(model).__name__} runs on by itself")
+        twin, runs = own_twin(model)
         likely = attention_modules(twin)
         found = judge(twin, runs, sorted({*likely, *_mixers(twin)}, key=[p for p, _ in twin.named_modules()].index))
         left = tuple(pair for pair in found.left if pair[0] in likely)  # others only might have been attention
         model.__dict__[KEPT_AS] = Verdict(found.sites, left)
     verdict: Verdict = model.__dict__[KEPT_AS]
     return verdict
+
+
+def own_twin(model: nn.Module) -> tuple[nn.Module, list[Run]]:
+    """The same module with random numbers, and inputs that it runs on."""
+    twin = copy.deepcopy(model).cpu().double().eval()
+    expose(twin)
+    randomise(twin, 0)
+    runs = list(_runs(twin))
+    if not runs:
+        raise NoTwinError(f"no input was found that {type(model).__name__} runs on by itself")
+    return twin, runs
 
 
 def _mixers(model: nn.Module) -> Iterator[str]:

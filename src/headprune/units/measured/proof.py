@@ -21,7 +21,7 @@ from headprune.units.measured.trial import close, silent_columns
 from headprune.units.members import Member
 from headprune.units.quirks import restructure
 from headprune.units.small import Run
-from headprune.units.spec import AttentionSite
+from headprune.units.spec import AttentionSite, Site
 
 STEEP = 100.0  # gradients pass through more steps in float32 than outputs do
 
@@ -73,7 +73,7 @@ def dense_sites(dense: Sequence[DenseSite]) -> list[AttentionSite]:
     return [site_of(site, index, []) for index, site in enumerate(dense)]
 
 
-def everywhere(sites: Sequence[AttentionSite]) -> list[list[Member]]:
+def everywhere(sites: Sequence[Site]) -> list[list[Member]]:
     """Half the units of every site, other ones at every other site; and the same with the first site of every
     kind as a whole."""
     half: list[Member] = []
@@ -82,9 +82,9 @@ def everywhere(sites: Sequence[AttentionSite]) -> list[list[Member]]:
         units = site.units()
         if len(units) > 1:
             half += [member for unit in units[site.index % 2 :: 2][: len(units) - 1] for member in unit]
-    kinds: dict[str, AttentionSite] = {}
+    kinds: dict[str, Site] = {}
     for site in sites:
-        if site.recipe is None or site.recipe.empty:
+        if not site.obstacle_to_emptying:
             kinds.setdefault(re.sub(r"\d+", "*", site.path), site)
     emptied = {site.index: site for site in kinds.values()}
     whole = [member for site in emptied.values() for unit in site.units() for member in unit]
@@ -99,7 +99,7 @@ def _alone(site: AttentionSite) -> tuple[list[Member], list[Member]]:
     return [m for unit in half for m in unit], [m for unit in units for m in unit]
 
 
-def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[AttentionSite], members: Sequence[Member]) -> str:
+def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[Site], members: Sequence[Member]) -> str:
     """Empty where outputs with these members removed are those with them silenced; else what differs."""
     chosen = [(site, [member for member in members if member.site == site.index]) for site in sites]
     with silent_columns(model, [(site, own) for site, own in chosen if own]):
@@ -108,7 +108,7 @@ def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[AttentionSite],
         continued = [with_cache(model, run) for run in runs]
     undo = Undo(model)
     try:
-        take_out(model, sites, members, {})
+        take_out(model, sites, members)
         for run, expected in zip(runs, wanted, strict=True):
             if not _alike(expected, outcome(model, run)):
                 return "removing heads did not give what silencing them gives"
@@ -130,13 +130,13 @@ def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[AttentionSite],
 
 
 def reloading_fails(
-    model: nn.Module, fresh: Callable[[], nn.Module], runs: Sequence[Run], sites: Sequence[AttentionSite]
+    model: nn.Module, fresh: Callable[[], nn.Module], runs: Sequence[Run], sites: Sequence[Site]
 ) -> str:
     """Empty where the weights of a pruned model, put into a fresh one of the same shapes, give the same."""
     members = next(iter(reversed(everywhere(sites))), [])
     undo = Undo(model)
     try:
-        take_out(model, sites, members, {})
+        take_out(model, sites, members)
         wanted = [outcome(model, run) for run in runs]
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         again = fresh()

@@ -19,7 +19,7 @@ from headprune.units.linear import is_plain, is_transposed
 from headprune.units.measured.calls import Call, first_tensor
 from headprune.units.measured.influence import said
 from headprune.units.members import Member
-from headprune.units.spec import AttentionSite, Recipe
+from headprune.units.spec import AttentionSite, Recipe, Site
 
 KNOWN = (*QUERY_COUNTS, *KV_COUNTS, *WIDTHS)
 Numbers = tuple[tuple[str, int], ...]
@@ -111,7 +111,7 @@ def _tried(
     for members, wanted in zip(patterns, expected, strict=True):
         undo = Undo(model)
         try:
-            take_out(model, [replace(site, index=0)], [Member(0, member.index) for member in members], {})
+            take_out(model, [replace(site, index=0)], [Member(0, member.index) for member in members])
             given = _outputs(model, site, call)
         except Exception as error:
             return f"its forward fails with fewer heads ({said(error)})"
@@ -172,7 +172,7 @@ def _silenced(model: nn.Module, site: AttentionSite, call: Call, members: Sequen
 class silent_columns:  # noqa: N801 - reads as a statement
     """The columns of these members of each site are zero for the length of the block."""
 
-    def __init__(self, model: nn.Module, chosen: Sequence[tuple[AttentionSite, Sequence[Member]]]) -> None:
+    def __init__(self, model: nn.Module, chosen: Sequence[tuple[Site, Sequence[Member]]]) -> None:
         self.model, self.chosen = model, chosen
         self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
 

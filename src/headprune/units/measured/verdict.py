@@ -20,6 +20,7 @@ from torch import nn
 from transformers.utils import logging
 
 from headprune.units.called import expose
+from headprune.units.cutting.record import NAMES
 from headprune.units.measured import cache
 from headprune.units.measured.calls import Trace
 from headprune.units.measured.deep import deepened, is_uniform
@@ -65,7 +66,7 @@ _known: dict[tuple[type, str], Verdict] = {}
 
 def verdict_for(kind: Any, config: Any) -> Verdict:
     """The verdict on this class with this config; made once."""
-    key = kind, _settings(config)
+    key = kind, settings_of(config)
     if key not in _known:
         stored = cache.read(*key)
         with torch.device("cpu"), quiet():
@@ -133,12 +134,12 @@ def dense_class(model: nn.Module) -> Any:
 
 # What a config says that does not change what the model computes.
 NOT_STRUCTURE = (
-    *("pruned_heads", "headprune", "_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"),
+    *(*NAMES.values(), "headprune", "_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"),
     *("id2label", "label2id", "auto_map"),
 )
 
 
-def _settings(config: Any) -> str:
+def settings_of(config: Any) -> str:
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {str(name): plain(item) for name, item in value.items() if name not in NOT_STRUCTURE}
@@ -157,7 +158,7 @@ def _dense_counts(config: Any) -> dict[str, int]:
 def dense_config(config: Any) -> Any:
     """The config without a record of what was removed."""
     counts, config = _dense_counts(config), copy.deepcopy(config)
-    for name in ("pruned_heads", "headprune"):
+    for name in (*NAMES.values(), "headprune"):
         config.__dict__.pop(name, None)
     config.__dict__.update(counts)
     return config

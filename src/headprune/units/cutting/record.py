@@ -1,0 +1,53 @@
+"""What was removed, as a model's config remembers it: `pruned_heads` and `pruned_neurons`, by site, in original ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from headprune.units.spec import Kind
+
+Removed = dict[int, list[int]]
+NAMES: dict[Kind, str] = {"heads": "pruned_heads", "neurons": "pruned_neurons"}
+OWN = {"heads": "headprune_removed", "neurons": "headprune_removed_neurons"}  # of modules without a config
+
+
+def removed_members(model: nn.Module, kind: Kind) -> Removed:
+    """site of this kind -> original ids of what is gone there."""
+    config = getattr(model, "config", None)
+    record = getattr(model, OWN[kind], None) if config is None else getattr(config, NAMES[kind], None)
+    return {int(site): sorted(from_ranges(ids)) for site, ids in (record or {}).items()}
+
+
+def write_record(model: Any, kind: Kind, removed: Mapping[int, Sequence[int]]) -> None:
+    """Thousands of neurons are written as ranges, heads one by one."""
+    shown = sorted if kind == "heads" else to_ranges
+    record = {str(site): shown(removed[site]) for site in sorted(removed) if kind == "heads" or removed[site]}
+    if hasattr(model, "config"):
+        setattr(model.config, NAMES[kind], record)
+    else:
+        setattr(model, OWN[kind], record)
+
+
+def to_ranges(ids: Sequence[int]) -> str:
+    """ "0-3,7" for 0, 1, 2, 3 and 7."""
+    parts: list[list[int]] = []
+    for number in sorted(ids):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def from_ranges(ids: str | Sequence[int]) -> list[int]:
+    """`to_ranges` undone; a list stays one. ValueError where the text is none of it."""
+    if not isinstance(ids, str):
+        return list(ids)
+    result: list[int] = []
+    for part in filter(None, ids.split(",")):
+        first, _, last = part.partition("-")
+        result.extend(range(int(first), int(last or first) + 1))
+    return result
