@@ -48,8 +48,8 @@ def feed_forward_sites(
 
 
 def pattern(path: str) -> str:
-    """A path with the numbers of layers written as *."""
-    return re.sub(r"(?<![^.])\d+(?=\.|$)", "*", path)
+    """A path with the numbers of layers and experts written as *."""
+    return re.sub(r"(^|(?<=[._]))\d+(?=\.|$)", "*", path)
 
 
 def _holds(module: nn.Module, layout: FeedForward) -> bool:

@@ -64,9 +64,11 @@ def _apart(model: nn.Module) -> Iterator[_Seen]:
         return take
 
     def giving(path: str) -> Any:
-        def give(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        def give(module: nn.Module, args: Any, output: Any) -> Any:
+            if not isinstance(output, torch.Tensor):  # a router derived from Linear
+                return output
             seen.outputs[path] = output.detach().requires_grad_(True)
-            return seen.outputs[path]
+            return seen.outputs[path].clone()  # which code may write into
 
         return give
 
