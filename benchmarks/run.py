@@ -28,7 +28,8 @@ from headprune.data import Examples, load_examples
 from headprune.hooks.outputs import evaluating
 from headprune.measure.costs import flops
 from headprune.measure.trajectory import Step, removed_until
-from headprune.runs.subject import load_task
+from headprune.runs.subject import load_subject
+from headprune.search.config import Experiment
 
 THREADS, CALIBRATION, EVALUATION, BATCH = 2, 128, 256, 32
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -135,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if model is None or data is None:
         print("There is no model to measure: run `make demo` first, or name --model and --data.", file=sys.stderr)
         return 2
-    task = load_task(str(model), str(data / "dev.tsv"))
+    task = load_subject(Experiment(model=str(model), data=str(data / "dev.tsv")))
     train = load_examples(task.model, data / "train.tsv", processor=model)
     calibration, evaluation = train.sample(CALIBRATION, 0), task.examples.sample(EVALUATION, 0)
     rows, steps = greedy(task.model, calibration, evaluation, options.quick)

@@ -27,7 +27,8 @@ from transformers import (
 
 from headprune.data import load_examples
 from headprune.papers.langid import MAX_LENGTH, prepare_data, prepare_model
-from headprune.runs.subject import load_task
+from headprune.runs.subject import load_subject
+from headprune.search.config import Experiment
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODELS = Path("benchmarks/results/models")
@@ -70,7 +71,7 @@ def available() -> list[str]:
 
 def minilm_sst2() -> Subject:
     folder = SHARED / "models" / "minilm-sst2"
-    task = load_task(str(folder), str(SHARED / "data" / "sst2" / "dev.tsv"))
+    task = load_subject(Experiment(model=str(folder), data=str(SHARED / "data" / "sst2" / "dev.tsv")))
     pool = load_examples(task.model, SHARED / "data" / "sst2" / "train.tsv", processor=folder)
     return Subject("minilm-sst2", task.model, pool, task.examples.batches(BATCH))
 
@@ -78,7 +79,7 @@ def minilm_sst2() -> Subject:
 def langid() -> Subject:
     data = prepare_data(MODELS / "langid-data")
     folder = prepare_model(MODELS / "langid", data)
-    task = load_task(str(folder), str(data / "dev.tsv"), max_length=MAX_LENGTH)
+    task = load_subject(Experiment(model=str(folder), data=str(data / "dev.tsv"), max_length=MAX_LENGTH))
     pool = load_examples(task.model, data / "train.tsv", processor=folder, max_length=MAX_LENGTH)
     return Subject("langid", task.model, pool, task.examples.sample(256, 0).batches(BATCH), 64)
 
