@@ -72,6 +72,7 @@ class Recall:
         self.room = room
         self.calls: Calls = {}
         self.bytes = 0
+        self.computed = 0  # calls that were not answered from memory
         self._storages: set[int] = set()
         self._counts: Counter[str] = Counter()
 
@@ -97,6 +98,7 @@ class Recall:
                 return compute(*args, **kwargs)
             call = self.known.get(key)
             if call is None or not call.answers(state, given):
+                self.computed += 1
                 output = compute(*args, **kwargs)
                 try:
                     # A layer that changes its inputs or itself does more than give an output.

@@ -57,7 +57,7 @@ def _plan(
     model: PreTrainedModel, site: Site, gone: Sequence[int], compensate: Compensation, moments: Moments | None
 ) -> Repair:
     output: Any = model.get_submodule(site.o)
-    shared = [name for name in ("weight", "bias") if _owners(model, getattr(output, name)) > 1]
+    shared = [name for name in ("weight", "bias") if owners_of(model, getattr(output, name)) > 1]
     if moments is None or shared or not torch.isfinite(moments.products).all():
         reason = (
             f"its {shared[0]} belongs to other modules as well"
@@ -87,7 +87,7 @@ def apply_repairs(model: PreTrainedModel, sites: Sequence[Site], repairs: Iterab
                 setattr(output, name, nn.Parameter(value.to(old.device), requires_grad=old.requires_grad))
 
 
-def _owners(model: nn.Module, parameter: nn.Parameter | None) -> int:
+def owners_of(model: nn.Module, parameter: nn.Parameter | None) -> int:
     return sum(
         own is parameter for module in model.modules() for own in module._parameters.values() if parameter is not None
     )

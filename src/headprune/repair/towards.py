@@ -1,0 +1,125 @@
+"""Least squares towards outputs that are given: the mathematics, without a model.
+
+A site of a pruned model is to give what the dense model gave there, y, from what it has now, z. The output map that
+does it best minimises E |y - W z - b|^2; a ridge term holds it near the map that is there, as strongly as serves
+samples it was not fitted to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headprune.signals.moments import FOLDS
+
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # relative to the mean square of the inputs
+
+
+@dataclass
+class Pairs:
+    """Sums over tokens of inputs z and wanted outputs y, in float64, by fold of the samples."""
+
+    counts: torch.Tensor  # [folds], of tokens or of their weights
+    z: torch.Tensor  # [folds x in]
+    y: torch.Tensor  # [folds x out]
+    zz: torch.Tensor  # [folds x in x in]
+    zy: torch.Tensor  # [folds x in x out]
+    yy: torch.Tensor  # [folds], sums of squares
+
+    @classmethod
+    def blank(cls, inputs: int, outputs: int) -> Pairs:
+        kind = torch.float64
+        return cls(
+            torch.zeros(FOLDS, dtype=kind),
+            torch.zeros(FOLDS, inputs, dtype=kind),
+            torch.zeros(FOLDS, outputs, dtype=kind),
+            torch.zeros(FOLDS, inputs, inputs, dtype=kind),
+            torch.zeros(FOLDS, inputs, outputs, dtype=kind),
+            torch.zeros(FOLDS, dtype=kind),
+        )
+
+    def add(self, z: torch.Tensor, y: torch.Tensor, folds: torch.Tensor, weights: torch.Tensor | None = None) -> None:
+        """Take in tokens [tokens x in], [tokens x out] of samples in these folds, each with its weight."""
+        for fold in range(FOLDS):
+            own = folds == fold
+            inputs, outputs = z[own].double().cpu(), y[own].double().cpu()
+            share = torch.ones(len(inputs), dtype=torch.float64) if weights is None else weights[own].double().cpu()
+            weighted = inputs * share[:, None]
+            self.counts[fold] += share.sum()
+            self.z[fold] += weighted.sum(0)
+            self.y[fold] += (outputs * share[:, None]).sum(0)
+            self.zz[fold] += weighted.t() @ inputs
+            self.zy[fold] += weighted.t() @ outputs
+            self.yy[fold] += (outputs.square().sum(1) * share).sum()
+
+    def only(self, fold: int) -> Pairs:
+        part = slice(fold, fold + 1)
+        return Pairs(self.counts[part], self.z[part], self.y[part], self.zz[part], self.zy[part], self.yy[part])
+
+    def error(self, weight: torch.Tensor, bias: torch.Tensor | None) -> float:
+        """E |y - W z - b|^2."""
+        count = self.counts.sum().clamp_min(torch.finfo(torch.float64).tiny)
+        z, y, zz, zy = (part.sum(0) / count for part in (self.z, self.y, self.zz, self.zy))
+        shift = y.new_zeros(y.shape) if bias is None else bias.double()
+        weight = weight.double()
+        square = ((weight @ zz) * weight).sum() + shift.square().sum() + 2 * shift @ (weight @ z)
+        cross = (weight.t() * zy).sum() + shift @ y
+        return max(float(self.yy.sum() / count + square - 2 * cross), 0.0)
+
+
+def best_map(
+    weight: torch.Tensor, bias: torch.Tensor | None, pairs: Pairs, ridges: tuple[float, ...] = RIDGES
+) -> tuple[torch.Tensor, torch.Tensor | None, float, float]:
+    """The map [out x in] and bias that come nearest, and the errors of the old map and of the new one on all the data.
+
+    The old map comes back where nothing is better, as the precision of the weights rounds it.
+    """
+    before = pairs.error(weight, bias)
+    ridge = _best_ridge(weight, bias, pairs, ridges)
+    found = _solve(weight, bias, pairs, ridge)
+    if found is not None:
+        new = found[0].to(weight.dtype)
+        shift = None if bias is None or found[1] is None else found[1].to(bias.dtype)
+        after = pairs.error(new, shift)
+        if after <= before:  # False for NaN as well
+            return new, shift, before, after
+    return weight, bias, before, before
+
+
+def _best_ridge(weight: torch.Tensor, bias: torch.Tensor | None, pairs: Pairs, ridges: tuple[float, ...]) -> float:
+    """The ridge that does best on the fold that is left out; the largest where a fold is empty."""
+    if len(ridges) == 1:
+        return ridges[0]
+    if bool((pairs.counts == 0).any()):
+        return max(ridges)
+    errors = dict.fromkeys(sorted(ridges, reverse=True), 0.0)  # of equal ones the largest
+    for fold in range(FOLDS):
+        fitted, unseen = pairs.only(1 - fold), pairs.only(fold)
+        for ridge in errors:
+            found = _solve(weight, bias, fitted, ridge)
+            own = torch.inf if found is None else unseen.error(*found)
+            errors[ridge] += own * float(unseen.counts.sum())
+    return min(errors, key=lambda ridge: errors[ridge])
+
+
+def _solve(
+    weight: torch.Tensor, bias: torch.Tensor | None, pairs: Pairs, ridge: float
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """The minimum of E |y - W z - b|^2 + ridge |W - W_old|^2, about the means where there is a bias."""
+    count = pairs.counts.sum().clamp_min(torch.finfo(torch.float64).tiny)
+    z, y, zz, zy = (part.sum(0) / count for part in (pairs.z, pairs.y, pairs.zz, pairs.zy))
+    if bias is not None:
+        zz, zy = zz - torch.outer(z, z), zy - torch.outer(z, y)
+    old = weight.double()
+    scale = zz.diagonal().mean()
+    if not scale > 0:
+        return None
+    left_over = zy - zz @ old.t()  # [in x out]: what the old map misses
+    held = zz.clone()
+    held.diagonal().add_(ridge * scale)
+    factor, failed = torch.linalg.cholesky_ex(held)
+    if int(failed):
+        return None
+    new = old + torch.cholesky_solve(left_over, factor).t()
+    return new, None if bias is None else y - new @ z
