@@ -77,14 +77,17 @@ class Oracle:
         self.labels = labels
         self.next_token = next_token  # a language model: each token is predicted by the one before
         self.modules = dict(self.model.named_modules())
-        self.sites: list[AttentionSite] = headprune.resolve(self.model)
-        self.width = max(site.original_heads for site in self.sites)
+        self.sites: list[Any] = self.found_sites()
+        self.width = max(site.original for site in self.sites)
         self.batches = [without_padding(batch) for batch in batches]
         self.samples = [sample for samples in self.batches for sample in samples]
         self._maps: list[list[torch.Tensor]] = []
         self._gate_gradients: list[torch.Tensor] = []
         self._logits: dict[int, torch.Tensor] = {}
         self._fits: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def found_sites(self) -> list[Any]:
+        return headprune.resolve(self.model)
 
     def forget(self) -> None:
         """What was computed under other gates."""
@@ -205,7 +208,7 @@ class Oracle:
             if site.kept:
 
                 def multiply(module: Any, args: tuple[torch.Tensor, ...], site: AttentionSite = site) -> Any:
-                    heads = args[0].reshape(*args[0].shape[:-1], len(site.kept), site.head_dim)
+                    heads = args[0].reshape(*args[0].shape[:-1], len(site.kept), site.width)
                     return (heads * gates[site.index, list(site.kept), None]).reshape(args[0].shape), *args[1:]
 
                 handles.append(self.model.get_submodule(site.o).register_forward_pre_hook(multiply))
@@ -275,14 +278,14 @@ class Oracle:
 
     @contextmanager
     def head_outputs(self) -> Iterator[list[tuple[AttentionSite, torch.Tensor]]]:
-        """What the output projections see of one sample, [1, tokens, width], application after application."""
+        """What the output projections see of one sample, [.., tokens, width], application after application."""
         seen: list[tuple[AttentionSite, torch.Tensor]] = []
         handles = []
         for site in self.sites:
             if site.kept:
 
                 def see(module: Any, args: tuple[torch.Tensor, ...], site: AttentionSite = site) -> None:
-                    seen.append((site, args[0].reshape(1, -1, args[0].shape[-1]) if args[0].dim() == 2 else args[0]))
+                    seen.append((site, args[0]))
 
                 handles.append(self.model.get_submodule(site.o).register_forward_pre_hook(see))
         try:
@@ -293,8 +296,8 @@ class Oracle:
 
     def units(self, site: AttentionSite) -> list[list[int]]:
         """The columns of the output weight that go together: those of one head, or of a group that shares a KV head."""
-        width = site.head_dim * site.group
-        return [list(range(start, start + width)) for start in range(0, len(site.kept) * site.head_dim, width)]
+        width = site.width * site.group
+        return [list(range(start, start + width)) for start in range(0, len(site.kept) * site.width, width)]
 
     def fits(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
         """By site: what is subtracted from the outputs first, and which part of each column the other units express.
@@ -383,6 +386,7 @@ class Oracle:
                 handle.remove()
             for site, values in seen:
                 stream = streams[layer_path(site.path)]
+                values = values.reshape(1, -1, values.shape[-1]) if values.dim() == 2 else values
                 assert stream.shape[:-1] == values.shape[:-1], "the stream has other tokens than the site"
                 own = self.residual(site, values)
                 for number, columns in enumerate(self.units(site)):

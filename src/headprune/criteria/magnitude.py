@@ -1,4 +1,4 @@
-"""Magnitude: the size of a head's weights, the baseline that looks at no data."""
+"""Magnitude: the size of a unit's weights, the baseline that looks at no data."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headprune.criteria.registry import Criterion, criterion
+from headprune.criteria.registry import KINDS, Criterion, criterion
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from headprune.units import Site
+    from headprune.units import Kind, Site
 
 
 @criterion(
@@ -22,22 +22,29 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class Magnitude(Criterion):
-    """L2 norm of the head's Q, K and V rows and output columns together; biases do not count."""
+    """L2 norm of the head's Q, K and V rows and output columns together; biases do not count.
+
+    A neuron has its rows of all maps before it and its column of the output map.
+    """
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return KINDS
 
     def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         import torch
 
-        from headprune.units import AttentionSite, nan_scores
+        from headprune.signals.calls import by_query_head, producing
+        from headprune.units import nan_scores
 
         scores = nan_scores(sites)
         for site in sites:
-            if not site.kept or not isinstance(site, AttentionSite):
+            if not site.kept:
                 continue
-            squares = torch.zeros(site.heads, dtype=torch.float64)
-            for projection in site.roles:
+            squares = torch.zeros(site.size, dtype=torch.float64)
+            for projection in producing(site):
                 rows = projection.of(_weight(model, projection.module, outputs_last=True))
-                per_head = rows.square().sum(dim=(0, 2))
-                squares += per_head if projection.role == "q" else per_head.repeat_interleave(site.group)
+                squares += by_query_head(site, projection, rows.square().sum(dim=(0, 2)))
             columns = site.split(_weight(model, site.o, outputs_last=False))
             squares += columns.square().sum(dim=(0, 2))
             scores[site.index, list(site.kept)] = squares.sqrt()

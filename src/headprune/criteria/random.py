@@ -6,21 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headprune.criteria.registry import Criterion, criterion
+from headprune.criteria.registry import KINDS, Criterion, criterion
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from headprune.units import Site
+    from headprune.units import Kind, Site
 
 
 @criterion("random", reference="", use="the baseline to beat; run several seeds")
 @dataclass(frozen=True)
 class Random(Criterion):
-    """A fixed random number per head: the same seed gives the same order, whatever has been removed."""
+    """A fixed random number per unit: the same seed gives the same order, whatever has been removed.
+
+    Heads have the same numbers whether neurons are scored with them or not.
+    """
 
     seed: int = 0
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return KINDS
 
     def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         import torch
@@ -28,7 +35,10 @@ class Random(Criterion):
         from headprune.units import nan_scores
 
         scores = nan_scores(sites)
-        drawn = torch.rand(scores.shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
-        for site in sites:
-            scores[site.index, list(site.kept)] = drawn[site.index, list(site.kept)]
+        generator = torch.Generator().manual_seed(self.seed)
+        for kind in KINDS:
+            own = [site for site in sites if site.kind == kind]
+            drawn = torch.rand(nan_scores(own).shape, generator=generator, dtype=torch.float64)
+            for row, site in enumerate(own):
+                scores[site.index, list(site.kept)] = drawn[row, list(site.kept)]
         return scores

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from headprune.signals import Request
-    from headprune.units import Site
+    from headprune.units import Kind, Site
 
 INVERSE = "inverse:"
+KINDS: tuple[Kind, ...] = ("heads", "neurons")
 NAME = re.compile(r"[a-z][a-z0-9_-]*$")
 SPEC = re.compile(r"(?P<name>[^()]+)(\((?P<options>.*)\))?$")
 
@@ -47,6 +48,15 @@ class Criterion:
 
     def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         raise NotImplementedError
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of units it has a score for: those that all its requests tell something of.
+
+        One that looks at weights alone says so itself, and otherwise knows heads only.
+        """
+        asked = self.requests()
+        return tuple(kind for kind in KINDS if asked and all(kind in request.kinds for request in asked)) or KINDS[:1]
 
     @property
     def needs_labels(self) -> bool:
@@ -87,6 +97,10 @@ class Inverted(Criterion):
     def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
         return -self.inner.score(sums, samples, kept)
 
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return self.inner.kinds
+
     def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         return -self.inner.from_weights(model, sites)
 
@@ -96,10 +110,12 @@ class Inverted(Criterion):
 
 REGISTRY: dict[str, type[Criterion]] = {}
 ALIASES: dict[str, str] = {}  # names of earlier versions
-Kind = TypeVar("Kind", bound=type[Criterion])
+Class = TypeVar("Class", bound=type[Criterion])
 
 
-def criterion(name: str, *, reference: str = "", use: str = "", aliases: Sequence[str] = ()) -> Callable[[Kind], Kind]:
+def criterion(
+    name: str, *, reference: str = "", use: str = "", aliases: Sequence[str] = ()
+) -> Callable[[Class], Class]:
     """Register a criterion class under a name, which then works everywhere a criterion is named.
 
     @headprune.criterion("loudest", use="when large head outputs matter")
@@ -111,7 +127,7 @@ def criterion(name: str, *, reference: str = "", use: str = "", aliases: Sequenc
             f"{name!r} is not a name for a criterion; use lower-case letters, digits, - and _, starting with a letter."
         )
 
-    def register(kind: Kind) -> Kind:
+    def register(kind: Class) -> Class:
         for taken in (name, *aliases):
             if taken in REGISTRY or taken in ALIASES:
                 raise RegistrationError(f"A criterion named {taken!r} exists already; choose another name.")

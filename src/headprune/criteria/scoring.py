@@ -11,29 +11,29 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import defaults
+from headprune.criteria.fitting import Shard, asked_sites, fitted_sums, groups, summed
+from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
-from headprune.errors import CriterionError, DataError, NonFiniteError
-from headprune.hooks.outputs import evaluating
-from headprune.hooks.watch import watched
+from headprune.criteria.sweep import Pass, Sums, finished
+from headprune.errors import CriterionError
 from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
-from headprune.signals import Request, ZeroProbabilities, observe
 from headprune.signals.moments import Moments, added, gather
 from headprune.signals.spec import Fit
 from headprune.task import Labels, Task, batch_size, task_of
 from headprune.task.checks import check_labels_word, checked_batches, warn_of_precision
-from headprune.units import Site, kept_mask, resolve
+from headprune.units import Kind, Site
 
 Progress = Callable[[int], None]  # called with the number of samples of each batch that is done
-Sums = dict[str, dict[str, torch.Tensor]]  # criterion -> its sums over samples
 
 
 @dataclass
 class ScoreResult:
     """Scores and what the pass saw. `scores` is [sites x heads], or a dict of them where several criteria were asked.
 
-    Scores stand at original positions, NaN where a head is gone. Results over shards of the data, of the same model
-    and criteria, add up: `first + second` is what one pass over both shards would have given.
+    Scores stand at original positions, NaN where a head is gone. With neurons the sites are those of `all_sites`, the
+    columns as many as the widest site has members, and rows of a kind that was not asked for are NaN. Results over
+    shards of the data, of the same model and criteria, add up: `first + second` is what one pass over both would give.
     """
 
     scores: Any
@@ -46,9 +46,10 @@ class ScoreResult:
     sums: Sums = field(repr=False)
     kept: torch.Tensor = field(repr=False)
     single: bool = field(repr=False, default=True)
-    moments: dict[int, Moments] | None = field(repr=False, default=None)  # where a criterion is fitted to the data
-    # Sums of the fitted criteria on the same data, but for another fit: that of more data than this shard.
-    refit: Callable[[Fit], Sums] | None = field(repr=False, default=None)
+    # Where a criterion is fitted to the data: its moments, if they were all gathered at once, and the data itself.
+    moments: dict[int, Moments] | None = field(repr=False, default=None)
+    shards: tuple[Shard, ...] = field(repr=False, default=())
+    sites: tuple[Site, ...] = field(repr=False, default=())  # the rows; without members where they were not asked for
 
     @property
     def predictions(self) -> torch.Tensor | None:
@@ -92,21 +93,16 @@ class ScoreResult:
             raise CriterionError("Only scores of the same criteria can be merged.")
         if not torch.equal(self.kept, other.kept):
             raise CriterionError("Only scores of the same model, with the same heads left, can be merged.")
-        moments, refit = None, None
-        mine, others = self.sums, other.sums
-        if self.moments is not None and other.moments is not None:
-            assert self.refit is not None
-            assert other.refit is not None
-            first, second = self.refit, other.refit
-            moments = added(self.moments, other.moments, self.samples)
-            fit = Fit(moments)
-            mine, others = {**mine, **first(fit)}, {**others, **second(fit)}
-            refit = lambda fit: _summed(first(fit), second(fit))  # noqa: E731
-        sums = _summed(mine, others)
+        moments, shards = None, self.shards + other.shards
+        sums = summed([self.sums, other.sums])
+        if shards:
+            if self.moments is not None and other.moments is not None:
+                moments = added(self.moments, other.moments, self.samples)
+            sums.update(fitted_sums(shards, moments))
         samples = self.samples + other.samples
         known = {next(iter(self.criteria)): self.scores} if self.single else self.scores
         scores = {
-            name: _finish(criterion, sums[name], samples, self.kept) if name in sums else known[name]
+            name: finished(criterion, sums[name], samples, self.kept, self.sites) if name in sums else known[name]
             for name, criterion in self.criteria.items()
         }
         return ScoreResult(
@@ -121,7 +117,8 @@ class ScoreResult:
             kept=self.kept,
             single=self.single,
             moments=moments,
-            refit=refit,
+            shards=shards,
+            sites=self.sites,
         )
 
 
@@ -133,16 +130,19 @@ def score(
     criteria: Sequence[str | Criterion] | None = None,
     labels: Labels = "given",
     task: str | Task | None = None,
+    units: str | Iterable[Kind] = ("heads",),
     moments: Mapping[int, Moments] | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> ScoreResult:
-    """Score every head: by one criterion, or by several that share one pass over the data.
+    """Score every head, every neuron, or both: by one criterion, or by several that share one pass over the data.
 
     `batches` are dicts of tensors as the model takes them, `labels` among them where a criterion needs them;
     `labels="self"` takes the model's own predictions instead, and language models without labels predict their inputs.
     `options` are the criterion's own, such as `alpha=0.7`. `task` names what the model predicts where its class does
-    not say it. `moments` are those of all the data where `batches` are a shard of it that was gathered before.
+    not say it. `units` are "heads", "neurons" or both: "heads,neurons". Where feed-forward layers are too wide for the
+    memory that `criteria.fitting.LIMIT` allows, criteria that are fitted take two passes over the data for every group
+    of layers that fits. `moments` are those of all the data where `batches` are a shard of it that was gathered before.
     """
     if criterion is not None and criteria is not None:
         raise CriterionError("Name one criterion=..., or several as criteria=[...].")
@@ -154,169 +154,47 @@ def score(
         raise CriterionError("Name at least one criterion.")
     made = [make(spec, **options) for spec in wanted]
     named = {str(one): one for one in made}
-    sites = resolve(model)
+    kinds = as_kinds(units)
+    check_kinds(made, kinds)
+    sites = asked_sites(model, kinds)
     known = task if isinstance(task, Task) else task_of(model, task)
     warn_of_precision(model)
     started = time.perf_counter()
     fit = None
     data = checked_batches(batches)
-    fitted = any(one.fitted for one in made)
+    fitted = {name: one for name, one in named.items() if one.fitted}
+    at_once = moments is not None or len(groups(sites)) == 1
     if fitted:
         listed = list(data)  # they are gone over twice
-        fit = Fit(gather(model, sites, listed, known) if moments is None else moments)
+        if at_once:
+            fit = Fit(gather(model, sites, listed, known) if moments is None else moments)
         data = iter(listed)
-    pass_over = _Pass(model, sites, named, known, labels, fit)
+    together = named if at_once else {name: one for name, one in named.items() if name not in fitted}
+    pass_over = Pass(model, sites, together, known, labels, fit)
     for number, batch in enumerate(data):
         pass_over.add(number, batch)
         if progress is not None:
             progress(batch_size(batch))
-    result = pass_over.result(time.perf_counter() - started, single=criteria is None)
-    if fit is not None:
-        result.moments = dict(fit.moments)
-        result.refit = lambda fit: _refitted(model, listed, named, known, labels, fit, result.kept)
-    return result
-
-
-def _refitted(
-    model: PreTrainedModel,
-    batches: Sequence[Mapping[str, Any]],
-    criteria: Mapping[str, Criterion],
-    task: Task,
-    labels: Labels,
-    fit: Fit,
-    kept: torch.Tensor,
-) -> Sums:
-    sites = resolve(model)
-    if not torch.equal(kept_mask(sites), kept):
-        raise CriterionError("The model has lost heads since it was scored, so these scores cannot be merged any more.")
-    again = _Pass(model, sites, {name: one for name, one in criteria.items() if one.fitted}, task, labels, fit)
-    for number, batch in enumerate(batches):
-        again.add(number, batch)
-    return again.sums
-
-
-class _Pass:
-    """Accumulates the sums of all criteria, batch by batch, in float64."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        sites: Sequence[Site],
-        criteria: dict[str, Criterion],
-        task: Task,
-        labels: Labels,
-        fit: Fit | None,
-    ) -> None:
-        self.model, self.sites, self.criteria = model, sites, criteria
-        self.task, self.labels, self.fit = task, labels, fit
-        self.kept = kept_mask(sites)
-        requests = dict.fromkeys(request for criterion in criteria.values() for request in criterion.requests())
-        if any("attention probabilities" in request.needs for request in requests):
-            requests[ZeroProbabilities()] = None
-        self.requests: list[Request] = list(requests)
-        self.sums: Sums = {}
-        self.zeros: torch.Tensor | None = None
-        self.quality = Quality(task)
-        self.samples = self.tokens = 0
-
-    def add(self, number: int, batch: Mapping[str, Any]) -> None:
-        def see(prepared: Mapping[str, Any], output: Any, logits: torch.Tensor) -> None:
-            if not torch.isfinite(logits.sum(dtype=torch.float32)):
-                self._refuse_non_finite(prepared, number)
-            self.quality.add(prepared, output, logits)
-
-        seen = observe(
-            self.model,
-            self.sites,
-            batch,
-            self.requests,
-            task=self.task,
-            labels=self.labels,
-            fit=self.fit,
-            see=see,
-        )
-        for request, answer in seen.answers.items():
-            self._check(request, answer, number)
-        answers = {request: answer.double() for request, answer in seen.answers.items()}
-        for name, criterion in self.criteria.items():
-            if criterion.requests():
-                total = self.sums.setdefault(name, {})
-                for key, part in criterion.sums(answers).items():
-                    total[key] = total[key] + part if key in total else part
-        zeros = answers.get(ZeroProbabilities())
-        if zeros is not None:
-            self.zeros = _added(self.zeros, zeros.sum(0))
-        self.samples += batch_size(batch)
-        self.tokens += seen.tokens
-
-    def _refuse_non_finite(self, batch: Mapping[str, Any], number: int) -> None:
-        found: list[tuple[Site, int]] = []
-
-        def look(site: Site, columns: torch.Tensor) -> None:
-            bad = ~torch.isfinite(site.split(columns)).all(-1).flatten(0, -2).all(0)
-            found.extend((site, site.kept[position]) for position in bad.nonzero().flatten().tolist())
-
-        with torch.no_grad(), evaluating(self.model), watched(self.model, self.sites, output=look):
-            logits = self.task.logits(self.model(**self.task.inputs(batch)))
-        if torch.isfinite(logits).all():  # large, but their sum alone overflows
-            return
-        where = f" at site {found[0][0].index} ({found[0][0].path}), {found[0][0].word} {found[0][1]}," if found else ""
-        raise NonFiniteError(
-            f"NaN or Inf appeared{where} first in batch {number}; check that batch and the precision of the model."
-        )
-
-    def _check(self, request: Request, answer: torch.Tensor, number: int) -> None:
-        bad = ~torch.isfinite(answer) & self.kept
-        if bad.any():
-            *_, site, member = bad.nonzero()[0].tolist()
-            value = answer[tuple(bad.nonzero()[0].tolist())].item()
-            raise NonFiniteError(
-                f"{type(request).__name__} is {value} at site {site} ({self.sites[site].path}), "
-                f"{self.sites[site].word} {member}, first in batch {number}; check that batch and the precision of the "
-                "model."
-            )
-
-    def result(self, seconds: float, *, single: bool) -> ScoreResult:
-        looks_at_data = any(criterion.requests() for criterion in self.criteria.values())
-        if looks_at_data and not self.samples:
-            raise DataError("There are no batches to score on; give at least one.")
-        scores = {}
-        for name, criterion in self.criteria.items():
-            if criterion.requests():
-                scores[name] = _finish(criterion, self.sums[name], self.samples, self.kept)
-            else:
-                scores[name] = _finite(criterion, criterion.from_weights(self.model, self.sites), self.kept)
-        return ScoreResult(
-            scores=next(iter(scores.values())) if single else scores,
-            samples=self.samples,
-            tokens=self.tokens,
-            seconds=seconds,
-            quality=self.quality,
-            zero_probabilities=self.zeros,
-            criteria=self.criteria,
-            sums=self.sums,
-            kept=self.kept,
-            single=single,
-        )
-
-
-def _finish(criterion: Criterion, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
-    return _finite(criterion, criterion.score(sums, samples, kept), kept)
-
-
-def _finite(criterion: Criterion, scores: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    bad = (~torch.isfinite(scores) & kept).nonzero()
-    if len(bad):
-        site, member = bad[0].tolist()
-        raise NonFiniteError(
-            f"The score of {criterion} is {scores[site, member].item()} at site {site}, head {member}; check the "
-            "criterion and the weights of the model."
-        )
-    return scores.masked_fill(~kept, torch.nan)
-
-
-def _summed(one: Sums, other: Sums) -> Sums:
-    return {name: {key: own[key] + other[name][key] for key in own} for name, own in one.items()}
+    shards = (Shard(model, listed, fitted, known, labels, kinds, pass_over.kept),) if fitted else ()
+    if not at_once and fitted:
+        pass_over.sums.update(fitted_sums(shards))
+        pass_over.criteria = named
+    scores = pass_over.scores()
+    return ScoreResult(
+        scores=next(iter(scores.values())) if criteria is None else scores,
+        samples=pass_over.samples,
+        tokens=pass_over.tokens,
+        seconds=time.perf_counter() - started,
+        quality=pass_over.quality,
+        zero_probabilities=pass_over.zeros,
+        criteria=named,
+        sums=pass_over.sums,
+        kept=pass_over.kept,
+        single=criteria is None,
+        moments=None if fit is None else dict(fit.moments),
+        shards=shards,
+        sites=tuple(sites),
+    )
 
 
 def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:

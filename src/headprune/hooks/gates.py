@@ -20,7 +20,8 @@ def gated(model: nn.Module, gates: torch.Tensor, *, sites: Sequence[Site] | None
     """Multiply the output of every head, before the output projection, by its gate.
 
     `gates` is [sites x heads], or [batch x sites x heads] for a row of gates per sample, in original head ids; the
-    positions of removed heads are not looked at. A gate of 1 leaves the output as it is, bit for bit.
+    positions of removed heads are not looked at. A gate of 1 leaves the output as it is, bit for bit. With the
+    `sites` of `all_sites(model)` the table has rows for neurons, too.
     """
     sites = resolve(model) if sites is None else sites
     check_gates(gates, sites)
@@ -38,17 +39,25 @@ class Gates(nn.Module):
         ...
         gates.detach()
 
-    The values are parameters if `trainable`, buffers otherwise; they start at 1, or at `values` [sites x members]. The
-    model is not a part of this module, so its parameters are its own.
+    The values are parameters if `trainable`, buffers otherwise; they start at 1, or at `values` [sites x members].
+    Those of neurons come with the `sites` of `all_sites(model)`. The model is not a part of this module, so its
+    parameters are its own.
     """
 
     values: torch.Tensor
     kept: torch.Tensor
 
-    def __init__(self, model: nn.Module, values: torch.Tensor | None = None, *, trainable: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        values: torch.Tensor | None = None,
+        *,
+        trainable: bool = False,
+        sites: Sequence[Site] | None = None,
+    ) -> None:
         super().__init__()
         self._model = [model]  # in a list, so that it does not become a submodule
-        self.sites = resolve(model)
+        self.sites = resolve(model) if sites is None else sites
         parameter = next(model.parameters())
         start = torch.ones(len(self.sites), widest(self.sites)) if values is None else values.detach().clone()
         check_gates(start, self.sites)

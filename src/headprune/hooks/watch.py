@@ -45,20 +45,21 @@ def watched(
     model: nn.Module,
     sites: Sequence[Site],
     *,
-    projection: Callable[[AttentionSite, str, torch.Tensor, torch.Tensor], None] | None = None,
+    projection: Callable[[Any, str, torch.Tensor, torch.Tensor], None] | None = None,
     output: Callable[[Site, torch.Tensor], None] | None = None,
 ) -> Iterator[None]:
     """Call back with what flows through each site, application after application.
 
-    `projection(site, path, inputs, outputs)` sees every q, k and v projection of attention, a fused one once;
+    `projection(site, path, inputs, outputs)` sees every q, k and v projection of attention and every map in
+    front of neurons, a fused one once;
     `output(site, columns)` sees what the output map of a site is given, member after member. While gradients are
     recorded, both see tensors that require a gradient, so that a backward pass reaches every site although all
     parameters are frozen.
     """
     after, before = [], []
     for site in sites:
-        if projection is not None and site.kept and isinstance(site, AttentionSite):
-            paths = dict.fromkeys(projection.module for projection in site.roles)
+        if projection is not None and site.kept:
+            paths = _maps(site)
             after += [(model.get_submodule(path), _projection_hook(site, path, projection)) for path in paths]
         if output is not None and site.kept:
             before.append((model.get_submodule(site.o), _output_hook(site, output)))
@@ -77,7 +78,14 @@ def captured_outputs(modules: Sequence[tuple[str, nn.Module]], into: dict[str, A
         yield
 
 
-def _projection_hook(site: AttentionSite, path: str, callback: Callable[..., None]) -> Callable[..., None]:
+def _maps(site: Site) -> Sequence[str]:
+    """The linear maps that produce the members of a site, each once."""
+    if isinstance(site, AttentionSite):
+        return list(dict.fromkeys(projection.module for projection in site.roles))
+    return list(dict.fromkeys(getattr(site, "maps", ())))
+
+
+def _projection_hook(site: Site, path: str, callback: Callable[..., None]) -> Callable[..., None]:
     def watch(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         callback(site, path, args[0], _tracked(output))
 

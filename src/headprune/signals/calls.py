@@ -1,13 +1,15 @@
-"""Applications of q, k and v projections: their inputs, and in a backward pass the gradients at their outputs."""
+"""Applications of the maps that produce members, as q, k and v do: their inputs, and in a backward pass the gradients
+at their outputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from headprune.signals.spec import GradientRequest, Meter, View
-from headprune.units import AttentionSite, Projection
+from headprune.units import AttentionSite, NeuronSite, Projection, Site
 
 
 @dataclass
@@ -37,52 +39,70 @@ class ProjectionMeter(Meter):
         super().__init__(request, view)
         self.states = {site.index: _Site() for site in view.sites}
 
-    def projection(self, site: AttentionSite, path: str, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
-        call = Call(self._tokens(inputs), self._tokens(outputs) if self.keep_outputs else None)
+    def projection(self, site: Site, path: str, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
+        call = Call(self._tokens(site, inputs), self._tokens(site, outputs) if self.keep_outputs else None)
         calls = self.states[site.index].calls.setdefault(path, [])
         calls.append(call)
 
         def read(gradient: torch.Tensor) -> None:
             if self.is_current:
-                call.delta = self._tokens(gradient)
+                call.delta = self._tokens(site, gradient)
                 if all(other.delta is not None for other in calls):
                     self._contract(site, path)
 
         outputs.register_hook(read)
 
-    def _tokens(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _tokens(self, site: Site, tensor: torch.Tensor) -> torch.Tensor:
         """[samples, tokens, features]; for a gradient of the whole batch, all tokens are one sample's."""
         if self.request.aggregation == "batch":
             return tensor.detach().flatten(0, -2).unsqueeze(0)
-        return self.view.per_sample(tensor)
+        return self.view.per_sample(tensor, site)
 
     def finish(self) -> None:
         """Contract what some applications of a projection had no part in."""
         for site in self.view.sites:
             state = self.states[site.index]
             for path in state.calls:
-                if path not in state.contracted and isinstance(site, AttentionSite):
+                if path not in state.contracted:
                     self._contract(site, path)
 
-    def _contract(self, site: AttentionSite, path: str) -> None:
+    def _contract(self, site: Site, path: str) -> None:
         state = self.states[site.index]
         state.contracted.add(path)
         calls = [call for call in state.calls[path] if call.delta is not None]
         if calls:
-            roles = [projection for projection in site.roles if projection.module == path]
+            roles = [projection for projection in producing(site) if projection.module == path]
             self.contract(site, roles, calls)
         for call in calls:
             call.delta = None
         if state.contracted == set(state.calls):
             self.done(site)
 
-    def contract(self, site: AttentionSite, roles: list[Projection], calls: list[Call]) -> None:
+    def contract(self, site: Any, roles: list[Projection], calls: list[Call]) -> None:
         raise NotImplementedError
 
-    def done(self, site: AttentionSite) -> None:
+    def done(self, site: Any) -> None:
         """All projections of the site have been contracted."""
 
 
-def by_query_head(site: AttentionSite, projection: Projection, values: torch.Tensor) -> torch.Tensor:
+def producing(site: Site) -> tuple[Projection, ...]:
+    """The rows of linear maps that produce the members of a site.
+
+    A neuron is a head of width 1 here, and each map before it, or each block of a fused one, a role.
+    """
+    if isinstance(site, AttentionSite):
+        return site.roles
+    found: list[Projection] = []
+    if not isinstance(site, NeuronSite):
+        return ()
+    for strip in site.strips:
+        path, _, name = strip.tensor.rpartition(".")
+        if name == "weight" and path in site.maps:
+            offset = strip.block if strip.interleaved else strip.block * site.size
+            found.append(Projection(path, "q", site.size, 1, offset, strip.blocks if strip.interleaved else 1))
+    return tuple(found)
+
+
+def by_query_head(site: Site, projection: Projection, values: torch.Tensor) -> torch.Tensor:
     """Values per KV head become values per query head: each head takes its group's."""
     return values if projection.role == "q" else values.repeat_interleave(site.group, dim=-1)

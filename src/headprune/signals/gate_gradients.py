@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from headprune.signals.spec import GradientRequest, Meter, View, unit_sums
 from headprune.task.batch import widened
-from headprune.units import Site
+from headprune.units import Kind, Site
 
 
 @dataclass(frozen=True)
 class GateGradients(GradientRequest):
     """<Z, dL/dZ>: the gradient at a gate of value 1 on the output of each member, one per sample."""
+
+    kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
 
     def meter(self, view: View) -> GateMeter:
         return GateMeter(self, view)
@@ -25,12 +28,12 @@ class GateMeter(Meter):
         self.products = view.blank()
 
     def output(self, site: Site, columns: torch.Tensor) -> None:
-        values = self.view.per_sample(columns)
+        values = self.view.per_sample(columns, site)
 
         def read(gradient: torch.Tensor) -> None:
             if self.is_current:
                 own = self.values(site, values)
-                products = (own * widened(self.view.per_sample(gradient))).sum(1)
+                products = (own * widened(self.view.per_sample(gradient, site))).sum(1)
                 self.add(site, site.split(products).sum(-1))
 
         columns.register_hook(read)

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from headprune.signals.moments import Moments
 from headprune.task import Labels, Task
-from headprune.units import AttentionSite, Site, kept_mask
+from headprune.units import AttentionSite, Kind, NeuronSite, Site, kept_mask
+from headprune.units.neurons.find import pattern
 
 Objective = Literal["logit-norm", "loss", "logit-signs"]
 Aggregation = Literal["sample", "batch"]
@@ -59,13 +60,18 @@ class View:
         dtype = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
         return torch.zeros(*lead, self.size if size is None else size, *kept.shape, dtype=dtype)
 
-    def per_sample(self, tensor: torch.Tensor) -> torch.Tensor:
+    def per_sample(self, tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
         """[samples, tokens, features], whatever a module made of the axes in front of the features.
 
-        A sample may be several rows of the model (multiple choice): they are its tokens one after the other.
+        A sample may be several rows of the model (multiple choice): they are its tokens one after the other. Of an
+        expert's tokens, which are those sent to it in no order of samples, only a batch of one sample can tell.
         """
         tensor = tensor.detach()
         rows = self.task.rows(self.batch)
+        if site is not None and tensor.dim() == 2 and is_expert(site) and self.size > 1:
+            raise NotPerSampleError
+        if not len(tensor):
+            return tensor.reshape(self.size, 0, tensor.shape[-1])
         if tensor.dim() >= 3 and tensor.shape[0] == self.size * rows:
             return tensor.reshape(self.size, -1, tensor.shape[-1])
         if tensor.dim() == 2 and tensor.shape[0] % self.size == 0:
@@ -121,6 +127,7 @@ class Request:
     """Answered by a tensor [batch x sites x members] in original ids, NaN at members that are gone."""
 
     needs: ClassVar[tuple[str, ...]] = ("data",)  # for people, and for checks before anything runs
+    kinds: ClassVar[tuple[Kind, ...]] = ("heads",)  # the units that it tells something of
     fitted: ClassVar[bool] = False  # whether the moments of all the data must be known before the pass
 
     @property
@@ -147,6 +154,11 @@ class GradientRequest(Request):
     @property
     def backward(self) -> Backward:
         return self.objective, self.aggregation
+
+
+def is_expert(site: Site) -> bool:
+    """Whether it may be one of several feed-forward layers of the same layer, each with its own tokens."""
+    return isinstance(site, NeuronSite) and pattern(site.path).count("*") > 1
 
 
 def unit_sums(site: Site, values: torch.Tensor) -> torch.Tensor:

@@ -1,20 +1,23 @@
-"""First-order effect of removing each head's Q, K and V weights: <W, dL/dW>, from activations alone."""
+"""First-order effect of removing the weights that produce each member: <W, dL/dW>, from activations alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from headprune.signals.calls import Call, ProjectionMeter, by_query_head
 from headprune.signals.spec import GradientRequest, Meter, View
 from headprune.task.batch import widened
-from headprune.units import AttentionSite, Projection
+from headprune.units import Kind, Projection, Site
 
 
 @dataclass(frozen=True)
 class WeightProducts(GradientRequest):
-    """<W, dL/dW> summed over each head's Q, K and V weights, one per sample."""
+    """<W, dL/dW> summed over each head's Q, K and V weights, or a neuron's rows of the maps before it; per sample."""
+
+    kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
 
     def meter(self, view: View) -> Meter:
         return _ProductMeter(self, view)
@@ -27,7 +30,7 @@ class _ProductMeter(ProjectionMeter):
         super().__init__(request, view)
         self.products = view.blank(size=1 if request.aggregation == "batch" else None)
 
-    def contract(self, site: AttentionSite, roles: list[Projection], calls: list[Call]) -> None:
+    def contract(self, site: Site, roles: list[Projection], calls: list[Call]) -> None:
         for call in calls:
             assert call.delta is not None
             assert call.outputs is not None

@@ -1,0 +1,131 @@
+"""One instrumented pass over the data that serves several criteria."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from headprune.criteria.registry import Criterion
+from headprune.errors import DataError, NonFiniteError
+from headprune.hooks.outputs import evaluating
+from headprune.hooks.watch import watched
+from headprune.measure.quality import Quality
+from headprune.signals import Request, ZeroProbabilities, observe
+from headprune.signals.spec import Fit
+from headprune.task import Labels, Task, batch_size
+from headprune.units import Site, kept_mask
+
+Sums = dict[str, dict[str, torch.Tensor]]  # criterion -> its sums over samples
+
+
+class Pass:
+    """Accumulates the sums of all criteria, batch by batch, in float64."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sites: Sequence[Site],
+        criteria: dict[str, Criterion],
+        task: Task,
+        labels: Labels,
+        fit: Fit | None,
+    ) -> None:
+        self.model, self.sites, self.criteria = model, sites, criteria
+        self.task, self.labels, self.fit = task, labels, fit
+        self.kept = kept_mask(sites)
+        requests = dict.fromkeys(request for criterion in criteria.values() for request in criterion.requests())
+        if any("attention probabilities" in request.needs for request in requests):
+            requests[ZeroProbabilities()] = None
+        self.requests: list[Request] = list(requests)
+        self.sums: Sums = {}
+        self.zeros: torch.Tensor | None = None
+        self.quality = Quality(task)
+        self.samples = self.tokens = 0
+
+    def add(self, number: int, batch: Mapping[str, Any]) -> None:
+        def see(prepared: Mapping[str, Any], output: Any, logits: torch.Tensor) -> None:
+            if not torch.isfinite(logits.sum(dtype=torch.float32)):
+                self._refuse_non_finite(prepared, number)
+            self.quality.add(prepared, output, logits)
+
+        seen = observe(
+            self.model,
+            self.sites,
+            batch,
+            self.requests,
+            task=self.task,
+            labels=self.labels,
+            fit=self.fit,
+            see=see,
+        )
+        for request, answer in seen.answers.items():
+            self._check(request, answer, number)
+        answers = {request: answer.double() for request, answer in seen.answers.items()}
+        for name, criterion in self.criteria.items():
+            if criterion.requests():
+                total = self.sums.setdefault(name, {})
+                for key, part in criterion.sums(answers).items():
+                    total[key] = total[key] + part if key in total else part
+        zeros = answers.get(ZeroProbabilities())
+        if zeros is not None:
+            self.zeros = zeros.sum(0) if self.zeros is None else self.zeros + zeros.sum(0)
+        self.samples += batch_size(batch)
+        self.tokens += seen.tokens
+
+    def _refuse_non_finite(self, batch: Mapping[str, Any], number: int) -> None:
+        found: list[tuple[Site, int]] = []
+
+        def look(site: Site, columns: torch.Tensor) -> None:
+            bad = ~torch.isfinite(site.split(columns)).all(-1).flatten(0, -2).all(0)
+            found.extend((site, site.kept[position]) for position in bad.nonzero().flatten().tolist())
+
+        with torch.no_grad(), evaluating(self.model), watched(self.model, self.sites, output=look):
+            logits = self.task.logits(self.model(**self.task.inputs(batch)))
+        if torch.isfinite(logits).all():  # large, but their sum alone overflows
+            return
+        where = f" at site {found[0][0].index} ({found[0][0].path}), {found[0][0].word} {found[0][1]}," if found else ""
+        raise NonFiniteError(
+            f"NaN or Inf appeared{where} first in batch {number}; check that batch and the precision of the model."
+        )
+
+    def _check(self, request: Request, answer: torch.Tensor, number: int) -> None:
+        bad = ~torch.isfinite(answer) & self.kept
+        if bad.any():
+            *_, site, member = bad.nonzero()[0].tolist()
+            value = answer[tuple(bad.nonzero()[0].tolist())].item()
+            raise NonFiniteError(
+                f"{type(request).__name__} is {value} at site {site} ({self.sites[site].path}), "
+                f"{self.sites[site].word} {member}, first in batch {number}; check that batch and the precision of the "
+                "model."
+            )
+
+    def scores(self) -> dict[str, torch.Tensor]:
+        """By criterion, from the sums over all batches, or from the weights."""
+        if not self.samples and any(criterion.requests() for criterion in self.criteria.values()):
+            raise DataError("There are no batches to score on; give at least one.")
+        return {
+            name: finished(criterion, self.sums[name], self.samples, self.kept, self.sites)
+            if criterion.requests()
+            else finite(criterion, criterion.from_weights(self.model, self.sites), self.kept, self.sites)
+            for name, criterion in self.criteria.items()
+        }
+
+
+def finished(
+    criterion: Criterion, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor, sites: Sequence[Site]
+) -> torch.Tensor:
+    return finite(criterion, criterion.score(sums, samples, kept), kept, sites)
+
+
+def finite(criterion: Criterion, scores: torch.Tensor, kept: torch.Tensor, sites: Sequence[Site]) -> torch.Tensor:
+    bad = (~torch.isfinite(scores) & kept).nonzero()
+    if len(bad):
+        site, member = bad[0].tolist()
+        raise NonFiniteError(
+            f"The score of {criterion} is {scores[site, member].item()} at site {site}, {sites[site].word} "
+            f"{member}; check the criterion and the weights of the model."
+        )
+    return scores.masked_fill(~kept, torch.nan)
