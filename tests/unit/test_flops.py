@@ -135,7 +135,7 @@ def test_masked_language_model_by_hand() -> None:
     width, inner = 24, 20
     heads = 3 * 2 * (TOKENS * 4 * width * width + 2 * TOKENS * TOKENS * width)
     rest = 3 * 2 * TOKENS * 2 * width * inner + 2 * TOKENS * (width * width + width * VOCAB)
-    assert flops(model, headprune.resolve(model), tokens=TOKENS) == costs.Flops(TOKENS, heads, heads + rest)
+    assert flops(model, headprune.resolve(model), tokens=TOKENS) == costs.Flops(TOKENS, {"heads": heads}, heads + rest)
 
 
 def test_experts_by_hand() -> None:
@@ -145,7 +145,7 @@ def test_experts_by_hand() -> None:
     width, inner, query, key = 32, 16, 6 * 4, 3 * 4
     heads = 3 * 2 * (TOKENS * (2 * width * query + 2 * width * key) + 2 * TOKENS * TOKENS * query)
     rest = 3 * 2 * TOKENS * (4 * width + 2 * 3 * width * inner) + 2 * TOKENS * width * VOCAB
-    assert flops(model, headprune.resolve(model), tokens=TOKENS) == costs.Flops(TOKENS, heads, heads + rest)
+    assert flops(model, headprune.resolve(model), tokens=TOKENS) == costs.Flops(TOKENS, {"heads": heads}, heads + rest)
 
 
 def test_half_precision() -> None:

@@ -1,8 +1,8 @@
-"""What a model holds and what it computes: parameters by module, and the share that attention heads have in both."""
+"""What a model holds and what it computes: parameters by module, and what of both leaves with a unit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.measure.examples import default_tokens, example_inputs, image_tokens, like
-from headprune.measure.operations import MAPS, count
-from headprune.units import AttentionSite
+from headprune.measure.operations import MAPS, Counted, count
+from headprune.units import AttentionSite, Kind, NeuronSite, Site
 from headprune.units.paths import layer_path
 
 BYTES_PER_PARAMETER = 4  # as in the published tables: MB = 4 bytes per parameter / 2^20
@@ -44,17 +44,41 @@ def parameters_by_module(model: PreTrainedModel) -> dict[str, int]:
     return {**counts, "other": rest} if rest else counts
 
 
-def head_parameters(model: PreTrainedModel, site: AttentionSite) -> int:
-    """Parameters that leave with the heads of this site: projections and their biases, and the columns of the output
-    projection, whose bias stays."""
-    if not site.kept:
-        return 0
-    if site.axes:
+def head_parameters(model: PreTrainedModel, site: Site) -> int:
+    """Parameters that leave with all units of this site: projections and their biases, and the columns of the output
+    map, whose bias stays."""
+    return unit_parameters(model, [site])[0] * (site.size // site.group)
+
+
+def unit_parameters(model: PreTrainedModel, sites: Sequence[Site]) -> list[int]:
+    """Parameters that leave with one unit of each site; 0 where none is left."""
+    return [sum(count for _, count in _owned(model, site)) for site in sites]
+
+
+def unit_bytes(model: PreTrainedModel, sites: Sequence[Site]) -> list[int]:
+    """The memory of these parameters, in the precision that the weights have."""
+    return [sum(count * tensor.element_size() for tensor, count in _owned(model, site)) for site in sites]
+
+
+def _owned(model: PreTrainedModel, site: Site) -> Iterator[tuple[torch.Tensor, int]]:
+    """The parameters that units have a part in, and how many numbers in each are of one unit."""
+    units = site.size // site.group
+    if isinstance(site, NeuronSite):
+        for strip in site.strips:  # each has one slice of every neuron
+            if _is_parameter(model, strip.tensor):
+                parameter = model.get_parameter(strip.tensor)
+                yield parameter, parameter.numel() // parameter.shape[strip.dim]
+    elif isinstance(site, AttentionSite) and site.kept and site.axes:
         shares = {axis.tensor: (axis.owned, axis.length) for axis in site.axes if _is_parameter(model, axis.tensor)}
-        return sum(model.get_parameter(name).numel() * own // of for name, (own, of) in shares.items())
-    paths = {projection.module for projection in site.projections}
-    count = sum(parameter.numel() for path in paths for parameter in model.get_submodule(path).parameters())
-    return count + model.get_submodule(site.o).weight.numel()
+        for name, (own, of) in shares.items():
+            parameter = model.get_parameter(name)
+            yield parameter, parameter.numel() * own // of // units
+    elif isinstance(site, AttentionSite) and site.kept:
+        for path in {projection.module for projection in site.projections}:
+            for parameter in model.get_submodule(path).parameters():
+                yield parameter, parameter.numel() // units
+        output: Any = model.get_submodule(site.o)
+        yield output.weight, output.weight.numel() // units
 
 
 def _is_parameter(model: nn.Module, name: str) -> bool:
@@ -67,8 +91,21 @@ class Flops:
     """Floating-point operations of one forward pass of one sequence; a multiplication and an addition are two."""
 
     tokens: int
-    heads: int
+    kinds: dict[Kind, int]  # what the units of all sites of a kind compute
     total: int
+
+    @property
+    def heads(self) -> int:
+        return self.kinds.get("heads", 0)
+
+    @property
+    def neurons(self) -> int:
+        return self.kinds.get("neurons", 0)
+
+    @property
+    def units_total(self) -> int:
+        """What leaves if all units do: of layers all of whose maps belong to sites, everything in them."""
+        return sum(self.kinds.values())
 
     @property
     def head_share(self) -> float:
@@ -77,7 +114,7 @@ class Flops:
 
 def flops(
     model: PreTrainedModel,
-    sites: Sequence[AttentionSite],
+    sites: Sequence[Site],
     *,
     tokens: int | None = None,
     batch: Mapping[str, Any] | None = None,
@@ -87,32 +124,53 @@ def flops(
     The model runs once without numbers, as torch's own counter sees it; where its forward needs numbers, the weights
     say how much there is to compute. Norms, activations and table look-ups are not counted.
     """
+    counted = _counted(model, sites, tokens, batch)
+    kinds: dict[Kind, int] = {}
+    for cost, site in zip(counted.units, sites, strict=True):
+        kinds[site.kind] = kinds.get(site.kind, 0) + cost * (site.size // site.group)
+    return Flops(counted.tokens, kinds, counted.rest + sum(kinds.values()))
+
+
+def unit_costs(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    *,
+    tokens: int | None = None,
+    batch: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """FLOPs that leave with one unit of each site, in all applications of it; 0 where none is left."""
+    counted = _counted(model, sites, tokens, batch)
+    return [cost if site.kept else 0 for cost, site in zip(counted.units, sites, strict=True)]
+
+
+def _counted(
+    model: PreTrainedModel, sites: Sequence[Site], tokens: int | None, batch: Mapping[str, Any] | None
+) -> Counted:
     choices = example_inputs(model, tokens) if batch is None else like(model, batch)
     counted = count(model, sites, choices)
-    if counted is None:
-        if tokens is None and batch is not None and isinstance(batch.get("input_ids"), torch.Tensor):
-            tokens = int(batch["input_ids"].shape[1])
-        return _by_weights(model, sites, default_tokens(model) if tokens is None else tokens)
-    heads = sum(cost * site.kv_heads for cost, site in zip(counted.units, sites, strict=True) if site.kept)
-    return Flops(counted.tokens, heads, counted.rest + heads)
+    if counted is not None:
+        return counted
+    if tokens is None and batch is not None and isinstance(batch.get("input_ids"), torch.Tensor):
+        tokens = int(batch["input_ids"].shape[1])
+    return _by_weights(model, sites, default_tokens(model) if tokens is None else tokens)
 
 
-def _by_weights(model: PreTrainedModel, sites: Sequence[AttentionSite], tokens: int) -> Flops:
+def _by_weights(model: PreTrainedModel, sites: Sequence[Site], tokens: int) -> Counted:
     """Layers with a site run on every token, as does a projection to the vocabulary; other maps (a pooler, a
     classifier) run once."""
-    heads = 0
+    units: list[int] = []
     layers: dict[str, int] = {}
+    counted: set[str] = set()
     for site in sites:
-        length = image_tokens(model) if site.stack == "vision" else None
+        length = image_tokens(model) if _stack(site) == "vision" else None
         length = tokens if length is None else length
         layers[layer_path(site.path) + "."] = site.applications * length
-        if site.kept:
-            paths = {projection.module for projection in site.projections} | {*site.maps, site.o}
-            weights = sum(model.get_submodule(path).weight.numel() for path in paths)
-            attention = 2 * length * length * site.heads * site.head_dim
-            heads += site.applications * 2 * (length * weights + attention)
-    counted = {projection.module for site in sites for projection in site.projections}
-    counted |= {path for site in sites for path in (*site.maps, site.o)}
+        paths = maps_of_units(site)
+        counted |= paths
+        weights = sum(model.get_submodule(path).weight.numel() for path in paths)
+        attention = 2 * length * length * site.size * site.width if isinstance(site, AttentionSite) else 0
+        own = site.applications * 2 * (length * weights + attention)
+        units.append(own // max(site.size // site.group, 1))
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
     rest = 0
     for path, module in model.named_modules():
@@ -124,4 +182,17 @@ def _by_weights(model: PreTrainedModel, sites: Sequence[AttentionSite], tokens: 
             every_token = vocabulary in weight.shape or not isinstance(module, nn.Linear)
             rows = tokens if every_token else 1
         rest += 2 * weight.numel() * rows
-    return Flops(tokens, heads, heads + rest)
+    return Counted(tokens, tuple(units), rest)
+
+
+def _stack(site: Site) -> str:
+    return site.stack if isinstance(site, (AttentionSite, NeuronSite)) else ""
+
+
+def maps_of_units(site: Site) -> set[str]:
+    """Paths of the linear maps that have rows or columns of units; none where no unit is left."""
+    if not site.kept:
+        return set()
+    if isinstance(site, AttentionSite):
+        return {projection.module for projection in site.projections} | {*site.maps, site.o}
+    return {*site.maps, site.o} if isinstance(site, NeuronSite) else {site.o}

@@ -21,7 +21,8 @@ from transformers.pytorch_utils import Conv1D
 
 from headprune.hooks.watch import hooks
 from headprune.measure.examples import Inputs, default_tokens
-from headprune.units import AttentionSite
+from headprune.units import AttentionSite, NeuronSite, Site
+from headprune.units.cutting.record import NAMES
 
 
 def _grouped_products(rows: Any, maps: Any, *args: Any, **options: Any) -> int:
@@ -38,7 +39,7 @@ MAPS = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d)
 
 @dataclass(frozen=True)
 class Counted:
-    """FLOPs of one forward pass: per unit of each site, and of all that does not leave with heads."""
+    """FLOPs of one forward pass: per unit of each site, and of all that does not leave with units."""
 
     tokens: int
     units: tuple[int, ...]
@@ -51,14 +52,14 @@ _known: OrderedDict[Any, Counted | None] = OrderedDict()
 REMEMBERED = 64  # structures
 
 
-def count(model: PreTrainedModel, sites: Sequence[AttentionSite], choices: Iterable[Inputs]) -> Counted | None:
+def count(model: PreTrainedModel, sites: Sequence[Site], choices: Iterable[Inputs]) -> Counted | None:
     """The count on the first of these inputs that the model runs on so that every site is reached; None if there is
     none, or if the forward cannot run without numbers."""
     choices = list(choices)
     shapes = tuple(tuple((name, tuple(value.shape)) for name, value in inputs.items()) for inputs in choices)
     key = (shapes, _structure(model, sites))
     counted = _known.get(key)
-    # A site that was empty when it was counted may have its heads back.
+    # A site that was empty when it was counted may have its units back.
     fits = counted is None or all(cost or not site.kept for cost, site in zip(counted.units, sites, strict=True))
     if key not in _known or not fits:
         counted = next((found for inputs in choices if (found := _run(model, sites, inputs)) is not None), None)
@@ -69,26 +70,31 @@ def count(model: PreTrainedModel, sites: Sequence[AttentionSite], choices: Itera
     return counted
 
 
-def _structure(model: PreTrainedModel, sites: Sequence[AttentionSite]) -> Any:
-    """All that decides what a pass computes and does not change when heads go: the class, its settings, the shapes of
+def _structure(model: PreTrainedModel, sites: Sequence[Site]) -> Any:
+    """All that decides what a pass computes and does not change when units go: the class, its settings, the shapes of
     what stays, and what a unit is."""
-    heads = {path for site in sites for path in (*_projections(site), site.o)}
-    settings = {name: value for name, value in model.config.to_dict().items() if name != "pruned_heads"}
+    cut = {path for site in sites for path in (*_producers(site), site.o)}
+    cut_tensors = {strip.tensor for site in sites if isinstance(site, NeuronSite) for strip in site.strips}
+    settings = {name: value for name, value in model.config.to_dict().items() if name not in NAMES.values()}
     shapes = tuple(
         (name, tuple(parameter.shape))
         for name, parameter in model.named_parameters()
-        if name.rpartition(".")[0] not in heads
+        if name.rpartition(".")[0] not in cut and name not in cut_tensors
     )
-    units = tuple((site.width, site.group, site.original, site.applications) for site in sites)
+    units = tuple((site.kind, site.width, site.group, site.original, site.applications) for site in sites)
     return type(model), repr(settings), shapes, units
 
 
-def _projections(site: AttentionSite) -> set[str]:
-    owners = {axis.tensor.rpartition(".")[0] for axis in site.dense_axes} - {site.path, site.o}
-    return {projection.module for projection in (site.q, site.k, site.v, *site.extras) if projection.module} | owners
+def _producers(site: Site) -> set[str]:
+    """The modules besides the output map that have something of every unit."""
+    if isinstance(site, AttentionSite):
+        named = (site.q, site.k, site.v, *site.extras)
+        owners = {axis.tensor.rpartition(".")[0] for axis in site.dense_axes} - {site.path, site.o}
+        return {projection.module for projection in named if projection.module} | owners
+    return set(site.maps) if isinstance(site, NeuronSite) else set()
 
 
-def _run(model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Inputs) -> Counted | None:
+def _run(model: PreTrainedModel, sites: Sequence[Site], inputs: Inputs) -> Counted | None:
     log = logging.getLogger(FakeTensorMode.__module__)
     disabled, log.disabled = log.disabled, True
     try:
@@ -102,16 +108,14 @@ def _run(model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Inputs)
     return None
 
 
-def _count(
-    model: PreTrainedModel, sites: Sequence[AttentionSite], inputs: Inputs, dtype: torch.dtype | None
-) -> Counted | None:
+def _count(model: PreTrainedModel, sites: Sequence[Site], inputs: Inputs, dtype: torch.dtype | None) -> Counted | None:
     """A copy runs, since a forward may keep tensors that it made, and the model must not find fake ones later."""
     options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
     meter = _Meter(counter)
     present = [site for site in sites if site.kept]
-    inside = {site.path: _maps(model, site) for site in present}
-    watched = {path for site in present for path in (site.path, site.o, *_projections(site), *inside[site.path])}
+    parts = [_Parts(model, site) for site in sites]
+    watched = {path for part in parts for path in part.watched}
     # Fake and not only meta tensors: transformers knows them, and does not ask for their values.
     with torch.no_grad(), FAKE, ExitStack() as stack:
         weights: dict[int, Any] = {
@@ -128,20 +132,13 @@ def _count(
     if any(site.o not in meter.rows for site in present):
         return None
     units = []
-    for site in sites:
-        own = 0
-        if site.kept:
-            products = meter.flops[site.path] - sum(meter.flops.get(path, 0) for path in inside[site.path])
-            own = products + meter.flops.get(site.o, 0)
-            for path in _projections(site):  # rows that heads share stay when heads go
-                rows, of = site.share_of(path)
-                own += meter.flops.get(path, 0) * rows // of
-        cost, left = divmod(own, max(site.kv_heads, 1))
+    for site, part in zip(sites, parts, strict=True):
+        cost, left = divmod(part.flops(meter.flops), max(site.size // site.group, 1))
         if left:
             return None
         units.append(cost)
     rest = counter.get_total_flops() - sum(
-        cost * site.kv_heads for cost, site in zip(units, sites, strict=True) if site.kept
+        cost * (site.size // site.group) for cost, site in zip(units, sites, strict=True)
     )
     text = inputs.get("input_ids")
     positions = meter.rows[present[0].o] if present else default_tokens(model)
@@ -160,10 +157,43 @@ def _fake(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=dtype, device="meta")
 
 
-def _maps(model: PreTrainedModel, site: AttentionSite) -> list[str]:
-    """Linear maps and convolutions inside the attention module: what it computes besides is attention."""
-    module = model.get_submodule(site.path)
-    return [f"{site.path}.{name}" for name, inner in module.named_modules() if name and isinstance(inner, MAPS)]
+class _Parts:
+    """The modules that say what the units of a site compute."""
+
+    def __init__(self, model: PreTrainedModel, site: Site) -> None:
+        self.site = site
+        self.whole: list[str] = []  # all of what these compute leaves with the units
+        self.shared: list[str] = []  # of these only the rows that belong to units
+        self.attention = ""  # what it computes besides its maps is attention
+        self.inside: list[str] = []
+        if not site.kept:
+            return
+        self.whole.append(site.o)
+        if isinstance(site, AttentionSite):
+            self.shared, self.attention = list(_producers(site)), site.path
+            self.inside = [f"{site.path}.{name}" for name in _maps(model, site.path)]
+        elif isinstance(site, NeuronSite):  # a convolution between the maps has a channel of every neuron
+            owners = {strip.tensor.rpartition(".")[0] for strip in site.strips} - {site.o}
+            self.whole += sorted(path for path in owners if isinstance(model.get_submodule(path), MAPS))
+
+    @property
+    def watched(self) -> set[str]:
+        return {path for path in (self.attention, *self.whole, *self.shared, *self.inside) if path}
+
+    def flops(self, seen: dict[str, int]) -> int:
+        """What all units of the site compute, from what its modules were seen to."""
+        own = sum(seen.get(path, 0) for path in self.whole)
+        if isinstance(self.site, AttentionSite) and self.attention:
+            own += seen[self.attention] - sum(seen.get(path, 0) for path in self.inside)
+            for path in self.shared:  # rows that heads share stay when heads go
+                rows, of = self.site.share_of(path)
+                own += seen.get(path, 0) * rows // of
+        return own
+
+
+def _maps(model: PreTrainedModel, path: str) -> list[str]:
+    """Linear maps and convolutions inside a module."""
+    return [name for name, inner in model.get_submodule(path).named_modules() if name and isinstance(inner, MAPS)]
 
 
 class _Meter:
