@@ -14,7 +14,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.hooks.recall import Calls, Recall
 from headprune.measure.quality import Quality
 from headprune.task import Task, task_of
-from headprune.units import AttentionSite
+from headprune.units import Site
 from headprune.units.paths import layer_path
 
 CACHE_BYTES = 1 << 30
@@ -34,9 +34,7 @@ class Evaluator:
         self.cache_bytes = cache_bytes
         self._known: dict[int, Calls] = {}  # by the batch's number
 
-    def __call__(
-        self, model: PreTrainedModel, sites: Sequence[AttentionSite], changed: Sequence[int] | None = None
-    ) -> Quality:
+    def __call__(self, model: PreTrainedModel, sites: Sequence[Site], changed: Sequence[int] | None = None) -> Quality:
         """Evaluate; `changed` are the sites that differ from the last call's model, None if anything may differ."""
         task = self.task or task_of(model)
         quality = Quality(task)
@@ -67,7 +65,7 @@ class Evaluator:
         """The next model has nothing to do with the last one."""
         self._known = {}
 
-    def _layers(self, model: PreTrainedModel, sites: Sequence[AttentionSite]) -> list[tuple[str, nn.Module]]:
+    def _layers(self, model: PreTrainedModel, sites: Sequence[Site]) -> list[tuple[str, nn.Module]]:
         """The layers with sites. One that runs again and again in a pass (ALBERT's) changes as a whole, if it does, and
         would fill the memory for nothing."""
         if self.cache_bytes <= 0:

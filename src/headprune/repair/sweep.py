@@ -12,15 +12,34 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.repair.passes import Passes
+from headprune.repair.passes import Passes, given_outputs
 from headprune.repair.plan import apply_repairs, owners_of
 from headprune.repair.solve import Compensation, Repair
 from headprune.repair.towards import RIDGES, Pairs, best_map
 from headprune.signals.moments import FOLDS
+from headprune.task import Task
 from headprune.units import Site
 from headprune.units.linear import is_transposed
 
 log = logging.getLogger(__name__)
+
+
+class DenseOutputs:
+    """What a dense model gives at its sites on the calibration data, for repairs of what becomes of it."""
+
+    def __init__(
+        self, model: PreTrainedModel, sites: Sequence[Site], batches: Sequence[Mapping[str, Any]], task: Task
+    ) -> None:
+        self.batches, self.task = batches, task
+        self.targets = given_outputs(model, sites, batches, task)
+        self.forwards = 1.0  # passes over the data so far
+
+    def repair(self, model: PreTrainedModel, sites: Sequence[Site], compensate: Compensation) -> list[Repair]:
+        """Repair all sites of the model as it is now."""
+        passes = Passes(model, sites, self.batches, self.task)
+        repairs = sweep(model, sites, self.targets, passes, compensate)
+        self.forwards += passes.forwards
+        return repairs
 
 
 def sweep(

@@ -20,8 +20,18 @@ if TYPE_CHECKING:
     from headprune.criteria import Criterion
     from headprune.measure.metrics import MetricFunction
     from headprune.repair.solve import Compensation
+    from headprune.search.budget import Budget, Measure
     from headprune.search.schedule import Schedule
     from headprune.search.stop import Stop
+    from headprune.units import Kind
+
+
+BUDGETS: dict[str, Measure] = {
+    "keep_parameters": "parameters",
+    "keep_flops": "flops",
+    "keep_memory": "memory",
+    "speedup": "latency",
+}
 
 
 def option(
@@ -43,6 +53,16 @@ def option(
     kind = word or (str if default is None else type(default))
     about = {"help": help, "word": kind, "minimum": minimum, "parse": parse, "flag": flag, "stops": stops}
     return dataclasses.field(default=default, metadata=about)
+
+
+def parse_points(text: str) -> tuple[float, ...]:
+    """One number, or several with commas between them; what they may be depends on the option."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ScheduleError(
+            f"A number such as 0.5, or several with commas between them, is wanted, not {text!r}."
+        ) from None
 
 
 def parse_keep(text: str) -> float | int:
@@ -74,11 +94,36 @@ class PruneConfig:
         word=float,
         stops=True,
     )
+    keep_parameters: Any = option(
+        None, "Stop at this share of the model's parameters (0.5), or at each of several (0.8,0.5).", parse=parse_points
+    )
+    keep_flops: Any = option(None, "The same for FLOPs of a forward pass.", parse=parse_points)
+    keep_memory: Any = option(None, "The same for bytes of weights.", parse=parse_points)
+    speedup: Any = option(
+        None, "Stop when the model is this many times as fast, measured here (2, or 1.5,2,3).", parse=parse_points
+    )
+    units: str | None = option(
+        None,
+        "'heads', 'neurons' of feed-forward layers, or 'heads,neurons', which compete for one budget; heads alone by "
+        "default, both where a budget is given and the criterion knows both.",
+    )
+    method: str | None = option(None, "A published method by its name, as in `headprune methods`.")
     knee: bool = option(False, "Stop at the inflection point of the full curve.", stops=True)
     explore: bool = option(False, "Follow the curve to its end, past the stop.", stops=True)
-    schedule: str = option("greedy", "'greedy' scores again after every step, 'one-shot' only once.")
+    schedule: str | None = option(
+        None,
+        "'greedy' scores again after every unit, 'one-shot' only once, 'rounds' reaches a budget in a few steps; "
+        "'rounds' by default where there is a budget or neurons go, 'greedy' otherwise.",
+    )
+    rounds: int = option(6, "Steps in which a budget is reached.", minimum=1)
+    round_to: int = option(
+        8, "Widths of feed-forward layers are multiples of this, which hardware likes.", minimum=1, flag="--round"
+    )
+    widths: str = option(
+        "global", "How sites share a budget: 'global' by error for its price, 'uniform' the same share everywhere."
+    )
     every: int = option(1, "Units to remove per step.", minimum=1)
-    min_per_site: int = option(0, "Leave at least this many heads at every site.", minimum=0)
+    min_per_site: int = option(0, "Leave at least this many units at every site.", minimum=0)
     metric: str | MetricFunction | None = option(
         None, "accuracy, f1, matthews, pearson, perplexity, fidelity, ...; the task's usual one by default."
     )
@@ -87,15 +132,70 @@ class PruneConfig:
 
     def __post_init__(self) -> None:
         from headprune.criteria import make
+        from headprune.criteria.kinds import check_kinds
         from headprune.repair.plan import check_compensation
+        from headprune.search.budget import points
         from headprune.search.stop import check_keep
         from headprune.task.checks import check_labels_word
 
+        self._take_method()
         object.__setattr__(self, "keep", check_keep(self.keep))
-        make(self.criterion)
+        for name in BUDGETS:
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, points(getattr(self, name), name))
+        check_kinds([make(self.criterion)], self.kinds)
         check_compensation(self.compensate)
         check_labels_word(self.labels)
-        _ = self.stop, self.steps
+        _ = self.stop, self.steps, self.budget
+
+    def _take_method(self) -> None:
+        """What a published method decides, where nothing else was asked for."""
+        from headprune.search.methods import method_named
+
+        if self.method is None:
+            return
+        defaults_of = {field.name: field.default for field in dataclasses.fields(self)}
+        for name, value in method_named(self.method).settings().items():
+            if getattr(self, name) == defaults_of[name]:
+                object.__setattr__(self, name, value)
+
+    @property
+    def budget(self) -> Budget | None:
+        """What may be left, if it is not a number of units of one kind."""
+        from headprune.search.budget import Budget
+
+        asked = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(asked) > 1 or (asked and self.keep is not None):
+            first, second = [*asked, "keep"][:2]
+            raise ScheduleError(f"One budget at a time: {first} and {second} are both given; leave one of them out.")
+        if self.keep is not None and len(self.kinds) > 1:
+            raise ScheduleError(
+                "keep counts units of one kind, and heads and neurons go; say how much may be left with "
+                "keep_parameters, keep_flops, keep_memory or speedup."
+            )
+        if not asked:
+            return None
+        given = getattr(self, asked[0])
+        shares = tuple(1 / point for point in given) if asked[0] == "speedup" else given
+        return Budget(BUDGETS[asked[0]], shares)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of units that may go."""
+        from headprune.criteria.kinds import as_kinds
+
+        if self.units is not None:
+            return as_kinds(self.units)
+        budgeted = any(getattr(self, name) is not None for name in BUDGETS)
+        return ("heads", "neurons") if budgeted and "neurons" in self.made_criterion.kinds else ("heads",)
+
+    @property
+    def pace(self) -> str:
+        """The schedule that was asked for, or the one that fits."""
+        if self.schedule is not None:
+            return self.schedule
+        rounds = "neurons" in self.kinds or any(getattr(self, name) is not None for name in BUDGETS)
+        return "rounds" if rounds else "greedy"
 
     @property
     def stop(self) -> Stop:
@@ -107,7 +207,7 @@ class PruneConfig:
     def steps(self) -> Schedule:
         from headprune.search.schedule import Schedule
 
-        return Schedule(self.schedule, self.every, self.min_per_site)
+        return Schedule(self.pace, self.every, self.min_per_site)
 
     @property
     def made_criterion(self) -> Criterion:
@@ -119,6 +219,9 @@ class PruneConfig:
         """Its values in the order of declaration, as JSON can hold them."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["criterion"] = str(self.made_criterion)
+        values["units"], values["schedule"] = ",".join(self.kinds), self.pace
+        for name in BUDGETS:
+            values[name] = None if values[name] is None else list(values[name])
         if callable(self.metric):
             values["metric"] = getattr(self.metric, "__name__", "metric")
         return values
@@ -181,6 +284,7 @@ def command_words(settings: Mapping[str, Any], verb: str = "prune") -> list[str]
     settings = migrated(settings)
     words = ["headprune", verb, str(settings["model"]), "--data", str(settings["data"])]
     own = VERB_DEFAULTS.get(verb, {})
+    implied = _implied(settings)
     for field in dataclasses.fields(Experiment):
         value = settings.get(field.name, field.default)
         if field.name in ("model", "data") or value is None or value == own.get(field.name, field.default):
@@ -188,11 +292,27 @@ def command_words(settings: Mapping[str, Any], verb: str = "prune") -> list[str]
         if verb == "compare" and (field.name == "criterion" or field.metadata["stops"]):
             continue  # which are asked for as --criteria, and run to the end
         flag = field.metadata.get("flag") or f"--{field.name.replace('_', '-')}"
+        if field.name in IMPLIED and value == implied.get(field.name):
+            continue
         if value is True:
             words.append(flag)
+        elif isinstance(value, (list, tuple)):
+            words += [flag, ",".join(f"{point:g}" for point in value)]
         elif value is not False:
             words += [flag, str(value)]
     return words
+
+
+IMPLIED = ("units", "schedule", "criterion", "compensate", "widths", "rounds")  # what other settings may decide
+
+
+def _implied(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What these settings would be if only the budget and the method had been given."""
+    asked: dict[str, Any] = {name: settings.get(name) for name in (*BUDGETS, "method")}
+    try:
+        return PruneConfig(**asked).settings()
+    except (CriterionError, ScheduleError):  # a method of a plugin that is not there now
+        return {}
 
 
 def migrated(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +326,7 @@ def migrated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def default_settings() -> dict[str, Any]:
     """What settings are that a run, of an earlier version, does not mention."""
-    return {field.name: field.default for field in dataclasses.fields(Experiment)}
+    return {**{f.name: f.default for f in dataclasses.fields(Experiment)}, "units": "heads", "schedule": "greedy"}
 
 
 def _full_name(criterion: Any) -> Any:

@@ -20,23 +20,20 @@ from headprune.measure.costs import flops, total_parameters
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Measured, Metric, agreement, choose_metric
 from headprune.measure.quality import Quality
-from headprune.measure.trajectory import Step, removed_until
+from headprune.measure.trajectory import Step
 from headprune.repair.plan import check_compensation
-from headprune.repair.remove import remove, remove_and_repair
-from headprune.repair.solve import Compensation, Repair
+from headprune.repair.solve import Repair
 from headprune.search.config import PruneConfig, config_from
+from headprune.search.rounds import InRounds
 from headprune.search.stop import Decision
+from headprune.search.ways import UnitByUnit, Way
 from headprune.signals.moments import Moments
 from headprune.task import Task, rows_of, task_of
 from headprune.task.checks import checked_batches
-from headprune.units import Member, Site, kept_mask, resolve, survey
+from headprune.units import Member, Site, kept_mask, sites_of, survey
 from headprune.units.cutting.undo import Undo
 
 OnStep = Callable[[Step], None]
-# Errors of repairs are computed from float32 activations, which another CPU or another number of threads rounds
-# otherwise; other data or other weights move them by far more.
-REPLAY_TOLERANCE = 1e-3
-
 log = logging.getLogger(__name__)
 
 
@@ -133,11 +130,11 @@ class Pruner:
         self._moments: dict[int, Moments] | None = None  # likewise
         self._verified_empty = self._stopped = False
         found = survey(model)
-        sites = found.sites
-        if found.left:
+        sites = self.sites
+        if found.left and "heads" in self.config.kinds:
             said = "; ".join(found.left_whole())
             log.warning("Some attention is left whole, as no head of it can be removed exactly: %s.", said)
-        self.config.stop.heads_left(sum(site.size for site in sites))  # refuses a count that is too large
+        self._way: Way = InRounds(self) if self.config.pace == "rounds" else UnitByUnit(self)
         obstacles = [site for site in sites if site.kept and site.obstacle]
         if obstacles and len(obstacles) == sum(1 for site in sites if site.kept):
             raise UnsupportedModelError(
@@ -152,7 +149,7 @@ class Pruner:
     def __next__(self) -> Step:
         if not self.steps:
             return self._start()
-        if self._stopped or not self._goes_on() or not self._unit_left():
+        if self._stopped or not self._goes_on() or not self._way.goes_on():
             raise StopIteration
         return self._take_step()
 
@@ -166,7 +163,8 @@ class Pruner:
         return self.config.stop.decide(self.metric, *self._curve())
 
     def _curve(self) -> tuple[list[float], list[int], list[torch.Tensor | None]]:
-        return [s.metric for s in self.steps], [s.left for s in self.steps], [s.outcomes for s in self.steps]
+        lefts = [self._way.left(step) for step in self.steps]
+        return [s.metric for s in self.steps], lefts, [s.outcomes for s in self.steps]
 
     def _goes_on(self) -> bool:
         if self.config.explore or self.config.knee:
@@ -174,9 +172,9 @@ class Pruner:
         assert self.metric is not None
         return not self.config.stop.reached(self.metric, *self._curve())
 
-    def _unit_left(self) -> bool:
-        sites = resolve(self.model)
-        return bool(self.config.steps.choose(torch.zeros(kept_mask(sites).shape), sites))
+    def replay(self, steps: Sequence[Step]) -> None:
+        """Take the dense model to where these steps led."""
+        self._way.replay(steps)
 
     # --- steps ---
 
@@ -191,7 +189,7 @@ class Pruner:
         if not self.known:
             return self._record((), None, None, dense, time.perf_counter() - started, 0.0, measured=measured)
         self._check_start(measured.value)
-        replay(self.model, self.known, self.calibration, self.config.compensate, self.task)
+        self.replay(self.known)
         self.steps = list(self.known)
         for step in self.known:
             for observer in self.observers:
@@ -212,28 +210,20 @@ class Pruner:
             )
 
     def _take_step(self) -> Step:
-        sites = resolve(self.model)
         started = time.perf_counter()
-        scores = self._current_scores()
-        scored = time.perf_counter() - started
-        left = sum(site.size for site in sites)
-        target = self.config.stop.heads_left(self.steps[0].left)
-        most = left - target if self.config.keep is not None and left > target else None
-        chosen = self.config.steps.choose(scores, sites, most)
-        value = float(torch.stack([scores[member.site, member.index] for member in chosen]).mean())
-        repairs = remove_and_repair(
-            self.model,
-            chosen,
-            verify=self._verification(chosen, sites),
-            compensate=self.config.compensate,
-            batches=self.calibration,
-            moments=self._moments,
-            task=self.task,
-        )
-        quality = self._measure(sorted({member.site for member in chosen}))
-        return self._record(tuple(chosen), value, scores, quality, time.perf_counter() - started, scored, repairs)
+        taken = self._way.take()
+        quality = self._measure(taken.changed)
+        seconds = time.perf_counter() - started
+        return self._record(taken.removed, taken.score, taken.scores, quality, seconds, taken.scoring, taken.repairs)
 
-    def _verification(self, chosen: Sequence[Member], sites: Sequence[Site]) -> dict[str, Any] | None:
+    # --- what a way needs ---
+
+    @property
+    def sites(self) -> Sequence[Site]:
+        """The sites of the model as it is now."""
+        return sites_of(self.model, self.config.kinds)
+
+    def verification(self, chosen: Sequence[Member], sites: Sequence[Site]) -> dict[str, Any] | None:
         """Two samples to check masked == removed on: at the first removal, and at the first that empties a site."""
         going = Counter(member.site for member in chosen)
         empties = any(sites[site].size == count for site, count in going.items())
@@ -242,19 +232,22 @@ class Pruner:
         self._verified_empty |= empties
         return self.task.inputs(rows_of(self.calibration[0], slice(0, 2)))
 
-    def _current_scores(self) -> torch.Tensor:
-        if self.config.schedule == "one-shot" and len(self.steps) > 1:
-            first = self.steps[1].scores
-            assert first is not None
-            return first.masked_fill(~kept_mask(resolve(self.model)), torch.nan)
+    def current_scores(self) -> torch.Tensor:
+        """The scores of the model as it is now."""
         if self._scores is None:
             batches = self.calibration if self._criterion.requests() else ()  # weights alone need no pass
             return self._know(self._score(batches))
         return self._scores
 
+    @property
+    def moments(self) -> dict[int, Moments] | None:
+        """Those that the current scores rest on, if they are known."""
+        return self._moments
+
     def _score(self, batches: Sequence[Mapping[str, Any]]) -> ScoreResult:
         labels: Any = self.config.labels
-        return score(self.model, batches, criterion=self._criterion, labels=labels, task=self.task)
+        kinds = self.config.kinds
+        return score(self.model, batches, criterion=self._criterion, labels=labels, task=self.task, units=kinds)
 
     def _know(self, result: ScoreResult) -> torch.Tensor:
         self._scores, self._moments = result.scores, result.moments
@@ -264,7 +257,7 @@ class Pruner:
         """Evaluate the model; where the calibration data serves for it, its scores come from the same pass."""
         self._scores = self._moments = None
         if self._evaluator is not None:
-            return self._evaluator(self.model, resolve(self.model), changed)
+            return self._evaluator(self.model, self.sites, changed)
         result = self._score(self.calibration)
         self._know(result)
         return result.quality
@@ -281,9 +274,9 @@ class Pruner:
         measured: Measured | None = None,
     ) -> Step:
         assert self.metric is not None
-        sites = resolve(self.model)
+        sites = self.sites
         measured = measured or self.metric.of(quality, self.reference)
-        kinds = dict.fromkeys(site.kind for site in sites)
+        kinds = self.config.kinds
         step = Step(
             step=len(self.steps),
             removed=removed,
@@ -296,7 +289,7 @@ class Pruner:
             units={kind: sum(s.size for s in sites if s.kind == kind) for kind in kinds},
             applied={kind: sum(s.size * s.applications for s in sites if s.kind == kind) for kind in kinds},
             parameters=total_parameters(self.model),
-            flops=flops(self.model, sites).heads,
+            flops=flops(self.model, sites).units_total,
             compensation=tuple(repair.to_json() for repair in repairs),
             scores=scores,
         )
@@ -344,51 +337,10 @@ def prune(
         if decision.step < len(pruner.steps) - 1:
             undo()
             steps = pruner.steps[: decision.step + 1]
-            replay(model, steps, pruner.calibration, settings.compensate, pruner.task)
+            pruner.replay(steps)
     except BaseException:
         undo()
         raise
     assert pruner.metric is not None
-    mask = kept_mask(resolve(model))
+    mask = kept_mask(pruner.sites)
     return PruneResult(model, dense, pruner.steps, decision.step, pruner.metric, mask, decision.rule)
-
-
-def replay(
-    model: PreTrainedModel,
-    steps: Sequence[Step],
-    calibration: Sequence[Mapping[str, Any]],
-    compensate: Compensation,
-    task: Task | None = None,
-) -> PreTrainedModel:
-    """Take a dense model, in place, to where these steps led. A repair depends on the model it was made for, so with
-    compensation the steps are gone through one by one, and each must do what it did then."""
-    if compensate == "none":
-        return remove(model, removed_until(steps, len(steps) - 1))
-    for step in steps:
-        repairs = remove_and_repair(model, step.removed, compensate=compensate, batches=calibration, task=task)
-        _check_replay(step, repairs)
-    return model
-
-
-def _check_replay(step: Step, repairs: Sequence[Repair]) -> None:
-    """A repair that comes out otherwise than in the journal belongs to another model or to other data."""
-    if not step.compensation:  # older journals do not say
-        return
-    then = {repair["site"]: repair for repair in step.compensation}
-    for repair in repairs:
-        known = then.get(repair.site)
-        same = known is not None and known["kind"] == repair.kind
-        for name in ("error_without", "error"):
-            before, now = (known or {}).get(name), getattr(repair, name)
-            if before is not None and now is not None:
-                scale = max(abs((known or {}).get("error_without") or 0.0), abs(repair.error_without or 0.0))
-                same = same and abs(before - now) <= REPLAY_TOLERANCE * scale
-            else:
-                same = same and before is now
-        if not same:
-            was = "nothing" if known is None else f"{known['kind']} with error {known['error']}"
-            raise ReplayError(
-                f"Step {step.step} cannot be repeated: at site {repair.site} the journal says {was}, and now it is "
-                f"{repair.kind} with error {repair.error}; the model or the data is another, so use another directory, "
-                "or --overwrite."
-            )

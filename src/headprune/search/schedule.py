@@ -10,12 +10,13 @@ import torch
 from headprune.errors import ScheduleError
 from headprune.units import Member, Site
 
-KINDS = ("greedy", "one-shot")
+KINDS = ("greedy", "one-shot", "rounds")
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`greedy` scores again after every removal, `one-shot` scores once; `every` units go per step."""
+    """`greedy` scores again after every removal, `one-shot` scores once; `every` units go per step. `rounds` reach a
+    budget in a few steps."""
 
     kind: str = "greedy"
     every: int = 1

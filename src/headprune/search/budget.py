@@ -1,0 +1,108 @@
+"""What may be left of a model, in parameters, FLOPs, bytes, measured time or units, and what its sites cost in that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transformers import PreTrainedModel
+
+from headprune.errors import ScheduleError
+from headprune.measure.costs import flops, total_parameters, unit_bytes, unit_costs, unit_parameters
+from headprune.units import Site
+
+Measure = Literal["parameters", "flops", "memory", "latency", "units"]
+NEAR = 0.02  # rounds that come this near to a point that was asked for are left out
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Shares of the dense model to stop at, largest first, in one measure."""
+
+    measure: Measure
+    shares: tuple[float, ...]
+
+    @property
+    def last(self) -> float:
+        return self.shares[-1]
+
+    def label(self, share: float) -> str:
+        """A point as people ask for it, and as a folder can be named."""
+        return f"speedup-{1 / share:.4g}" if self.measure == "latency" else f"{self.measure}-{share:.4g}"
+
+
+def points(value: Any, name: str) -> tuple[float, ...]:
+    """Points from a number, several numbers or a text such as "0.8,0.5", in the order in which a run meets them."""
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (tuple, list)) else (value,)
+    try:
+        numbers = [float(part) for part in parts]
+    except (TypeError, ValueError):
+        raise ScheduleError(
+            f"{name} takes a number such as {_example(name)}, or several with commas, not {value!r}."
+        ) from None
+    valid = (number > 1 for number in numbers) if name == "speedup" else (0 < number < 1 for number in numbers)
+    if not numbers or not all(valid):
+        between = "above 1" if name == "speedup" else "between 0 and 1"
+        raise ScheduleError(f"{name} must be {between}, such as {_example(name)}, but it is {value!r}.")
+    return tuple(sorted(set(numbers), reverse=name != "speedup"))
+
+
+def _example(name: str) -> str:
+    return "2.0" if name == "speedup" else "0.5"
+
+
+def ladder(points: Sequence[float], rounds: int) -> list[float]:
+    """Shares to go through: in equal ratios down to the last point, with every point that was asked for among them."""
+    steps = [points[-1] ** (number / rounds) for number in range(1, rounds)]
+    between = [share for share in steps if all(abs(share / point - 1) > NEAR for point in points)]
+    return sorted({*between, *points}, reverse=True)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a model costs: a part that stays whatever goes, and for each site a price of every number of units."""
+
+    dense: float
+    rest: float
+    of: Callable[[Site, int], float]  # units of a site -> price
+
+    def total(self, counts: Mapping[int, int], sites: Sequence[Site]) -> float:
+        return self.rest + sum(self.of(site, counts.get(site.index, units(site))) for site in sites)
+
+
+def units(site: Site) -> int:
+    """Units that are left at a site."""
+    return site.size // site.group
+
+
+def prices(model: PreTrainedModel, sites: Sequence[Site], measure: Measure) -> Prices:
+    """What the dense model and the units of its sites cost; time has a table of its own."""
+    if measure == "parameters":
+        each, whole = unit_parameters(model, sites), float(total_parameters(model))
+    elif measure == "memory":
+        each = unit_bytes(model, sites)
+        whole = float(sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()))
+    elif measure == "flops":
+        each, whole = unit_costs(model, sites), float(flops(model, sites).total)
+    else:
+        each, whole = [1] * len(sites), float(sum(units(site) for site in sites))
+    by_site = {site.index: float(price) for site, price in zip(sites, each, strict=True)}
+    rest = whole - sum(by_site[site.index] * units(site) for site in sites)
+    return Prices(whole, rest, lambda site, count: by_site[site.index] * count)
+
+
+def check_reachable(budget: Budget, known: Prices, sites: Sequence[Site], least: Callable[[Site], int]) -> None:
+    """Refuse a budget that is not met with as little left as may be."""
+    cheapest = known.rest + sum(known.of(site, least(site)) for site in sites)
+    floor = cheapest / known.dense
+    if floor > budget.last:
+        what = "the vocabulary" if budget.measure in ("parameters", "memory") else "the rest of the model"
+        fast = budget.measure == "latency"
+        asked = f"a speed-up of {1 / budget.last:.3g}" if fast else f"{budget.last:.3g} of the dense model"
+        most = f"a speed-up of {1 / floor:.3g}" if fast else f"{math.ceil(floor * 1000) / 1000:.3g}"
+        raise ScheduleError(
+            f"The budget asks for {asked}, and with nothing but {what} left it would still be {most}; ask for more, or "
+            "prune more kinds of units (--units heads,neurons)."
+        )

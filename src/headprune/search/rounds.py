@@ -1,0 +1,176 @@
+"""Reaching a budget in a few rounds: score, let all sites compete, remove, repair front to back, and score again.
+
+A head is worth hundreds of neurons, and both compete for the same budget: what counts is the error per price. Repairs
+always aim at the dense model, so what one round gets wrong the next can still make good.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from headprune.errors import ScheduleError
+from headprune.measure.trajectory import Step
+from headprune.repair.solve import Repair
+from headprune.repair.sweep import DenseOutputs
+from headprune.search.allocate import Curve, allocate, groups
+from headprune.search.budget import Budget, Prices, check_reachable, ladder, prices, units
+from headprune.search.config import PruneConfig
+from headprune.search.replay import check_replay
+from headprune.search.ways import Subject, Taken
+from headprune.surgery.cut import cut
+from headprune.units import Kind, Member, Site
+
+WIDTHS = ("global", "uniform")
+EXPLORED = 0.1  # share of the FLOPs that a run without a budget goes down to
+
+
+def choose(
+    scores: torch.Tensor,
+    sites: Sequence[Site],
+    known: Prices,
+    target: float,
+    *,
+    kinds: Collection[Kind],
+    round_to: int = 8,
+    min_per_site: int = 0,
+    widths: str = "global",
+) -> list[Member]:
+    """The members that leave so that the model costs at most `target`, least important first at every site."""
+    orders = {site.index: ranked(scores, site) for site in sites if _competes(site, kinds)}
+    fixed = known.rest + sum(known.of(site, units(site)) for site in sites if site.index not in orders)
+    curves = {
+        index: _curve(order, sites[index], known, round_to, least_left(sites[index], min_per_site))
+        for index, order in orders.items()
+    }
+    keep = _uniform(curves, target - fixed) if widths == "uniform" else allocate(curves, target - fixed)
+    if keep is None:
+        raise ScheduleError(
+            "The budget cannot be met with what may be left at every site; ask for more, or lower --min-per-site."
+        )
+    gone: list[Member] = []
+    for index, order in orders.items():
+        for _, unit in order[: len(order) - keep[index]]:
+            gone += unit
+    return gone
+
+
+def _competes(site: Site, kinds: Collection[Kind]) -> bool:
+    return bool(site.kept) and site.kind in kinds and not site.obstacle
+
+
+def least_left(site: Site, min_per_site: int) -> int:
+    """Units that must stay at a site."""
+    least = min(max(min_per_site, int(bool(site.obstacle_to_emptying))), site.size)
+    return -(-least // site.group)
+
+
+def ranked(scores: torch.Tensor, site: Site) -> list[tuple[float, tuple[Member, ...]]]:
+    """The units of a site, least important first; of equal ones in the order of their ids."""
+    own = scores[site.index, list(site.kept)].double().unflatten(0, (-1, site.group)).mean(1).tolist()
+    return sorted(zip(own, site.units(), strict=True))
+
+
+def _curve(order: Sequence[tuple[float, Any]], site: Site, known: Prices, round_to: int, least: int) -> Curve:
+    """The error at every number of units that a site may keep: what the units that go have scored, added up."""
+    size = len(order)
+    counts = groups(size, round_to if site.kind == "neurons" else 1, least)
+    errors = [0.0]
+    for value, _ in order:
+        errors.append(errors[-1] + max(value, 0.0))
+    return Curve(
+        counts,
+        tuple(errors[size - count] for count in counts),
+        tuple(known.of(site, count) for count in counts),
+    )
+
+
+def _uniform(curves: Mapping[int, Curve], budget: float) -> dict[int, int] | None:
+    """The same share of units at every site: the largest that the budget allows."""
+    best = None
+    for step in range(1001):
+        share = step / 1000
+        keep = {
+            index: max((count for count in curve.counts if count <= share * curve.counts[-1]), default=curve.counts[0])
+            for index, curve in curves.items()
+        }
+        price = sum(curve.prices[curve.counts.index(keep[index])] for index, curve in curves.items())
+        if price > budget:
+            break
+        best = keep
+    return best
+
+
+class InRounds:
+    """A budget in a few steps: in each, all sites compete for what it may still cost."""
+
+    def __init__(self, run: Subject) -> None:
+        self.run = run
+        sites = run.sites
+        config = run.config
+        self.budget = _budget(config, sites)
+        self.prices = prices(run.model, sites, self.budget.measure)
+        self.targets = ladder(self.budget.shares, config.rounds)
+        check_reachable(self.budget, self.prices, sites, self._least)
+        self.dense: DenseOutputs | None = None
+        self.forwards = 0.0  # passes over the calibration data
+
+    def _least(self, site: Site) -> int:
+        if not _competes(site, self.run.config.kinds):
+            return units(site)
+        return least_left(site, self.run.config.min_per_site)
+
+    def goes_on(self) -> bool:
+        return len(self.run.steps) - 1 < len(self.targets)
+
+    def left(self, step: Step) -> int:
+        return step.parameters if self.budget.measure in ("parameters", "memory") else step.flops
+
+    def take(self) -> Taken:
+        run, config = self.run, self.run.config
+        sites = run.sites
+        started = time.perf_counter()
+        scores = run.current_scores()
+        scored = time.perf_counter() - started
+        target = self.targets[len(run.steps) - 1] * self.prices.dense
+        chosen = choose(
+            scores,
+            sites,
+            self.prices,
+            target,
+            kinds=config.kinds,
+            round_to=config.round_to,
+            min_per_site=config.min_per_site,
+            widths=config.widths,
+        )
+        gone = [float(scores[member.site, member.index]) for member in chosen]
+        repairs = self._remove(chosen, run.verification(chosen, sites))
+        return Taken(tuple(sorted(chosen)), sum(gone) / len(gone) if gone else None, scores, repairs, scored, None)
+
+    def _remove(self, chosen: Sequence[Member], verify: Mapping[str, Any] | None = None) -> list[Repair]:
+        run = self.run
+        if run.config.compensate == "none":
+            cut(run.model, chosen, verify=verify)
+            return []
+        if self.dense is None:
+            self.dense = DenseOutputs(run.model, run.sites, run.calibration, run.task)
+        cut(run.model, chosen, verify=verify)
+        return self.dense.repair(run.model, run.sites, run.config.compensate)
+
+    def replay(self, steps: Sequence[Step]) -> None:
+        self.dense = None
+        for step in steps:
+            if step.removed:
+                check_replay(step, self._remove(step.removed))
+
+
+def _budget(config: PruneConfig, sites: Sequence[Site]) -> Budget:
+    if config.budget is not None:
+        return config.budget
+    if config.keep is not None:
+        total = sum(site.size for site in sites if site.kind in config.kinds)
+        return Budget("units", (config.stop.heads_left(total) / max(total, 1),))
+    return Budget("flops", (EXPLORED,))
