@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from headprune.signals import Request
+    from headprune.task import Labels, Task
     from headprune.units import Kind, Site
 
 INVERSE = "inverse:"
@@ -31,6 +32,7 @@ class Criterion:
     shards of the data can be merged. One that looks at weights alone overrides `from_weights`.
     """
 
+    gathers: ClassVar[bool] = False  # whether it goes over the data by itself, in `from_data`
     name: ClassVar[str]
     reference: ClassVar[str]
     use: ClassVar[str]
@@ -57,6 +59,17 @@ class Criterion:
         """
         asked = self.requests()
         return tuple(kind for kind in KINDS if asked and all(kind in request.kinds for request in asked)) or KINDS[:1]
+
+    def from_data(
+        self,
+        model: PreTrainedModel,
+        sites: Sequence[Site],
+        batches: Sequence[Mapping[str, Any]],
+        task: Task,
+        labels: Labels,
+    ) -> torch.Tensor:
+        """The score of a criterion that `gathers` what no sum over samples can hold."""
+        raise NotImplementedError
 
     @property
     def needs_labels(self) -> bool:

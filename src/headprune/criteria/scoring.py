@@ -14,7 +14,7 @@ from headprune import defaults
 from headprune.criteria.fitting import Shard, asked_sites, fitted_sums, groups, summed
 from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
-from headprune.criteria.sweep import Pass, Sums, finished
+from headprune.criteria.sweep import Pass, Sums, finished, finite
 from headprune.errors import CriterionError
 from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
@@ -91,6 +91,8 @@ class ScoreResult:
     def __add__(self, other: ScoreResult) -> ScoreResult:
         if list(map(str, self.criteria.values())) != list(map(str, other.criteria.values())):
             raise CriterionError("Only scores of the same criteria can be merged.")
+        if any(one.gathers for one in self.criteria.values()):
+            raise CriterionError("Scores by elimination cannot be merged; score all the data at once.")
         if not torch.equal(self.kept, other.kept):
             raise CriterionError("Only scores of the same model, with the same heads left, can be merged.")
         moments, shards = None, self.shards + other.shards
@@ -164,9 +166,10 @@ def score(
     data = checked_batches(batches)
     fitted = {name: one for name, one in named.items() if one.fitted}
     at_once = moments is not None or len(groups(sites)) == 1
-    if fitted:
+    gathering = {name: one for name, one in named.items() if one.gathers}
+    if fitted or gathering:
         listed = list(data)  # they are gone over twice
-        if at_once:
+        if fitted and at_once:
             fit = Fit(gather(model, sites, listed, known) if moments is None else moments)
         data = iter(listed)
     together = named if at_once else {name: one for name, one in named.items() if name not in fitted}
@@ -180,6 +183,10 @@ def score(
         pass_over.sums.update(fitted_sums(shards))
         pass_over.criteria = named
     scores = pass_over.scores()
+    for name, one in gathering.items():
+        own = one.from_data(model, sites, listed, known, labels)
+        scores[name] = finite(one, own, pass_over.kept, sites)
+    scores = {name: scores[name] for name in named}
     return ScoreResult(
         scores=next(iter(scores.values())) if criteria is None else scores,
         samples=pass_over.samples,

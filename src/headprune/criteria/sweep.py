@@ -111,6 +111,7 @@ class Pass:
             if criterion.requests()
             else finite(criterion, criterion.from_weights(self.model, self.sites), self.kept, self.sites)
             for name, criterion in self.criteria.items()
+            if not criterion.gathers
         }
 
 

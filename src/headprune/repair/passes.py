@@ -6,8 +6,9 @@ they answer from memory: a whole sweep costs a few forward passes and not one fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.recall import Calls, Recall
+from headprune.hooks.streams import streams as streams_of
 from headprune.hooks.watch import hooks
 from headprune.signals.moments import real_outputs
 from headprune.task import Task, batch_size
@@ -53,59 +55,67 @@ class Passes:
         """How many forward passes over all the data these were, counted in layers."""
         return self._runs / max(1, len(self.layers) * len(self.batches))
 
-    def at(self, site: Site) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """For each batch what the output map of this site is given for real tokens, all applications after one
-        another, [tokens x columns], and the number of the sample each token belongs to."""
+    def at(self, site: Site, *, streams: bool = False) -> Iterator[Seen]:
+        """What passes at this site for real tokens, batch after batch, all applications after one another."""
         first = 0
         with torch.no_grad(), evaluating(self.model):
             room = self.memory
             known, self._known = self._known, {}
             for number, raw in enumerate(self.batches):
                 batch = self.task.prepare(raw, next(self.model.parameters()).device)
-                seen: list[torch.Tensor] = []
                 recall = Recall(known.pop(number, {}), room)
                 layers = [(path, self.model.get_submodule(path)) for path in self.layers]
-                with recall.of(layers), self._until(site, seen), suppress(_FarEnoughError):
+                look = _Look(site, streams)
+                with recall.of(layers), look.on(self.model), suppress(_FarEnoughError):
                     self.model(**self.task.inputs(batch))
                 self._known[number] = recall.calls
                 self._runs += recall.computed
                 room -= recall.bytes
-                parts = [real_outputs(site, batch, columns, self.task) for columns in seen]
-                rows = torch.cat([own for _, own in parts]) + first if parts else torch.zeros(0, dtype=torch.long)
+                yield look.seen(batch, self.task, first)
                 first += batch_size(batch)
-                if parts:
-                    yield torch.cat([tokens for tokens, _ in parts]), rows
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Real tokens of one batch at one site."""
+
+    columns: torch.Tensor  # [tokens x in]: what the output map is given
+    stream: torch.Tensor | None  # [tokens x out]: what its output is added to, if that was asked for
+    samples: torch.Tensor  # [tokens]: the number of the sample in all the data
+
+
+class _Look:
+    """Keeps what a site is given, and the stream that it adds to, and ends the pass when it has seen enough."""
+
+    def __init__(self, site: Site, streams: bool) -> None:
+        self.site, self.streams = site, streams
+        self.columns: list[torch.Tensor] = []
+        self.stream: list[torch.Tensor] = []
 
     @contextmanager
-    def _until(self, site: Site, seen: list[torch.Tensor]) -> Iterator[None]:
-        def look(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            seen.append(args[0])
-            if len(seen) == site.applications:
+    def on(self, model: nn.Module) -> Iterator[None]:
+        def given(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            self.columns.append(args[0])
+            if not self.streams and len(self.columns) == self.site.applications:
                 raise _FarEnoughError
 
-        with hooks([(self.model.get_submodule(site.o), look)], before=True):
-            yield
+        def added(site: Site, stream: torch.Tensor) -> None:
+            self.stream.append(stream)
+            if len(self.stream) == self.site.applications:
+                raise _FarEnoughError
 
+        with hooks([(model.get_submodule(self.site.o), given)], before=True):
+            if self.streams:
+                with streams_of(model, [self.site], added):
+                    yield
+            else:
+                yield
 
-def given_outputs(
-    model: PreTrainedModel, sites: Sequence[Site], batches: Sequence[Mapping[str, Any]], task: Task
-) -> dict[int, list[torch.Tensor]]:
-    """What the output map of each site gives for real tokens, batch after batch, from one forward pass; the sites are
-    in the order in which they run."""
-    found: dict[int, list[torch.Tensor]] = {}
-    for raw in batches:
-        batch = task.prepare(raw, next(model.parameters()).device)
-        seen: dict[int, list[torch.Tensor]] = {}
-
-        def keep(site: Site, seen: dict = seen, batch: dict = batch) -> Callable[..., None]:
-            def note(module: nn.Module, args: Any, output: torch.Tensor) -> None:
-                seen.setdefault(site.index, []).append(real_outputs(site, batch, output, task)[0].cpu())
-
-            return note
-
-        pairs = [(model.get_submodule(site.o), keep(site)) for site in sites]
-        with torch.no_grad(), evaluating(model), hooks(pairs):
-            model(**task.inputs(batch))
-        for index, parts in seen.items():
-            found.setdefault(index, []).append(torch.cat(parts))
-    return found
+    def seen(self, batch: Mapping[str, Any], task: Task, first: int) -> Seen:
+        parts = [real_outputs(self.site, batch, columns, task) for columns in self.columns]
+        stream = [real_outputs(self.site, batch, stream, task)[0] for stream in self.stream]
+        return Seen(
+            torch.cat([tokens for tokens, _ in parts]),
+            torch.cat(stream) if stream else None,
+            torch.cat([rows for _, rows in parts]) + first,
+        )

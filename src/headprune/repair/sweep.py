@@ -7,45 +7,36 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from headprune.repair.passes import Passes, given_outputs
+from headprune.repair.passes import Passes
 from headprune.repair.plan import apply_repairs, owners_of
 from headprune.repair.solve import Compensation, Repair
 from headprune.repair.towards import RIDGES, Pairs, best_map
 from headprune.signals.moments import FOLDS
-from headprune.task import Task
 from headprune.units import Site
 from headprune.units.linear import is_transposed
 
 log = logging.getLogger(__name__)
 
 
-class DenseOutputs:
-    """What a dense model gives at its sites on the calibration data, for repairs of what becomes of it."""
+@dataclass
+class Target:
+    """What one site is repaired towards, batch after batch."""
 
-    def __init__(
-        self, model: PreTrainedModel, sites: Sequence[Site], batches: Sequence[Mapping[str, Any]], task: Task
-    ) -> None:
-        self.batches, self.task = batches, task
-        self.targets = given_outputs(model, sites, batches, task)
-        self.forwards = 1.0  # passes over the data so far
-
-    def repair(self, model: PreTrainedModel, sites: Sequence[Site], compensate: Compensation) -> list[Repair]:
-        """Repair all sites of the model as it is now."""
-        passes = Passes(model, sites, self.batches, self.task)
-        repairs = sweep(model, sites, self.targets, passes, compensate)
-        self.forwards += passes.forwards
-        return repairs
+    outputs: list[torch.Tensor]  # [tokens x out]
+    streams: bool  # whether the outputs are those of the residual stream after the site
+    weights: list[torch.Tensor] | None  # [tokens]
 
 
 def sweep(
     model: PreTrainedModel,
     sites: Sequence[Site],
-    targets: Mapping[int, Sequence[torch.Tensor]],
+    targets: Mapping[int, Target],
     passes: Passes,
     compensate: Compensation = "lstsq",
     *,
@@ -59,7 +50,7 @@ def sweep(
         site = sites[index]
         output: Any = model.get_submodule(site.o)
         shared = any(owners_of(model, getattr(output, name, None)) > 1 for name in ("weight", "bias"))
-        if shared or not targets[index] or (not site.kept and output.bias is None):
+        if shared or not targets[index].outputs or (not site.kept and output.bias is None):
             continue
         pairs = _gathered(passes, site, targets[index])
         if pairs is None or not torch.isfinite(pairs.zz).all():
@@ -72,12 +63,16 @@ def sweep(
     return repairs
 
 
-def _gathered(passes: Passes, site: Site, wanted: Sequence[torch.Tensor]) -> Pairs | None:
+def _gathered(passes: Passes, site: Site, target: Target) -> Pairs | None:
     pairs: Pairs | None = None
-    for (columns, samples), outputs in zip(passes.at(site), wanted, strict=True):
+    for number, (seen, wanted) in enumerate(zip(passes.at(site, streams=target.streams), target.outputs, strict=True)):
+        if not len(wanted):
+            continue
+        outputs = wanted if seen.stream is None else wanted - seen.stream.cpu()
         if pairs is None:
-            pairs = Pairs.blank(columns.shape[1], outputs.shape[1])
-        pairs.add(columns, outputs, samples % FOLDS)
+            pairs = Pairs.blank(seen.columns.shape[1], outputs.shape[1])
+        weights = None if target.weights is None else target.weights[number]
+        pairs.add(seen.columns, outputs, seen.samples % FOLDS, weights)
     return pairs
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune.criteria.fitting import asked_sites
 from headprune.criteria.scoring import ScoreResult, score
+from headprune.criteria.sweep import finite
 from headprune.errors import DataError, ReplayError, UnsupportedModelError
 from headprune.measure.costs import flops, total_parameters
 from headprune.measure.evaluator import Evaluator
@@ -234,6 +236,11 @@ class Pruner:
 
     def current_scores(self) -> torch.Tensor:
         """The scores of the model as it is now."""
+        if self._scores is None and self._criterion.gathers:  # which needs no pass beside its own
+            sites = asked_sites(self.model, self.config.kinds)
+            labels: Any = self.config.labels
+            own = self._criterion.from_data(self.model, sites, self.calibration, self.task, labels)
+            self._scores = finite(self._criterion, own, kept_mask(sites), sites)
         if self._scores is None:
             batches = self.calibration if self._criterion.requests() else ()  # weights alone need no pass
             return self._know(self._score(batches))

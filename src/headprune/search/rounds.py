@@ -14,8 +14,8 @@ import torch
 
 from headprune.errors import ScheduleError
 from headprune.measure.trajectory import Step
+from headprune.repair.dense import DenseOutputs
 from headprune.repair.solve import Repair
-from headprune.repair.sweep import DenseOutputs
 from headprune.search.allocate import Curve, allocate, groups
 from headprune.search.budget import Budget, Prices, check_reachable, ladder, prices, units
 from headprune.search.config import PruneConfig

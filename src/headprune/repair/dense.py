@@ -1,0 +1,113 @@
+"""What a dense model does on the calibration data, for repairs of what becomes of it.
+
+Kept for every site and every real token: the residual stream after the site has added to it (or, where the output is
+not simply added to a stream, the output itself), and how much the logits depend on it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from headprune.hooks.outputs import evaluating
+from headprune.hooks.streams import streams
+from headprune.hooks.watch import frozen, hooks
+from headprune.repair.passes import Passes
+from headprune.repair.solve import Compensation, Repair
+from headprune.repair.sweep import Target, sweep
+from headprune.signals.moments import real_outputs
+from headprune.signals.objectives import start_backward
+from headprune.task import Task
+from headprune.units import Site
+
+LEAST = 0.1  # weight of a token that nothing depends on, relative to the mean
+
+
+class DenseOutputs:
+    """The targets of all sites, from one pass over the data; repairs of later models count theirs in `forwards`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sites: Sequence[Site],
+        batches: Sequence[Mapping[str, Any]],
+        task: Task,
+        *,
+        weighted: bool = True,
+    ) -> None:
+        self.batches, self.task = batches, task
+        self.targets: dict[int, Target] = {}  # in the order in which sites run
+        self.forwards = 3.0 if weighted else 1.0  # passes over the data so far; a backward pass counts as two
+        for batch in batches:
+            self._take_in(model, sites, task.prepare(batch, next(model.parameters()).device), weighted)
+        if weighted:
+            for target in self.targets.values():
+                target.weights = _weights(target.weights or [])
+
+    def _take_in(self, model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any], weighted: bool) -> None:
+        given: dict[int, list[torch.Tensor]] = {}
+        streaming: dict[int, list[torch.Tensor]] = {}
+        pulls: dict[int, list[torch.Tensor]] = {}
+
+        def keep(site: Site) -> Any:
+            def note(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+                if weighted and not output.requires_grad:
+                    output = output.detach().requires_grad_(True)
+                given.setdefault(site.index, []).append(real_outputs(site, batch, output, self.task)[0].cpu())
+                if weighted:
+                    output.register_hook(lambda gradient: _note_pull(pulls, site, batch, gradient, self.task))
+                return output
+
+            return note
+
+        def see(site: Site, stream: torch.Tensor) -> None:
+            streaming.setdefault(site.index, []).append(real_outputs(site, batch, stream, self.task)[0].cpu())
+
+        with ExitStack() as stack:
+            for context in (evaluating(model), frozen(model), torch.set_grad_enabled(weighted)):
+                stack.enter_context(context)
+            stack.enter_context(hooks([(model.get_submodule(site.o), keep(site)) for site in sites]))
+            with streams(model, sites, see):
+                logits = self.task.logits(model(**self.task.inputs(batch)))
+            if weighted:
+                root, gradient = start_backward("logit-signs", "sample", self.task, logits, None, batch)
+                if root.requires_grad:
+                    root.backward(gradient)
+        for index, parts in given.items():
+            both = streaming.get(index, [])
+            whole = len(both) == len(parts) and all(a.shape == b.shape for a, b in zip(parts, both, strict=True))
+            target = self.targets.setdefault(index, Target([], whole, [] if weighted else None))
+            target.streams &= whole
+            target.outputs.append(torch.cat([a + b for a, b in zip(parts, both, strict=True)] if whole else parts))
+            if target.weights is not None:
+                count = len(target.outputs[-1])
+                own = torch.cat(pulls[index][::-1]) if index in pulls else torch.zeros(count)
+                target.weights.append(own)
+
+    def repair(self, model: PreTrainedModel, sites: Sequence[Site], compensate: Compensation) -> list[Repair]:
+        """Repair all sites of the model as it is now."""
+        passes = Passes(model, sites, self.batches, self.task)
+        repairs = sweep(model, sites, self.targets, passes, compensate)
+        self.forwards += passes.forwards
+        return repairs
+
+
+def _note_pull(
+    pulls: dict[int, list[torch.Tensor]], site: Site, batch: Mapping[str, Any], gradient: torch.Tensor, task: Task
+) -> None:
+    own, _ = real_outputs(site, batch, gradient, task)
+    pulls.setdefault(site.index, []).append(own.float().square().sum(1).cpu())
+
+
+def _weights(squares: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tokens count by how much the logits depend on them, by the root, so that few do not drown all others."""
+    every = torch.cat(list(squares))
+    mean = every.double().mean()
+    if not (torch.isfinite(mean) and mean > 0):
+        return [torch.ones(len(own)) for own in squares]
+    return [(own.double() / mean).sqrt().float() + LEAST for own in squares]
