@@ -171,6 +171,7 @@ def wide_step(ids: dict[int, list[int]], *, width: int, sites: int = 6, **change
     neurons = [Member(site, index) for site, own in ids.items() for index in own]
     values: dict[str, Any] = {"units": {"heads": 70, "neurons": 4000}, "applied": {"heads": 70, "neurons": 4000}}
     values |= {"removed": (*reversed(neurons), Head(5, 1), Head(0, 3)), "scores": table, "attention": (sites, 12)}
+    values["widths"] = {site: width - len(ids.get(site, ())) for site in range(sites, 2 * sites)}
     return dataclasses.replace(step(1, 70, 0.5), **{**values, **changes})
 
 
@@ -188,13 +189,14 @@ def test_a_step_of_thousands_of_neurons_is_a_short_line(scattered: bool, width: 
     assert all(len(json.dumps(values)) < 200 for values in json.loads(line)["neuron_scores"].values())
     after = Step.from_json(json.loads(line))
     assert after.removed == before.removed
+    assert after.widths == before.widths
     assert json.dumps(after.to_json()) == line
 
 
 def test_neurons_that_cannot_be_read_are_damage_and_no_bug() -> None:
     line = wide_step({6: [1]}, width=20).to_json()
     for damaged in ("bits:AAAA", "bits:!", "1-x"):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"."):
             Step.from_json({**line, "removed_neurons": {"6": damaged}})
 
 

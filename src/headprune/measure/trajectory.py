@@ -23,8 +23,8 @@ NEURON_COLUMNS = ",Removed_Neurons,Neurons"
 class Step:
     """One removal. Step 0 is the dense model, where nothing was removed; `scores` are those that led to the removal.
 
-    Of neurons a journal keeps the deciles of the scores at each site, so `scores` read from one are NaN there. Who needs
-    them in full, as a one-shot schedule that is resumed does, computes them again.
+    Of neurons a journal keeps the deciles of the scores at each site, so `scores` read from one are NaN there. Whoever
+    needs them in full, as a one-shot schedule that is resumed does, computes them again.
     """
 
     step: int
@@ -48,6 +48,7 @@ class Step:
     # Sites of attention, and the heads of the widest: what goes at sites after these is neurons. None where only heads
     # are looked at.
     attention: tuple[int, int] | None = None
+    widths: Mapping[int, int] = field(default_factory=dict)  # neurons left, by feed-forward site
     neuron_scores: Mapping[int, Deciles | None] | None = None  # of `scores`, by site
 
     def __post_init__(self) -> None:
@@ -110,6 +111,7 @@ class Step:
         }
         if self.attention is not None:
             line["attention"] = list(self.attention)
+            line["widths"] = {str(site): width for site, width in self.widths.items()}
             line["removed_neurons"] = packed_neurons(self.removed_neurons)
             line["neuron_scores"] = (
                 None
@@ -159,6 +161,7 @@ class Step:
             interval=None if between is None else Interval(*_numbers(between)),
             outcomes=None if outcomes is None else unpacked(outcomes),
             attention=tuple(line["attention"]) if "attention" in line else None,
+            widths={int(site): width for site, width in line.get("widths", {}).items()},
             neuron_scores=summary,
         )
 
