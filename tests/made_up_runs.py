@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -15,7 +16,7 @@ from headprune.measure.intervals import interval
 from headprune.measure.trajectory import Step
 from headprune.runs.experiment import Experiment, settings_of
 from headprune.runs.journal import Run
-from headprune.units.members import Head
+from headprune.units.members import Head, Member
 
 EVIL = "<script>alert(1)</script>\"'</title><img src=x onerror=alert(2)>${alert(3)}"
 
@@ -34,12 +35,14 @@ def make_run(
     savings: bool = True,
     repaired: Sequence[float] = (),
     samples: int = 0,
+    neurons: Sequence[int] = (),
     **settings: Any,
 ) -> Path:
     """A run directory as `prune` leaves it. `stop` is the share of steps at which it stopped, None for a run that has
     not come to its end; `values` are those of the metric `measured`, `scores` is one value for all scores; `repaired`
     is the part of each step's error, from the first on, that compensation made up for. With `samples`, the metric is
-    that of so many samples, each right up to a step of its own, and every step has an interval and outcomes."""
+    that of so many samples, each right up to a step of its own, and every step has an interval and outcomes. With
+    `neurons`, widths of feed-forward layers, every step takes some of these as well, and the first runs empty first."""
     rng = random.Random(seed)
     bend = rng.uniform(0.2, 1.5)
     units = [Head(site, head) for site, count in enumerate(heads) for head in range(count)]
@@ -79,6 +82,8 @@ def make_run(
                 outcomes=outcomes,
             )
         )
+    if neurons:
+        journal = _with_neurons(journal, heads, neurons)
     with Run(folder, settings_of(Experiment(**{"model": "org/tiny-bert", "data": "data.csv", **settings}))) as run:
         run.steps = journal  # as Run.append leaves it, without a sync to disk after every line
         (folder / "steps.jsonl").write_text("".join(json.dumps(step.to_json()) + "\n" for step in journal))
@@ -87,13 +92,46 @@ def make_run(
     return folder
 
 
+def _with_neurons(journal: list[Step], heads: Sequence[int], neurons: Sequence[int]) -> list[Step]:
+    """The same steps of a run that takes neurons as well: at every step a share of each layer, most of the first."""
+    first, last = len(heads), max(1, len(journal) - 1)
+    result = []
+    before = dict(enumerate(neurons, first))
+    for step in journal:
+        reach = {first + row: min(1.0, step.step / last * (1.6 - row / len(neurons))) for row in range(len(neurons))}
+        now = {site: round(neurons[site - first] * (1 - share)) for site, share in reach.items()}
+        gone = [Member(site, neuron) for site in now for neuron in range(now[site], before[site])]
+        table = None
+        if step.scores is not None:
+            table = torch.full((first + len(neurons), max(*heads, *neurons)), math.nan, dtype=torch.float64)
+            table[:first, : max(heads)] = step.scores
+            for site, width in before.items():
+                table[site, :width] = torch.arange(width, dtype=torch.float64)
+        units = {**step.units, "neurons": sum(now.values())}
+        result.append(
+            dataclasses.replace(
+                step,
+                removed=(*step.removed, *gone),
+                units=units,
+                applied=units,
+                scores=table,
+                flops=step.flops + 10 * sum(now.values()),
+                attention=(first, max(heads)),
+                widths=now,
+            )
+        )
+        before = now
+    return result
+
+
 def measured_on(samples: int, share: float) -> torch.Tensor:
     """About this share of the samples is right, the same ones first: runs differ where they differ in their share."""
     return (torch.arange(samples) < share * samples).double()
 
 
 def _record(journal: list[Step], heads: Sequence[int], stop: int, metric: str, savings: bool) -> dict[str, Any]:
-    gone = {head for step in journal[: stop + 1] for head in step.removed}
+    gone = {head for step in journal[: stop + 1] for head in step.removed_heads}
+    widths = {str(site): [width, journal[stop].widths[site]] for site, width in journal[0].widths.items()}
     wide = range(max(heads))
     result = {
         "step": stop,
@@ -111,6 +149,8 @@ def _record(journal: list[Step], heads: Sequence[int], stop: int, metric: str, s
         "heads_before": journal[0].heads,
         "heads_after": journal[stop].heads,
         "mask": [[int(h < count and (s, h) not in gone) for h in wide] for s, count in enumerate(heads)],
+        **({"units": {kind: [n, journal[stop].units[kind]] for kind, n in journal[0].units.items()}} if widths else {}),
+        **({"widths": widths} if widths else {}),
     }
     record: dict[str, Any] = {"samples": {"calibration": 16, "evaluation": 64}, "result": result}
     if savings:

@@ -20,7 +20,8 @@ from headprune.errors import RunError
 from headprune.measure.intervals import wilson
 from headprune.report.card import model_card
 from headprune.report.loading import load_runs
-from headprune.report.page import charts, write_report
+from headprune.report.page import charts, render, write_report
+from headprune.report.words import removed_text
 from headprune.runs.experiment import Experiment
 from headprune.runs.journal import Run
 from made_up_runs import EVIL, make_run
@@ -319,3 +320,34 @@ def test_model_card_without_numbers(tmp_path: Path) -> None:
     _, body = card(tmp_path / "run", values=[0.9] + [math.nan] * 12, savings=False, model=EVIL)
     assert "| accuracy | 90.00% | - |" in body
     assert "\n# title\\>\\<img" in body  # escaped, so that it is text
+
+
+def test_texts_of_a_run_of_heads_and_neurons_name_both(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "both", (4, 4, 4), neurons=(1000, 1000, 2000), stop=0.5)
+    (run,) = load_runs([folder])
+    assert run.result is not None
+    gone = 4000 - run.steps[6].neurons
+    assert removed_text(run.result) == f"6 of 12 heads and {gone:,} of 4,000 neurons"
+    page = render([run])
+    assert f"6 of 12 heads and {gone:,} of 4,000 neurons removed" in page
+    assert "What removing heads and neurons does" in page
+    assert "share of the FLOPs of heads and neurons removed" in page
+    assert len(run.heads) == 12
+    card = model_card(run.record)
+    assert f"6 of 12 attention heads and {gone:,} of 4,000 neurons removed" in card
+    assert f"| neurons | 4,000 | {4000 - gone:,} |" in card
+    assert "Neurons left, by feed-forward site that lost some: 3: 200 of 1,000; " in card
+
+
+def test_a_run_of_heads_alone_says_nothing_of_neurons(tmp_path: Path) -> None:
+    (run,) = load_runs([make_run(tmp_path / "heads")])
+    page = render([run]).partition("<script>")[0]
+    assert "neuron" not in page
+    assert "neuron" not in model_card(run.record)
+    assert "widths" not in "".join(charts([run]))
+
+
+def test_where_no_head_went_only_neurons_are_named() -> None:
+    result = {"heads_before": 12, "heads_after": 12, "units": {"heads": [12, 12], "neurons": [4000, 3000]}}
+    assert removed_text(result) == "1,000 of 4,000 neurons"
+    assert removed_text({"heads_before": 12, "heads_after": 12}) == "0 of 12 heads"

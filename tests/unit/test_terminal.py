@@ -18,7 +18,9 @@ from headprune.cli.tables import print_inspection, print_scores
 from headprune.measure.inspection import inspect
 from headprune.measure.intervals import wilson
 from headprune.report.loading import load_runs
+from headprune.report.scores import write_scores
 from made_up_runs import make_run
+from zoo import ZOO
 
 
 @pytest.mark.parametrize("width", [120, 80, 60])
@@ -94,3 +96,24 @@ def test_scores_fit_the_terminal(width: int, cell: int) -> None:
     assert "6 samples, 30 positions, " in text.getvalue()  # four patches and the class token of six images
     said = f"accuracy of the model as it is: 83.33% [{100 * low:.1f}, {100 * high:.1f}]"
     assert said in " ".join(text.getvalue().split())
+
+
+def test_scores_of_neurons_are_deciles_of_their_layers(tmp_path: Path) -> None:
+    model = ZOO["bert"].build()
+    result = headprune.score(model, criterion="magnitude", units="heads,neurons")
+    text = io.StringIO()
+    print_scores(model, "magnitude", result, Console(file=text, width=100))
+    neurons = [site for site in result.sites if site.kind == "neurons"]
+    assert text.getvalue().count("the least to the most important") == len(neurons)
+    assert text.getvalue().count("least important (site, neuron)") == 1
+    assert text.getvalue().count("least important (site, head)") == 1
+    only = io.StringIO()
+    alone = headprune.score(model, criterion="magnitude", units="neurons")
+    print_scores(model, "magnitude", alone, Console(file=only, width=100))
+    assert "(site, head)" not in only.getvalue()
+    write_scores("magnitude", result, tmp_path / "scores.csv")
+    first, *rows = (tmp_path / "scores.csv").read_text().splitlines()
+    assert first == "site,unit,path,score"
+    assert len(rows) == sum(site.original for site in result.sites)
+    write_scores("magnitude", result, tmp_path / "scores.svg")
+    assert "Scores of neurons by magnitude" in (tmp_path / "scores.svg").read_text()

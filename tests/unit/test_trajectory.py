@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import math
+import random
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 import headprune
 from headprune.measure.curves import area
 from headprune.measure.trajectory import Step, curve_csv, removed_until
-from headprune.units.members import Head
+from headprune.units.members import Head, Member
 from runs import STEP_KEYS, trapezoids
 from scoring import labelled
 from zoo import ZOO
@@ -159,3 +161,81 @@ def test_each_step_tells_what_was_removed_and_its_score() -> None:
     flops = [one.flops for one in result.trajectory]
     assert flops == sorted(flops, reverse=True)
     assert flops[-1] == 0
+
+
+def wide_step(ids: dict[int, list[int]], *, width: int, sites: int = 6, **changes: Any) -> Step:
+    """One that takes heads and neurons: `sites` of attention, and as many feed-forward layers after them."""
+    table = torch.rand(2 * sites, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    table[:sites, 12:] = math.nan
+    table[-1] = math.nan
+    neurons = [Member(site, index) for site, own in ids.items() for index in own]
+    values: dict[str, Any] = {"units": {"heads": 70, "neurons": 4000}, "applied": {"heads": 70, "neurons": 4000}}
+    values |= {"removed": (*reversed(neurons), Head(5, 1), Head(0, 3)), "scores": table, "attention": (sites, 12)}
+    values["widths"] = {site: width - len(ids.get(site, ())) for site in range(sites, 2 * sites)}
+    return dataclasses.replace(step(1, 70, 0.5), **{**values, **changes})
+
+
+@pytest.mark.parametrize("width", [1536, 6144])
+@pytest.mark.parametrize("scattered", [True, False])
+def test_a_step_of_thousands_of_neurons_is_a_short_line(scattered: bool, width: int) -> None:
+    every = [(site, neuron) for site in range(6, 12) for neuron in range(width)]
+    chosen = random.Random(0).sample(every, 5000) if scattered else every[:5000]
+    ids: dict[int, list[int]] = {}
+    for site, neuron in chosen:
+        ids.setdefault(site, []).append(neuron)
+    before = wide_step(ids, width=width)
+    line = json.dumps(before.to_json(), allow_nan=False)
+    assert len(line) < 8000
+    assert all(len(json.dumps(values)) < 200 for values in json.loads(line)["neuron_scores"].values())
+    after = Step.from_json(json.loads(line))
+    assert after.removed == before.removed
+    assert after.widths == before.widths
+    assert json.dumps(after.to_json()) == line
+
+
+def test_neurons_that_cannot_be_read_are_damage_and_no_bug() -> None:
+    line = wide_step({6: [1]}, width=20).to_json()
+    for damaged in ("bits:AAAA", "bits:!", "1-x"):
+        with pytest.raises(ValueError, match=r"."):
+            Step.from_json({**line, "removed_neurons": {"6": damaged}})
+
+
+def test_heads_go_before_neurons_whatever_the_order_they_were_named_in() -> None:
+    """The order of a replay is that of the journal, so it is that of the run as well."""
+    made = wide_step({7: [9, 3], 6: [4]}, width=20)
+    assert made.removed == (Head(5, 1), Head(0, 3), Member(6, 4), Member(7, 3), Member(7, 9))
+    assert made.removed_heads == ((5, 1), (0, 3))
+    assert made.removed_neurons == ((6, 4), (7, 3), (7, 9))
+    assert (made.heads, made.neurons, made.left) == (70, 4000, 4070)
+    line = made.to_json()
+    assert line["removed"] == [[5, 1], [0, 3]]
+    assert line["removed_neurons"] == {"6": "4", "7": "3,9"}
+
+
+def test_scores_of_neurons_are_deciles_in_the_journal() -> None:
+    made = wide_step({}, width=2001)
+    table = made.scores
+    assert table is not None
+    table[8] = torch.arange(2001.0)
+    line = dataclasses.replace(made, neuron_scores=None).to_json()
+    assert line["neuron_scores"]["8"] == [200.0 * part for part in range(11)]
+    assert line["neuron_scores"]["11"] is None
+    assert [len(row) for row in line["scores"]] == [12] * 6
+    after = Step.from_json(line).scores
+    assert after is not None
+    assert torch.equal(after[:6], table[:6, :12])
+    assert after.shape == (12, 12)
+    assert after[6:].isnan().all()
+
+
+def test_a_step_of_heads_alone_is_the_line_it_always_was() -> None:
+    assert not {"attention", "removed_neurons", "neuron_scores"} & step(1, 5, 0.5).to_json().keys()
+
+
+def test_the_curve_has_columns_of_neurons_only_where_there_are_any() -> None:
+    dense = wide_step({}, width=20, removed=())
+    after = dataclasses.replace(dense, step=1, units={"heads": 70, "neurons": 3990}, removed=(Member(6, 1),))
+    first, *rows = csv.reader(io.StringIO(curve_csv([dense, after])))
+    assert first[-2:] == ["Removed_Neurons", "Neurons"]
+    assert [row[-2:] for row in rows] == [["0", "4000"], ["10", "3990"]]
+    assert "Neuron" not in curve_csv([step(0, 6, 0.5)])

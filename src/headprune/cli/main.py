@@ -137,7 +137,7 @@ def score(
             progress=advance,
         )
     if out is not None:
-        write_scores(subject.model, str(chosen), result, out)
+        write_scores(str(chosen), result, out)
     if as_json:
         measured = result.measured
         print_json(

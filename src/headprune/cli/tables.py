@@ -31,7 +31,7 @@ from headprune.report.words import (
     value_text,
     verdict,
 )
-from headprune.units import resolve
+from headprune.units import Site
 from headprune.units.resolve import left_whole
 
 if TYPE_CHECKING:
@@ -138,15 +138,43 @@ def print_criteria(criteria: Sequence[Criterion], console: Console | None = None
 
 
 def print_scores(model: PreTrainedModel, name: str, result: ScoreResult, console: Console | None = None) -> None:
-    """One row per site, one cell per head, shaded by rank; heads that are gone are blank."""
+    """One row per site, one cell per head, shaded by rank; heads that are gone are blank. Of neurons there are too many
+    for a cell each: a row has their deciles."""
 
     console = console or Console()
-    sites = resolve(model)
-    ranks = _ranks(result.scores)
-    width = len(str(len(sites) - 1))
     on = f"on {result.samples} samples" if result.samples else "from the weights alone"
     console.print(f"[bold]{escape(name)}[/bold] {on}; brighter = more important", highlight=False)
-    heads = result.scores.shape[1]
+    width = len(str(len(result.sites) - 1))
+    for kind, rows in (("heads", _print_heads), ("neurons", _print_neurons)):
+        sites = [site for site in result.sites if site.kind == kind]
+        if not any(site.kept for site in sites) and (kind == "neurons" or len(sites) < len(result.sites)):
+            continue
+        rows(result, sites, width, console)
+        scores = result.scores.tolist()
+        flat = sorted((scores[site.index][member], site.index, member) for site in sites for member in site.kept)
+        for what, part in (("least", flat[:5]), ("most", flat[::-1][:5])):
+            listed = ", ".join(f"({site}, {member}) {value:.3g}" for value, site, member in part)
+            console.print(f"{what} important (site, {kind[:-1]}): {listed}", highlight=False)
+    places = "tokens" if model.main_input_name == "input_ids" else "positions"  # patches of images, frames of sounds
+    seen = [f"{result.samples} samples", f"{result.tokens} {places}"] if result.samples else []
+    console.print(", ".join([*seen, f"{result.seconds:.1f} s"]) + _measured(result), highlight=False, markup=False)
+
+
+def _print_neurons(result: ScoreResult, sites: Sequence[Site], width: int, console: Console) -> None:
+    ranks = _ranks(result.scores[sites[0].index :])
+    for row, site in zip(ranks, sites, strict=True):
+        line = Text(f"site {site.index:>{width}}  ")
+        own = row[list(site.kept)].sort().values
+        for part in range(11 if site.kept else 0):
+            rank = own[round(part * (len(own) - 1) / 10)].item()
+            line.append(GLYPHS[round(rank * 4)] * 2 if console.color_system is None else "\u2588" * 2, _shade(rank))
+        line.append(f"  {site.size:,} neurons, the least to the most important")
+        console.print(line, no_wrap=True, overflow="crop")
+
+
+def _print_heads(result: ScoreResult, sites: Sequence[Site], width: int, console: Console) -> None:
+    heads = max((site.original for site in sites), default=0)
+    ranks = _ranks(result.scores[: len(sites), :heads])
     cell = max(1, min(3, (console.width - width - 6) // max(1, heads)))
     named = {3: 1, 2: 2}.get(cell, 5)  # every so many heads have their number above them
     numbers = "".join(f"{head:>{cell * named}}" for head in range(0, heads, named))
@@ -161,14 +189,6 @@ def print_scores(model: PreTrainedModel, name: str, result: ScoreResult, console
             else:
                 row.append(" " * cell)
         console.print(row, no_wrap=True, overflow="crop")
-    flat = [(result.scores[site.index, head].item(), site.index, head) for site in sites for head in site.kept]
-    flat.sort()
-    for what, part in (("least", flat[:5]), ("most", flat[::-1][:5])):
-        listed = ", ".join(f"({site}, {head}) {value:.3g}" for value, site, head in part)
-        console.print(f"{what} important (site, head): {listed}", highlight=False)
-    places = "tokens" if model.main_input_name == "input_ids" else "positions"  # patches of images, frames of sounds
-    seen = [f"{result.samples} samples", f"{result.tokens} {places}"] if result.samples else []
-    console.print(", ".join([*seen, f"{result.seconds:.1f} s"]) + _measured(result), highlight=False, markup=False)
 
 
 def _measured(result: ScoreResult) -> str:

@@ -16,8 +16,10 @@ DROPS = (0.01, 0.05)  # of the metric, within which removable heads are counted
 
 
 def shares(steps: Sequence[Step]) -> list[float]:
-    """The share of heads that is gone at each step; of members of any kind where there are no heads."""
-    left = [step.heads if steps[0].heads else step.left for step in steps]
+    """The share of heads that is gone at each step; where neurons may go as well, the share of the FLOPs of both, since
+    one head is worth many neurons; of members of any kind where neither is known."""
+    by_flops = steps[0].attention is not None and steps[0].flops > 0
+    left = [step.flops if by_flops else step.heads if steps[0].heads else step.left for step in steps]
     return [(left[0] - now) / left[0] if left[0] else 0.0 for now in left]
 
 

@@ -11,15 +11,21 @@ from typing import Any
 import numpy
 import torch
 
+from headprune.measure.compact import Deciles, deciles, packed_neurons, unpacked_neurons
 from headprune.measure.intervals import Interval
 from headprune.units import Member
 
 CURVE_COLUMNS = "Pruned_Heads,Accuracy,Step,Removed_Heads,Agreement,Loss,Parameters,Attention_FLOPs,Low,High"
+NEURON_COLUMNS = ",Removed_Neurons,Neurons"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One removal. Step 0 is the dense model, where nothing was removed; `scores` are those that led to the removal."""
+    """One removal. Step 0 is the dense model, where nothing was removed; `scores` are those that led to the removal.
+
+    Of neurons a journal keeps the deciles of the scores at each site, so `scores` read from one are NaN there. Whoever
+    needs them in full, as a one-shot schedule that is resumed does, computes them again.
+    """
 
     step: int
     removed: tuple[Member, ...]
@@ -39,6 +45,33 @@ class Step:
         default=None, repr=False, compare=False
     )  # per sample; their mean is the metric
 
+    # Sites of attention, and the heads of the widest: what goes at sites after these is neurons. None where only heads
+    # are looked at.
+    attention: tuple[int, int] | None = None
+    widths: Mapping[int, int] = field(default_factory=dict)  # neurons left, by feed-forward site
+    neuron_scores: Mapping[int, Deciles | None] | None = None  # of `scores`, by site
+
+    def __post_init__(self) -> None:
+        """One order, in memory and on disk: heads as they went, then neurons by site and id."""
+        if self.attention is None:
+            return
+        heads = [member for member in self.removed if not self._is_neuron(member)]
+        neurons = sorted(member for member in self.removed if self._is_neuron(member))
+        object.__setattr__(self, "removed", (*heads, *neurons))
+        if self.neuron_scores is None and self.scores is not None:
+            object.__setattr__(self, "neuron_scores", deciles(self.scores, self.attention[0]))
+
+    def _is_neuron(self, member: Member) -> bool:
+        return self.attention is not None and member.site >= self.attention[0]
+
+    @property
+    def removed_heads(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.removed if not self._is_neuron(member))
+
+    @property
+    def removed_neurons(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.removed if self._is_neuron(member))
+
     @property
     def left(self) -> int:
         """Members of all kinds that are left."""
@@ -49,13 +82,18 @@ class Step:
         return self.units.get("heads", 0)
 
     @property
+    def neurons(self) -> int:
+        return self.units.get("neurons", 0)
+
+    @property
     def applied_heads(self) -> int:
         return self.applied.get("heads", 0)
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        scores = self._head_scores()
+        line = {
             "step": self.step,
-            "removed": [list(member) for member in self.removed],
+            "removed": [list(member) for member in self.removed_heads],
             "score": plain(self.score),
             "metric": plain(self.metric),
             "interval": None if self.interval is None else [plain(self.interval.low), plain(self.interval.high)],
@@ -69,19 +107,47 @@ class Step:
             "flops": self.flops,
             "compensation": [dict(repair) for repair in self.compensation],
             "outcomes": None if self.outcomes is None else packed(self.outcomes),
-            "scores": None if self.scores is None else [[plain(v) for v in row] for row in self.scores.tolist()],
+            "scores": None if scores is None else [[plain(v) for v in row] for row in scores.tolist()],
         }
+        if self.attention is not None:
+            line["attention"] = list(self.attention)
+            line["widths"] = {str(site): width for site, width in self.widths.items()}
+            line["removed_neurons"] = packed_neurons(self.removed_neurons)
+            line["neuron_scores"] = (
+                None
+                if self.neuron_scores is None
+                else {
+                    str(site): None if values is None else [plain(value) for value in values]
+                    for site, values in self.neuron_scores.items()
+                }
+            )
+        return line
+
+    def _head_scores(self) -> torch.Tensor | None:
+        """The rows of attention, without the columns that only neurons have."""
+        if self.scores is None or self.attention is None:
+            return self.scores
+        sites, widest = self.attention
+        return self.scores[:sites, :widest]
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Step:
         scores = line["scores"]
         if scores is not None:
-            rows = [[math.nan if value is None else value for value in row] for row in scores]
-            scores = torch.tensor(rows, dtype=torch.float64)
+            scores = torch.tensor([_numbers(row) for row in scores], dtype=torch.float64)
+        summary = line.get("neuron_scores")
+        if summary is not None:
+            summary = {int(site): _numbers(values) for site, values in summary.items()}
+            if scores is not None:
+                nothing = torch.full((len(summary), line["attention"][1]), math.nan, dtype=torch.float64)
+                scores = torch.cat([scores.reshape(*line["attention"]), nothing])
         between, outcomes = line.get("interval"), line.get("outcomes")  # which older journals do not have
         return cls(
             step=line["step"],
-            removed=tuple(Member(site, index) for site, index in line["removed"]),
+            removed=(
+                *(Member(site, index) for site, index in line["removed"]),
+                *unpacked_neurons(line.get("removed_neurons", {})),
+            ),
             score=line["score"],
             metric=math.nan if line["metric"] is None else line["metric"],
             agreement=line["agreement"],
@@ -92,9 +158,16 @@ class Step:
             flops=line["flops"],
             scores=scores,
             compensation=tuple(line.get("compensation", ())),
-            interval=None if between is None else Interval(*(math.nan if v is None else v for v in between)),
+            interval=None if between is None else Interval(*_numbers(between)),
             outcomes=None if outcomes is None else unpacked(outcomes),
+            attention=tuple(line["attention"]) if "attention" in line else None,
+            widths={int(site): width for site, width in line.get("widths", {}).items()},
+            neuron_scores=summary,
         )
+
+
+def _numbers(values: Sequence[float | None] | None) -> Any:
+    return None if values is None else tuple(math.nan if value is None else value for value in values)
 
 
 def packed(outcomes: torch.Tensor) -> str:
@@ -126,10 +199,12 @@ def removed_until(steps: Sequence[Step], last: int) -> list[Member]:
 
 
 def curve_csv(steps: Sequence[Step]) -> str:
-    """The curve with the authors' columns first. Pruned_Heads counts a tied head once per application, as they do."""
-    lines = [CURVE_COLUMNS]
+    """The curve with the authors' columns first, and those of neurons, if any may go, last. Pruned_Heads counts a tied
+    head once per application, as they do."""
+    neurons = bool(steps) and steps[0].attention is not None
+    lines = [CURVE_COLUMNS + NEURON_COLUMNS if neurons else CURVE_COLUMNS]
     for step in steps:
-        values = (
+        values: tuple[Any, ...] = (
             steps[0].applied_heads - step.applied_heads,
             step.metric,
             step.step,
@@ -141,5 +216,7 @@ def curve_csv(steps: Sequence[Step]) -> str:
             None if step.interval is None else step.interval.low,
             None if step.interval is None else step.interval.high,
         )
+        if neurons:
+            values += (steps[0].neurons - step.neurons, step.neurons)
         lines.append(",".join("" if value is None else repr(value) for value in values))
     return "\n".join(lines) + "\n"

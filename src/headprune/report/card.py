@@ -45,12 +45,14 @@ def model_card(record: Mapping[str, Any]) -> str:
         "| | dense | pruned |",
         "|---|---|---|",
         f"| heads | {result['heads_before']} | {result['heads_after']} |",
+        *_neurons_row(result),
         f"| {_plain(metric)} | {_plain(dense)} | {_plain(pruned)} |",
         f"| agreement with the dense model | 100.00% | {value_text('agreement', result['agreement'])} |",
         *_savings(record.get("savings")),
         *(["", "In brackets: 95% interval."] if "[" in dense + pruned else []),
         "",
         _heads(result["mask"], removed),
+        *_widths(result),
         "",
         "## Use",
         "",
@@ -65,6 +67,20 @@ def model_card(record: Mapping[str, Any]) -> str:
 
 def _gone(result: Mapping[str, Any]) -> str:
     return removed_text(result).replace("heads", "attention heads")
+
+
+def _neurons_row(result: Mapping[str, Any]) -> list[str]:
+    before, after = (result.get("units") or {}).get("neurons", (0, 0))
+    return [f"| neurons | {before:,} | {after:,} |"] if before else []
+
+
+def _widths(result: Mapping[str, Any]) -> list[str]:
+    """What is left of each feed-forward layer; which neurons these are, the config of the model says."""
+    changed = {site: width for site, width in (result.get("widths") or {}).items() if width[0] != width[1]}
+    if not changed:
+        return []
+    listed = "; ".join(f"{site}: {after:,} of {before:,}" for site, (before, after) in changed.items())
+    return ["", f"Neurons left, by feed-forward site that lost some: {listed}."]
 
 
 def _savings(saved: Mapping[str, Any] | None) -> list[str]:

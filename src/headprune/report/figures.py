@@ -39,7 +39,7 @@ def curve(runs: Sequence[ReportRun], field: str, *, title: str, axis: str) -> al
     reach = max(shares(run.steps)[-1] for run in runs)
     x = alt.X(
         "removed:Q",
-        title="share of heads removed",
+        title=f"share of {counted(runs)} removed",
         axis=alt.Axis(format="%", tickCount=5),
         scale=alt.Scale(domain=[0, reach or 1]),
     )
@@ -69,6 +69,7 @@ def curve(runs: Sequence[ReportRun], field: str, *, title: str, axis: str) -> al
             alt.Tooltip("trial:N", title="run"),
             alt.Tooltip("step:Q"),
             alt.Tooltip("heads:Q", title="heads left"),
+            *([alt.Tooltip("neurons:Q", title="neurons left")] if any(run.has_neurons for run in runs) else []),
             alt.Tooltip("value:Q", title=axis, format=".4f"),
             *([alt.Tooltip("between:N", title="95% interval")] if bands else []),
         ]
@@ -105,6 +106,12 @@ def colour(runs: Sequence[ReportRun], run: ReportRun) -> str:
     """The colour of a run among others."""
     shown = entries(runs)
     return _looks(shown)[next(entry.name for entry in shown if run in entry.runs)][0]
+
+
+def counted(runs: Sequence[ReportRun]) -> str:
+    """What the share of is that curves go along."""
+    neurons = [run.has_neurons for run in runs]
+    return "the FLOPs of heads and neurons" if all(neurons) else "heads, or FLOPs of both," if any(neurons) else "heads"
 
 
 def mask(run: ReportRun) -> alt.Chart:
@@ -212,6 +219,7 @@ def _rows(run: ReportRun, field: str, entry: Entry | None = None) -> list[dict[s
             "thin": entry is not None and len(entry.runs) > 1,
             "step": step.step,
             "heads": step.heads,
+            **({"neurons": step.neurons} if run.has_neurons else {}),
             "removed": round(place, 6),
             "value": finite(getattr(step, field)),
             "stop": step.step == run.stop,

@@ -7,7 +7,7 @@ import math
 import re
 import shlex
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -93,13 +93,18 @@ class ReportRun:
     def heads(self) -> list[Head]:
         """The heads of the dense model, as far as the run knows them: sites may have different numbers of heads, and
         where heads were missing from the start, they are not listed."""
-        known = {head for step in self.steps for head in step.removed}
-        tables: list[list[list[float]]] = [step.scores.tolist() for step in self.steps if step.scores is not None]
+        known = {head for step in self.steps for head in step.removed_heads}
+        sites = None if self.steps[0].attention is None else self.steps[0].attention[0]
+        tables: list[list[list[float]]] = [
+            step.scores[:sites].tolist() for step in self.steps if step.scores is not None
+        ]
         for table in tables:
             known |= {Head(s, h) for s, row in enumerate(table) for h, value in enumerate(row) if value == value}
         if self.result:
-            tables.append(self.result["mask"])
-            known |= {Head(s, h) for s, row in enumerate(self.result["mask"]) for h, kept in enumerate(row) if kept}
+            tables.append(self.result["mask"][:sites])
+            known |= {
+                Head(s, h) for s, row in enumerate(self.result["mask"][:sites]) for h, kept in enumerate(row) if kept
+            }
         if len(known) < self.steps[0].heads and tables:  # scores that are not numbers, in a run without a result
             known |= {Head(s, h) for s, row in enumerate(tables[0]) for h in range(len(row))}
         return sorted(known)
@@ -107,7 +112,16 @@ class ReportRun:
     @cached_property
     def gone_at(self) -> dict[Head, int]:
         """The step at which each head goes."""
-        return {head: step.step for step in self.steps for head in step.removed}
+        return {head: step.step for step in self.steps for head in step.removed_heads}
+
+    @property
+    def widths(self) -> list[Mapping[int, int]]:
+        """Neurons left at each feed-forward site, step by step; nothing where only heads were looked at."""
+        return [step.widths for step in self.steps]
+
+    @property
+    def has_neurons(self) -> bool:
+        return bool(self.steps[0].widths)
 
     @property
     def samples(self) -> Hashable:

@@ -14,7 +14,7 @@ from headprune.errors import RunError
 from headprune.extras import need_report
 from headprune.measure.comparing import Comparison, comparable, compared
 from headprune.measure.costs import megabytes
-from headprune.measure.curves import DROPS, SHARES
+from headprune.measure.curves import DROPS, SHARES, shares
 from headprune.measure.metrics import SHARES_OF_ONE
 from headprune.report.loading import (
     ReportRun,
@@ -27,6 +27,7 @@ from headprune.report.loading import (
 )
 from headprune.report.words import (
     interval_text,
+    left_text,
     measured_text,
     removed_text,
     spread_text,
@@ -64,8 +65,9 @@ def write_report(paths: Sequence[str | Path], out: Path, *, figure_folder: Path 
 
 
 def charts(runs: Sequence[ReportRun]) -> dict[str, Any]:
-    """All figures by name: the curves of all runs, and the mask and first scores of each run that has a line."""
+    """All figures by name: the curves of all runs, and mask, widths and first scores of each run that has a line."""
     from headprune.report import figures
+    from headprune.report import widths as strips
 
     result = _curves(runs)
     shown = entries(runs)
@@ -74,6 +76,8 @@ def charts(runs: Sequence[ReportRun]) -> dict[str, Any]:
         name = re.sub(r"[^\w.=-]+", "-", run.name).strip("-")
         name = name if f"mask-{name}" not in result else f"{name}-{len(result)}"
         result[f"mask-{name}"] = figures.mask(run)
+        if run.has_neurons:
+            result[f"widths-{name}"] = strips.widths(run)
         if any(step.scores is not None for step in run.steps):
             result[f"scores-{name}"] = figures.scores(run)
     return result
@@ -84,7 +88,7 @@ def _curves(runs: Sequence[ReportRun]) -> dict[str, Any]:
 
     metrics = list(dict.fromkeys(run.metric.name for run in runs))
     name = " or ".join(metrics)
-    result = {"metric": figures.curve(runs, "metric", title=f"{name} while heads are removed", axis=name)}
+    result = {"metric": figures.curve(runs, "metric", title=f"{name} while {units(runs)} are removed", axis=name)}
     if any(finite(step.agreement) is not None for run in runs for step in run.steps):
         axis = "correlation of predictions" if metrics == ["pearson"] else "share of equal predictions"
         title = "stability: agreement with the dense model"
@@ -92,11 +96,16 @@ def _curves(runs: Sequence[ReportRun]) -> dict[str, Any]:
     return result
 
 
+def units(runs: Sequence[ReportRun]) -> str:
+    return "heads and neurons" if any(run.has_neurons for run in runs) else "heads"
+
+
 def render(runs: Sequence[ReportRun]) -> str:
     import jinja2
     from altair.utils.schemapi import debug_mode
 
     from headprune.report import figures
+    from headprune.report import widths as strips
 
     template = resources.files("headprune.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(
@@ -107,6 +116,9 @@ def render(runs: Sequence[ReportRun]) -> str:
     with debug_mode(False):
         curves = _curves(runs)
         charts = {**curves, "mask": figures.mask(runs[0]), "scores": figures.scores(runs[0])}
+        wide = next((run for run in runs if run.has_neurons), None)
+        if wide is not None:
+            charts["widths"] = strips.widths(wide)
         specifications = {name: chart.to_dict(validate=False) for name, chart in charts.items()}
     against = [curve_of(entry.name, entry.runs) for entry in shown]
     rows = compared(against) if len(runs) > 1 else []
@@ -117,6 +129,10 @@ def render(runs: Sequence[ReportRun]) -> str:
         first=runs[0],
         models=list(dict.fromkeys(str(run.settings["model"]) for run in runs)),
         curves=list(curves),
+        units=units(runs),
+        states=_script_json(figures.STATES),
+        counted=figures.counted(runs),
+        wide=wide is not None,
         specifications=_script_json(specifications),
         replay=_script_json([_replay(run, figures.colour(runs, run)) for run in runs]),
         percents=_script_json(SHARES_OF_ONE),
@@ -126,7 +142,7 @@ def render(runs: Sequence[ReportRun]) -> str:
         comparable=ranked,
         best=rows[0].name if ranked and len(rows) > 1 else None,
         until=f"{rows[0].usable_until:.0%}" if rows and rows[0].usable_until else None,
-        verdict=verdict(rows),
+        verdict=verdict(rows, figures.counted(runs)),
         command=comparison_command(runs) if rows else None,
         shares=[f"{share:.0%}" for share in SHARES],
         drops=[f"{drop:.0%}" for drop in DROPS],
@@ -166,6 +182,10 @@ def _replay(run: ReportRun, colour: str) -> dict[str, Any]:
         },
         "between": [interval_text(run.metric.name, step.interval) for step in run.steps],
         "heads": [step.heads for step in run.steps],
+        "removed": [round(share, 6) for share in shares(run.steps)],
+        "left": [left_text(run.steps[0].units, step.units) for step in run.steps],
+        "layers": list(map(list, run.widths[0].items())),
+        "widths": [list(widths.values()) for widths in run.widths] if run.has_neurons else [],
         "parameters": [step.parameters for step in run.steps],
         "scores": _scores(run),
     }
@@ -193,6 +213,7 @@ def _saved(run: ReportRun) -> dict[str, Any]:
     tokens = f", one sequence of {latency['tokens']} tokens" if latency["tokens"] else ", one sample"
     rows = [
         ("heads", dense["heads"], pruned["heads"], "{:,}"),
+        *([("neurons", dense["neurons"], pruned["neurons"], "{:,}")] if dense.get("neurons") else []),
         ("parameters", dense["parameters"], pruned["parameters"], "{:,}"),
         ("MB in float32", dense["megabytes"], pruned["megabytes"], "{:,.2f}"),
         (f"GFLOPs{tokens}", dense["flops"] / 1e9, pruned["flops"] / 1e9, "{:,.3f}"),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from transformers import PreTrainedModel
 
 from headprune.criteria.scoring import ScoreResult
 from headprune.errors import DataError
 from headprune.extras import needed
 from headprune.store.files import is_there, write_bytes, write_text
-from headprune.units import resolve
+from headprune.units import Site
 
 PICTURES = ("png", "svg", "pdf")
 FORMATS = ("csv", *PICTURES)
@@ -29,14 +29,14 @@ def check_target(out: Path) -> None:
         raise DataError(f"{out} is a directory; name a file in it.")
 
 
-def write_scores(model: PreTrainedModel, name: str, result: ScoreResult, out: Path) -> None:
+def write_scores(name: str, result: ScoreResult, out: Path) -> None:
     form = out.suffix.lower().lstrip(".")
     if form == "csv":
-        write_text(out, scores_csv(model, result))
+        write_text(out, scores_csv(result))
         return
     with needed("report", "Pictures need"):
         import vl_convert
-    chart = scores_chart(model, name, result).to_json()
+    chart = scores_chart(name, result).to_json()
     if form == "png":
         write_bytes(out, vl_convert.vegalite_to_png(chart, scale=2.0))
     elif form == "svg":
@@ -45,32 +45,42 @@ def write_scores(model: PreTrainedModel, name: str, result: ScoreResult, out: Pa
         write_bytes(out, vl_convert.vegalite_to_pdf(chart))
 
 
-def scores_csv(model: PreTrainedModel, result: ScoreResult) -> str:
-    lines = ["site,head,path,score"]
-    for site in resolve(model):
-        for member in range(site.original):
-            value = f"{result.scores[site.index, member].item():.9g}" if member in site.kept else ""
-            lines.append(f"{site.index},{member},{site.path},{value}")
+def scores_csv(result: ScoreResult) -> str:
+    """A row per head, and per neuron where these were scored: a site is of one kind."""
+    asked = [site for site in result.sites if site.kept or site.kind == "heads"]
+    lines = [f"site,{'unit' if any(site.kind == 'neurons' for site in asked) else 'head'},path,score"]
+    for site in asked:
+        own = result.scores[site.index].tolist()
+        lines += [
+            f"{site.index},{member},{site.path},{'' if math.isnan(own[member]) else format(own[member], '.9g')}"
+            for member in range(site.original)
+        ]
     return "\n".join(lines) + "\n"
 
 
-def scores_chart(model: PreTrainedModel, name: str, result: ScoreResult) -> Any:
-    """A cell per head, coloured by rank, since criteria differ by orders of magnitude and ranks do not."""
+def scores_chart(name: str, result: ScoreResult) -> Any:
+    """A cell per head, coloured by rank, since criteria differ by orders of magnitude and ranks do not. Neurons are too
+    many for a cell each: a row of theirs has the deciles of a layer."""
     with needed("report", "Pictures need"):
         import altair as alt
-    cells = [(site.index, member) for site in resolve(model) for member in site.kept]
-    values = [float(result.scores[cell]) for cell in cells]
-    places = {place: rank for rank, place in enumerate(sorted(range(len(cells)), key=values.__getitem__))}
-    rows = [
-        {"site": site, "head": member, "score": value, "rank": places[place] / max(1, len(cells) - 1)}
-        for place, ((site, member), value) in enumerate(zip(cells, values, strict=True))
-    ]
     said = (
         ""
         if result.metric is None or result.measured is None
         else f"; {result.metric.name} {result.measured.value:.4g}"
     )
-    title = alt.TitleParams(f"Scores of heads by {name}", subtitle=f"{result.samples} samples{said}", anchor="start")
+    panels = []
+    for kind, cells in (("heads", _head_cells), ("neurons", _decile_cells)):
+        sites = [site for site in result.sites if site.kind == kind]
+        if any(site.kept for site in sites) or len(sites) == len(result.sites):
+            subtitle = f"{result.samples} samples{said}"
+            title = alt.TitleParams(f"Scores of {kind} by {name}", subtitle=subtitle, anchor="start")
+            panels.append(_panel(cells(result, sites), "head" if kind == "heads" else "decile", title))
+    return panels[0] if len(panels) == 1 else alt.hconcat(*panels)
+
+
+def _panel(rows: list[dict[str, Any]], column: str, title: Any) -> Any:
+    import altair as alt
+
     shade = alt.Color(
         "rank:Q",
         scale=alt.Scale(scheme="viridis", domain=[0, 1]),
@@ -80,10 +90,38 @@ def scores_chart(model: PreTrainedModel, name: str, result: ScoreResult) -> Any:
         alt.Chart(alt.Data(values=rows), title=title)
         .mark_rect()
         .encode(
-            x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0, ticks=False, domain=False)),
+            x=alt.X(f"{column}:O", title=column, axis=alt.Axis(labelAngle=0, ticks=False, domain=False)),
             y=alt.Y("site:O", title="site", axis=alt.Axis(ticks=False, domain=False)),
             color=shade,
-            tooltip=["site:O", "head:O", alt.Tooltip("score:Q", format=".4g")],
+            tooltip=["site:O", f"{column}:O", alt.Tooltip("score:Q", format=".4g")],
         )
         .properties(width=alt.Step(CELL), height=alt.Step(CELL))
     )
+
+
+def _head_cells(result: ScoreResult, sites: Sequence[Site]) -> list[dict[str, Any]]:
+    return [
+        {"site": site, "head": member, "score": value, "rank": rank}
+        for site, member, value, rank in _ranked(result, sites)
+    ]
+
+
+def _decile_cells(result: ScoreResult, sites: Sequence[Site]) -> list[dict[str, Any]]:
+    """From the least important neuron of a layer, 0, to its most important one, 10."""
+    layers: dict[int, list[tuple[float, float]]] = {}
+    for site, _, value, rank in _ranked(result, sites):
+        layers.setdefault(site, []).append((rank, value))
+    return [
+        {"site": site, "decile": part, "score": value, "rank": rank}
+        for site, own in layers.items()
+        for part in range(11)
+        for rank, value in [sorted(own)[round(part * (len(own) - 1) / 10)]]
+    ]
+
+
+def _ranked(result: ScoreResult, sites: Sequence[Site]) -> list[tuple[int, int, float, float]]:
+    """(site, member, score, rank) of all members that are there, ranks scaled to [0, 1]."""
+    cells = [(site.index, member) for site in sites for member in site.kept]
+    values = [float(result.scores[cell]) for cell in cells]
+    places = {place: rank for rank, place in enumerate(sorted(range(len(cells)), key=values.__getitem__))}
+    return [(*cell, values[place], places[place] / max(1, len(cells) - 1)) for place, cell in enumerate(cells)]

@@ -61,19 +61,26 @@ def stop_text(result: Mapping[str, Any]) -> str:
 
 
 def removed_text(result: Mapping[str, Any]) -> str:
-    """How much of each kind of unit went: "6 of 12 heads"."""
+    """How much of each kind of unit went: "6 of 12 heads", "18 of 72 heads and 4,608 of 9,216 neurons"."""
     counts = {"heads": [result["heads_before"], result["heads_after"]], **(result.get("units") or {})}
-    gone = [f"{before - after} of {before} {kind}" for kind, (before, after) in counts.items() if before]
-    return " and ".join(gone) or "0 of 0 heads"
+    there = {kind: (before - after, before) for kind, (before, after) in counts.items() if before}
+    went = {kind: count for kind, count in there.items() if count[0]} or there
+    return " and ".join(f"{gone:,} of {before:,} {kind}" for kind, (gone, before) in went.items()) or "0 of 0 heads"
 
 
-def verdict(rows: Sequence[Comparison]) -> list[str]:
+def left_text(dense: Mapping[str, int], left: Mapping[str, int]) -> str:
+    """What is left of each kind: "54 of 72 heads and 4,608 of 9,216 neurons"."""
+    there = [f"{left.get(kind, 0):,} of {count:,} {kind}" for kind, count in dense.items() if count]
+    return " and ".join(there) or "0 of 0 heads"
+
+
+def verdict(rows: Sequence[Comparison], units: str = "heads") -> list[str]:
     """What a comparison says, in sentences: over which range it ranks, where the best row is ahead of each other one,
     and which neighbours cannot be told apart."""
     if len(rows) < 2 or not rows[0].ahead:
         return []
     best = rows[0]
-    said = [_range_sentence(best), *(_ahead_sentence(best, ahead) for ahead in best.ahead)]
+    said = [_range_sentence(best, units), *(_ahead_sentence(best, ahead) for ahead in best.ahead)]
     close = [
         f"{row.name} and {ahead.of}"
         for row in rows[1:]
@@ -85,14 +92,14 @@ def verdict(rows: Sequence[Comparison]) -> list[str]:
     return said
 
 
-def _range_sentence(row: Comparison) -> str:
+def _range_sentence(row: Comparison, units: str) -> str:
     word = row.measured.name
     share = f"{USABLE:.0%}" if row.measured.relative else f"{USABLE:g}"
     limit = f"{100 * USABLE:g} points" if word in SHARES_OF_ONE else share
     if not row.usable_until:
-        return f"No run can lose heads while its {word} stays within {limit} of dense, so the whole curve ranks."
+        return f"No run can lose {units} while its {word} stays within {limit} of dense, so the whole curve ranks."
     return (
-        f"Ranked by the {word} up to {row.usable_until:.0%} of the heads removed: as far as any run stays within "
+        f"Ranked by the {word} up to {row.usable_until:.0%} of the {units} removed: as far as any run stays within "
         f"{limit} of dense."
     )
 

@@ -181,5 +181,17 @@ def _result(result: PruneResult) -> dict[str, Any]:
         "heads_before": dense.heads,
         "heads_after": pruned.heads,
         "original_heads": [site.original for site in resolve(result.model)],
-        "mask": result.mask.int().tolist(),
+        "mask": _attention(dense, result.mask).int().tolist(),
+        **_widths(dense, pruned),
     }
+
+
+def _attention(dense: Step, mask: torch.Tensor) -> torch.Tensor:
+    """The part of a mask that is about heads: that of neurons has thousands of columns, and the model knows it."""
+    return mask if dense.attention is None else mask[: dense.attention[0], : dense.attention[1]]
+
+
+def _widths(dense: Step, pruned: Step) -> dict[str, Any]:
+    """Per feed-forward site: how many neurons there were, and how many are left."""
+    found = {str(site): [width, pruned.widths.get(site, 0)] for site, width in dense.widths.items()}
+    return {"widths": found} if found else {}

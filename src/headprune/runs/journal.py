@@ -164,7 +164,10 @@ class Run(Journal):
         """Forget a last step that a budget cut short: a run that goes further takes it whole."""
         if len(self.steps) < 2:
             return
-        units = {(site, index // groups[site]) for site, index in self.steps[-1].removed}
+        units = {
+            (site, index // groups[site]) if site < len(groups) else (site, index)
+            for site, index in self.steps[-1].removed
+        }
         if len(units) < every:
             self.steps.pop()
             lines = [json.dumps(step.to_json()) + "\n" for step in self.steps]
