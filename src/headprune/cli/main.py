@@ -58,7 +58,15 @@ def headprune(
 @app.command()
 def inspect(
     model: Model,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Sequence length to count FLOPs for.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Sequence length to count FLOPs and time for.")] = None,
+    latency: Annotated[
+        bool, typer.Option("--latency", help="Time its layers by their heads and width, on this machine.")
+    ] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once, for --latency.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads for --latency; as many as torch takes if not given.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure times again, even if they are known.")] = False,
     plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
@@ -72,11 +80,21 @@ def inspect(
     from headprune.measure.inspection import inspect as inspect_model
     from headprune.store.checkpoint import load_structure
 
-    seen = inspect_model(load_structure(model), tokens=tokens)
+    structure = load_structure(model)
+    seen = inspect_model(structure, tokens=tokens)
+    if not latency:
+        print_json(seen.to_json()) if as_json else print_inspection(model, seen)
+        return
+
+    from headprune.cli.latency import print_latency
+    from headprune.measure.latency import latency_table
+
+    table = latency_table(structure, batch_size=batch_size, length=tokens, threads=threads, fresh=fresh)
     if as_json:
-        print_json(seen.to_json())
+        print_json({**seen.to_json(), "latency": table.to_json()})
     else:
         print_inspection(model, seen)
+        print_latency(table)
 
 
 @app.command()

@@ -97,6 +97,13 @@ def print_inspection(name: str, seen: Inspection, console: Console | None = None
             f"Its {heads} heads hold {seen.head_parameters / seen.parameters:.1%} of the parameters and "
             f"{seen.flops.head_share:.1%} of the FLOPs of {what}: the most that removing them all could save."
         )
+    if seen.feed_forward:
+        neurons, layers = sum(site.size for site in seen.feed_forward), len(seen.feed_forward)
+        console.print(
+            f"The {neurons:,} neurons of its {layers} feed-forward layers hold "
+            f"{seen.neuron_parameters / seen.parameters:.1%} of the parameters and "
+            f"{seen.flops.neurons / max(seen.flops.total, 1):.1%} of the FLOPs."
+        )
     console.print(escape(seen.proof))
     for said in left_whole(seen.left):
         console.print(f"[yellow]Left whole: {escape(said)}.[/yellow]", soft_wrap=True)
@@ -252,7 +259,7 @@ def _savings_table(saved: Mapping[str, Any]) -> Table:
     for heading in ("", "dense", "pruned", "ratio"):
         table.add_column(heading, justify="left" if not heading else "right")
     rows = [
-        ("heads", dense["heads"], pruned["heads"], ","),
+        *((kind, dense[kind], pruned[kind], ",") for kind in ("heads", "neurons") if kind in dense),
         ("parameters", dense["parameters"], pruned["parameters"], ","),
         ("MB (float32)", dense["megabytes"], pruned["megabytes"], ",.2f"),
         ("FLOPs per sequence", dense["flops"], pruned["flops"], ".3g"),
@@ -260,6 +267,8 @@ def _savings_table(saved: Mapping[str, Any]) -> Table:
     ]
     if dense["megabytes_on_disk"] and pruned["megabytes_on_disk"]:
         rows.append(("MB on disk", dense["megabytes_on_disk"], pruned["megabytes_on_disk"], ",.2f"))
+    if "joules_per_1000" in dense and "joules_per_1000" in pruned:
+        rows.append(("joules per 1,000", dense["joules_per_1000"], pruned["joules_per_1000"], ",.1f"))
     for key, value in latency.items():
         if key.startswith("batch_"):
             rows.append((f"ms, batch of {key[6:]}", value["dense"], value["pruned"], ",.1f"))

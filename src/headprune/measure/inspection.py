@@ -1,15 +1,16 @@
-"""`inspect`: what attention a model has, and the most that removing all of it could save."""
+"""`inspect`: what attention and feed-forward layers a model has, and the most that removing units could save."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from headprune.measure.costs import Flops, flops, head_parameters, parameters_by_module, total_parameters
 from headprune.surgery.proven import proof_for
-from headprune.units import AttentionSite, survey
+from headprune.units import AttentionSite, NeuronSite, survey
+from headprune.units.everything import neuron_sites
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Inspection:
     known_by: str  # "table" or "experiment"
     unproven: str  # why removals could not be proven exact on a small twin; empty where they were
     left: tuple[tuple[str, str], ...]  # attention that is left whole: path and reason
+    feed_forward: list[NeuronSite] = field(default_factory=list)
+    neuron_parameters: int = 0
 
     @property
     def proof(self) -> str:
@@ -42,29 +45,51 @@ class Inspection:
                 {**{name: getattr(site, name) for name in fields}, "obstacle": site.obstacle or None}
                 for site in self.sites
             ],
-            "parameters": {"total": self.parameters, "modules": self.modules, "heads": self.head_parameters},
+            "feed_forward": [
+                {
+                    **{name: getattr(site, name) for name in ("path", "place", "applications")},
+                    "neurons": site.size,
+                    "original_neurons": site.original,
+                    "obstacle": site.obstacle or None,
+                }
+                for site in self.feed_forward
+            ],
+            "parameters": {
+                "total": self.parameters,
+                "modules": self.modules,
+                "heads": self.head_parameters,
+                "neurons": self.neuron_parameters,
+            },
             "known_by": self.known_by,
             "proven": not self.unproven,
             "left_whole": [{"path": path, "reason": reason} for path, reason in self.left],
-            "flops": {"tokens": self.flops.tokens, "total": self.flops.total, "heads": self.flops.heads},
+            "flops": {
+                "tokens": self.flops.tokens,
+                "total": self.flops.total,
+                "heads": self.flops.heads,
+                "neurons": self.flops.neurons,
+            },
         }
 
 
 def inspect(model: PreTrainedModel, *, tokens: int | None = None) -> Inspection:
-    """Sites, parameters by module, and the share of parameters and FLOPs that attention heads hold.
+    """Sites, parameters by module, and the share of parameters and FLOPs that heads and neurons hold.
 
     Reads shapes only, so a model on the meta device, without weights, serves as well.
     """
     found = survey(model)
     sites = found.sites
+    feed_forward = neuron_sites(model, sites)
     return Inspection(
         model_type=model.config.model_type,
         sites=sites,
         parameters=total_parameters(model),
         modules=parameters_by_module(model),
         head_parameters=sum(head_parameters(model, site) for site in sites),
-        flops=flops(model, sites, tokens=tokens),
+        flops=flops(model, [*sites, *feed_forward], tokens=tokens),
         known_by=found.known_by,
         unproven=proof_for(model, sites).removing,
         left=found.left,
+        feed_forward=feed_forward,
+        neuron_parameters=sum(head_parameters(model, site) for site in feed_forward),
     )

@@ -11,7 +11,7 @@ import hashlib
 import json
 import platform
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,11 +25,12 @@ from headprune.errors import HeadpruneError, UnsupportedModelError
 from headprune.measure.examples import default_tokens
 from headprune.measure.inputs import made_up, materialised
 from headprune.measure.sublayers import Sublayer, called, fewest_of, sublayers, timed, with_units
-from headprune.measure.timing import WARM_UP, Timed, own_clock, turns, using_threads
+from headprune.measure.timing import Timed, own_clock, turns, using_threads
 from headprune.units import Kind, Site, all_sites
 from headprune.units.measured import cache
 
 REPEATS = 9
+SECONDS = 5.0  # short passes are repeated more often: noise is large beside them
 FORM = 1  # of the files that tables are kept in
 SHARES = (0.25, 0.5, 0.75)  # of all units: models in which the parts must add up
 LIMITS = (0.5, 2.0)  # how much slower or faster a part may be in the model than alone, before it is noise
@@ -119,12 +120,11 @@ def latency_table(
     repeats: int = REPEATS,
     batch: Mapping[str, Any] | None = None,
     fresh: bool = False,
-    progress: Callable[[int, int], None] | None = None,
 ) -> LatencyTable:
     """Measure the table, or read it where the same was measured on this machine before (`fresh` measures anyway).
 
     Inputs are made up: `batch_size` sequences of `length` tokens, or images or recordings of the size that the model is
-    made for; or they are a `batch` of one's own. `progress` hears how many of how many turns are done.
+    made for; or they are a `batch` of one's own.
     """
     if any(number is not None and number < 1 for number in (batch_size, length, threads, repeats)):
         raise HeadpruneError("batch_size, length, threads and repeats must be at least 1.")
@@ -137,7 +137,7 @@ def latency_table(
         model = materialised(model)
         inputs = made_up(model, batch_size, length) if batch is None else dict(batch)
         size = batch_size if batch is None else len(next(iter(inputs.values())))
-        rest, curves, unmeasured = _measure(model, inputs, repeats, progress)
+        rest, curves, unmeasured = _measure(model, inputs, repeats)
     first = next(model.parameters())
     table = LatencyTable(
         batch_size=size,
@@ -156,7 +156,7 @@ def latency_table(
 
 
 def _measure(
-    model: PreTrainedModel, inputs: dict[str, Any], repeats: int, progress: Callable[[int, int], None] | None
+    model: PreTrainedModel, inputs: dict[str, Any], repeats: int
 ) -> tuple[float, tuple[Curve, ...], tuple[int, ...]]:
     sites = all_sites(model)
     parts = sublayers(model, sites, inputs)
@@ -170,10 +170,12 @@ def _measure(
     }
     kinds: list[Kind] = list(dict.fromkeys(sites[part.sites[0]].kind for part in parts))
     wholes = {name: Timed(with_units(model, sites, left), (), inputs) for name, left in _wholes(sites, kinds).items()}
-    said = None if progress is None else lambda done: progress(done, WARM_UP + repeats)
     clock = own_clock(torch.get_num_threads(), next(model.parameters()).device)
     # The shortest time is the one that nothing else on the machine took part in.
-    taken = {name: min(times) for name, times in turns({**alone, **wholes}, repeats, clock=clock, after=said).items()}
+    taken = {
+        name: min(times)
+        for name, times in turns({**alone, **wholes}, repeats, clock=clock, seconds_at_least=SECONDS).items()
+    }
     raw = [_curve(sites, part, [taken[number, count] for count in part.counts]) for number, part in enumerate(parts)]
     curves = fitted(raw, kinds, {name: taken[name] for name in wholes})
     reached = {site for part in parts for site in part.sites}

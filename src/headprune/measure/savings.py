@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import time
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,14 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from headprune.hooks.outputs import evaluating
-from headprune.measure.costs import MEBIBYTE, flops, megabytes, parameters_by_module, total_parameters
+from headprune.measure.costs import MEBIBYTE, Flops, flops, megabytes, parameters_by_module, total_parameters
+from headprune.measure.energy import energy_per_thousand
+from headprune.measure.timing import Timed, turns, using_threads
 from headprune.task import Task, batch_size, rows_of, task_of, to_device
-from headprune.units import resolve
+from headprune.units import Kind, Site, sites_of
+from headprune.units.cutting.record import removed_members
 
-REPEATS, WARM_UP = 7, 2
+REPEATS = 7
 SMALL_SHARE = 0.25  # of the FLOPs: below it, heads are not where the time goes
 
 
@@ -31,19 +34,15 @@ def savings(
     folders: Mapping[str, Path] | None = None,
     task: Task | None = None,
 ) -> dict[str, Any]:
-    """Parameters, size, FLOPs, latency and peak memory of both models, and a sentence where heads are not the
-    bottleneck. `batch` is a full batch of real data; latency is also taken on its first sample alone. `folders` are
-    the checkpoints of both, for their size on disk."""
+    """Parameters, size, FLOPs, latency, peak memory and, where the machine tells it, energy of both models, the shares
+    that are left, and a sentence where heads are not the bottleneck. `batch` is a full batch of real data; latency is
+    also taken on its first sample alone. `folders` are the checkpoints of both, for their size on disk."""
     task = task or task_of(dense)
-    sites = {"dense": resolve(dense), "pruned": resolve(pruned)}
-    costs = {
-        "dense": flops(dense, sites["dense"], batch=batch),
-        "pruned": flops(pruned, sites["pruned"], batch=batch),
-    }
+    sites, costs = _counted(dense, pruned, batch)
     tokens = costs["dense"].tokens
     single = rows_of(batch, slice(0, 1))
     size = batch_size(batch)
-    latency = {
+    latency: dict[str, Any] = {
         "threads": torch.get_num_threads(),
         "repeats": REPEATS,
         "tokens": tokens,
@@ -52,20 +51,23 @@ def savings(
     }
     result: dict[str, Any] = {
         name: {
-            "heads": sum(site.heads for site in sites[name]),
+            **{kind: sum(site.size for site in sites[name] if site.kind == kind) for kind in costs["dense"].kinds},
             "parameters": total_parameters(model),
             "modules": parameters_by_module(model),
             "megabytes": round(megabytes(total_parameters(model)), 2),
             "megabytes_on_disk": _on_disk((folders or {}).get(name)),
             "flops": costs[name].total,
-            "head_flops": costs[name].heads,
+            **{f"{kind[:-1]}_flops": count for kind, count in costs[name].kinds.items()},
             "peak_memory_megabytes": round(_peak_memory(model, batch, task) / MEBIBYTE, 1),
         }
         for name, model in (("dense", dense), ("pruned", pruned))
     }
     result["latency"] = latency
+    result["shares"] = _shares(result["dense"], result["pruned"], latency[f"batch_{size}"]["ratio"])
+    for name, joules in _energy(dense, pruned, batch, task).items():
+        result[name]["joules_per_1000"] = round(joules, 2)
     share = costs["dense"].head_share
-    if share < SMALL_SHARE:
+    if share < SMALL_SHARE and "neurons" not in costs["dense"].kinds:
         result["note"] = (
             f"Attention heads are {share:.0%} of this model's FLOPs at {tokens} tokens, so removing all of them "
             "could save no more than that: most of the time goes elsewhere (feed-forward blocks, embeddings, a "
@@ -74,20 +76,74 @@ def savings(
     return result
 
 
+def shares(
+    dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any], *, task: Task | None = None
+) -> dict[str, float]:
+    """What is left of the parameters, of the FLOPs of a sample, and of the time of this batch: pruned by dense."""
+    _, costs = _counted(dense, pruned, batch)
+    models = {"dense": dense, "pruned": pruned}
+    held = {name: {"parameters": total_parameters(models[name]), "flops": costs[name].total} for name in models}
+    return _shares(held["dense"], held["pruned"], 1 / measure_speedup(dense, pruned, batch, task=task))
+
+
+def _shares(dense: Mapping[str, Any], pruned: Mapping[str, Any], latency: float) -> dict[str, float]:
+    kept = {name: pruned[name] / dense[name] if dense[name] else 1.0 for name in ("parameters", "flops")}
+    return {name: round(share, 4) for name, share in {**kept, "latency": latency}.items()}
+
+
+def _counted(
+    dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any]
+) -> tuple[dict[str, Sequence[Site]], dict[str, Flops]]:
+    """Sites and FLOPs of both, with feed-forward layers where some of their neurons have gone."""
+    kinds: list[Kind] = ["heads", "neurons"] if removed_members(pruned, "neurons") else ["heads"]
+    models = {"dense": dense, "pruned": pruned}
+    sites = {name: sites_of(model, kinds) for name, model in models.items()}
+    return sites, {name: flops(model, sites[name], batch=batch) for name, model in models.items()}
+
+
+def measure_speedup(
+    dense: PreTrainedModel,
+    pruned: PreTrainedModel,
+    batch: Mapping[str, Any],
+    *,
+    task: Task | None = None,
+    repeats: int = REPEATS,
+    threads: int | None = None,
+) -> float:
+    """How many times as fast the pruned model is: the two take turns, and the median of the ratios counts."""
+    with using_threads(threads):
+        times = _turns(dense, pruned, batch, task or task_of(dense), repeats)
+    return statistics.median(slow / fast for slow, fast in zip(times["dense"], times["pruned"], strict=True))
+
+
 def _latency(dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any], task: Task) -> dict[str, float]:
     """Median milliseconds of each, the two taking turns, and their ratio."""
-    times: dict[str, list[float]] = {"dense": [], "pruned": []}
-    models = {"dense": dense, "pruned": pruned}
-    with torch.no_grad(), evaluating(dense), evaluating(pruned):
-        for turn in range(WARM_UP + REPEATS):
-            for name, model in models.items():
-                inputs = to_device(task.inputs(batch), next(model.parameters()).device)
-                started = time.perf_counter()
-                model(**inputs)
-                if turn >= WARM_UP:
-                    times[name].append(1000 * (time.perf_counter() - started))
-    medians = {name: statistics.median(values) for name, values in times.items()}
+    times = _turns(dense, pruned, batch, task, REPEATS)
+    medians = {name: 1000 * statistics.median(values) for name, values in times.items()}
     return {**{k: round(v, 3) for k, v in medians.items()}, "ratio": round(medians["pruned"] / medians["dense"], 3)}
+
+
+def _turns(
+    dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any], task: Task, repeats: int
+) -> dict[str, list[float]]:
+    with evaluating(dense), evaluating(pruned):
+        runs = {name: Timed(model, (), _inputs(model, batch, task)) for name, model in _named(dense, pruned)}
+        return turns(runs, repeats)
+
+
+def _energy(dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any], task: Task) -> dict[str, float]:
+    """Joules of each for 1,000 sequences; nothing where the machine does not tell."""
+    with torch.no_grad(), evaluating(dense), evaluating(pruned):
+        runs = {name: partial(model, **_inputs(model, batch, task)) for name, model in _named(dense, pruned)}
+        return energy_per_thousand(runs, batch_size(batch), next(pruned.parameters()).device) or {}
+
+
+def _named(dense: PreTrainedModel, pruned: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
+    return [("dense", dense), ("pruned", pruned)]
+
+
+def _inputs(model: PreTrainedModel, batch: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    return dict(to_device(task.inputs(batch), next(model.parameters()).device))
 
 
 def _on_disk(checkpoint: Path | None) -> float | None:
@@ -100,7 +156,7 @@ def _peak_memory(model: PreTrainedModel, batch: Mapping[str, Any], task: Task) -
     """The most bytes that tensors held at once during a forward pass, the weights included."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     with torch.no_grad(), evaluating(model), _TensorMeter() as meter:
-        model(**to_device(task.inputs(batch), next(model.parameters()).device))
+        model(**_inputs(model, batch, task))
     return weights + meter.peak
 
 

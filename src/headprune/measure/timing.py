@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 WARM_UP = 2  # turns that do not count
+MORE = 10
 
 
 @dataclass
@@ -48,18 +49,20 @@ def turns(
     repeats: int,
     *,
     clock: Clock = time.perf_counter,
-    after: Callable[[int], None] | None = None,
+    seconds_at_least: float = 0.0,
 ) -> dict[Any, list[float]]:
-    """Seconds of every run in every turn; `after` hears how many turns are done."""
+    """Seconds of every run in every turn: of so many turns, or of up to `MORE` times as many where all of them together
+    are shorter than asked for."""
     seconds: dict[Any, list[float]] = {name: [] for name in runs}
     with torch.no_grad():
-        for turn in range(WARM_UP + repeats):
+        for _ in range(WARM_UP):
+            for run in runs.values():
+                once(run, clock)
+        for turn in range(MORE * repeats):
+            if turn >= repeats and sum(map(sum, seconds.values())) >= seconds_at_least:
+                break
             for name, run in runs.items():
-                taken = once(run, clock)
-                if turn >= WARM_UP:
-                    seconds[name].append(taken)
-            if after is not None:
-                after(turn + 1)
+                seconds[name].append(once(run, clock))
     return seconds
 
 
