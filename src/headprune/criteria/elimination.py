@@ -35,7 +35,7 @@ class Elimination(Criterion):
     gathers = True
 
     metric: str = "gradient"
-    ridge: float = 1e-2
+    ridge: float = 0.1
 
     def __post_init__(self) -> None:
         check_choice(self, "metric", ("gradient", "output"))
@@ -54,15 +54,13 @@ class Elimination(Criterion):
         task: Task,
         labels: Labels,
     ) -> torch.Tensor:
-        from headprune.criteria.fitting import groups
-        from headprune.criteria.paths import site_scores
+        from headprune.criteria.paths import gathered_together, site_scores
         from headprune.signals.sensitivity import gather_sensitivity
         from headprune.units import nan_scores
 
         scores = nan_scores(sites)
-        objective = "logit-signs" if self.metric == "gradient" else None
-        for part in groups(sites):
-            found = gather_sensitivity(model, part, batches, task, objective=objective)
+        for part in gathered_together(model, sites, batches):
+            found = gather_sensitivity(model, part, batches, task, gradients=self.metric == "gradient")
             for site in part:
                 own = site_scores(model, site, found.pop(site.index, None), ridge=self.ridge)
                 scores[site.index, list(site.kept)] = own

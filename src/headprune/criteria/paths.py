@@ -9,83 +9,108 @@ the error at every width.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from headprune.signals.sensitivity import Sensitivity
+from headprune.signals.sensitivity import DRAWS, Sensitivity
+from headprune.task import batch_size
 from headprune.units import Site
-from headprune.units.linear import is_transposed
+from headprune.units.linear import is_transposed, out_features
 
+LIMIT = 2**32  # bytes of tokens that are kept at once
 STAGES = 16  # of the neurons that are left, one part in so many goes at once; heads go one by one
+APART = 0.8  # widths of a feed-forward layer at which errors are measured: each this part of the last
+
+
+def gathered_together(
+    model: PreTrainedModel, sites: Sequence[Site], batches: Sequence[Mapping[str, Any]]
+) -> list[list[Site]]:
+    """Sites whose tokens are kept at once, so that those of large models do not fill the memory: each further group
+    takes a pass over the data of its own."""
+    tokens = sum(batch["input_ids"].numel() if "input_ids" in batch else batch_size(batch) * 256 for batch in batches)
+    result: list[list[Site]] = [[]]
+    taken = 0
+    for site in sites:
+        if site.kept:
+            output: Any = model.get_submodule(site.o)
+            size = tokens * site.applications * (site.size * site.width + DRAWS * out_features(output)) * 4
+            if result[-1] and taken + size > LIMIT:
+                result.append([])
+                taken = 0
+            result[-1].append(site)
+            taken += size
+    return result
 
 
 def site_scores(model: PreTrainedModel, site: Site, found: Sensitivity | None, *, ridge: float) -> torch.Tensor:
     """What the error rises by when the turn of each member comes, [members], its unit's rise given to each."""
-    if found is None:  # nothing but padding has passed here
+    if found is None or not len(found.inputs):  # nothing but padding has passed here
         return torch.zeros(site.size, dtype=torch.float64)
     output: Any = model.get_submodule(site.o)
-    weight = (output.weight.t() if is_transposed(output) else output.weight).detach().double().cpu()
-    spread = found.moments.covariance() if output.bias is not None else found.moments.second()
-    if not torch.isfinite(spread).all() or not torch.isfinite(found.metric).all():
-        return torch.full((site.size,), torch.nan, dtype=torch.float64)
-    tokens = max(found.moments.tokens, 1)
-    metric = found.metric / tokens if len(found.metric) else torch.eye(len(weight), dtype=torch.float64)
     order = torch.tensor(site.columns(range(site.size)))
-    weight, spread = weight[:, order], spread[order][:, order]
-    removed, errors = eliminate(weight, spread, metric, site.width * site.group, ridge)
-    mean = found.moments.mean[order] if output.bias is not None else torch.zeros_like(found.moments.mean)
-    scale = _scale(found, weight, spread, metric, mean)
-    rises = convex_rises([error * scale for error in errors], [len(done) for done in removed])
-    scores = torch.zeros(site.size // site.group, dtype=torch.float64)
-    sequence = [unit for done in removed for unit in done]
-    for place, (unit, rise) in enumerate(zip(sequence, rises, strict=True)):
+    weight = (output.weight.t() if is_transposed(output) else output.weight).detach().float().cpu()[:, order]
+    inputs = found.inputs[:, order]
+    share = found.weights
+    if output.bias is not None:
+        inputs = inputs - (inputs * share[:, None]).sum(0) / share.sum()
+    spread = (inputs.t() @ (inputs * share[:, None])).double() / float(share.sum())
+    metric = found.metric(len(weight))
+    if not torch.isfinite(spread).all() or not torch.isfinite(metric).all():
+        return torch.full((site.size,), torch.nan, dtype=torch.float64)
+    width = site.width * site.group
+    whole = inputs @ weight.t()
+    errors: list[float] = []
+    counts: list[int] = []
+    sequence: list[int] = []
+    measured_at = float("inf")
+    total = weight.shape[1] // width
+    for gone, left, solved, error in eliminate(weight.double(), spread, metric, width, ridge):
+        sequence += gone
+        if width == 1 and len(left) > APART * measured_at and len(left):
+            continue
+        measured_at = len(left)
+        if found.gradients:
+            error = found.effect(whole - inputs[:, left] @ solved.float().t())
+        errors.append(error)
+        counts.append(len(sequence) - sum(counts))
+    assert len(sequence) == total
+    scores = torch.zeros(total, dtype=torch.float64)
+    for place, (unit, rise) in enumerate(zip(sequence, convex_rises(errors, counts), strict=True)):
         # Of units that cost the same, those that left later count as more important.
         scores[unit] = rise * (1 + 1e-9 * place) + 1e-300 * place
     return scores.repeat_interleave(site.group)
 
 
-def _scale(
-    found: Sensitivity, weight: torch.Tensor, spread: torch.Tensor, metric: torch.Tensor, mean: torch.Tensor
-) -> float:
-    """From the error of a token to that of a sample: tokens of one sample pull together, or against each other, which
-    the error of removing everything tells."""
-    alone = float(((weight @ spread) * (metric @ weight)).sum())
-    together = found.whole(weight, mean)
-    return together / alone if alone > 0 and together > 0 else 1.0
-
-
 def eliminate(
     weight: torch.Tensor, spread: torch.Tensor, metric: torch.Tensor, width: int, ridge: float, stages: int = STAGES
-) -> tuple[list[list[int]], list[float]]:
-    """(units that left together, first ones first; the error after each time) for units of `width` columns."""
+) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor, float]]:
+    """Each time: the units of `width` columns that leave together, the columns that are left, the map from them solved
+    again, and the error, until nothing is left."""
     held = spread.clone()
     held.diagonal().add_(ridge * spread.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny))
     precision = torch.cholesky_inverse(torch.linalg.cholesky(held))
-    weight = weight.clone()
     units = torch.arange(weight.shape[1] // width)
-    removed: list[list[int]] = []
-    errors: list[float] = []
+    columns = torch.arange(weight.shape[1])
     error = 0.0
     while len(units):
         count = 1 if width > 1 else max(1, len(units) // stages)
         pick = _costs(weight, precision, metric, width).argsort(stable=True)[:count]
         gone = torch.zeros(len(units), dtype=torch.bool)
         gone[pick] = True
-        columns = gone.repeat_interleave(width)
-        lost, left = columns.nonzero().flatten(), (~columns).nonzero().flatten()
+        losing = gone.repeat_interleave(width)
+        lost, left = losing.nonzero().flatten(), (~losing).nonzero().flatten()
         factor = torch.linalg.cholesky(precision[lost][:, lost])
         carried = torch.cholesky_solve(torch.cat([weight[:, lost].t(), precision[lost][:, left]], 1), factor)
         solved, spill = carried[:, : len(weight)], carried[:, len(weight) :]
         error += float(((metric @ weight[:, lost]) * solved.t()).sum())
         weight = weight[:, left] - weight[:, lost] @ spill
         precision = precision[left][:, left] - precision[left][:, lost] @ spill
-        removed.append(units[pick].tolist())
-        errors.append(error)
+        columns = columns[left]
+        yield units[pick].tolist(), columns, weight, error
         units = units[~gone]
-    return removed, errors
 
 
 def _costs(weight: torch.Tensor, precision: torch.Tensor, metric: torch.Tensor, width: int) -> torch.Tensor:

@@ -50,6 +50,7 @@ class Step:
     attention: tuple[int, int] | None = None
     widths: Mapping[int, int] = field(default_factory=dict)  # neurons left, by feed-forward site
     neuron_scores: Mapping[int, Deciles | None] | None = None  # of `scores`, by site
+    latency: float | None = None  # measured time relative to the dense model, where a budget asks for it
 
     def __post_init__(self) -> None:
         """One order, in memory and on disk: heads as they went, then neurons by site and id."""
@@ -109,6 +110,8 @@ class Step:
             "outcomes": None if self.outcomes is None else packed(self.outcomes),
             "scores": None if scores is None else [[plain(v) for v in row] for row in scores.tolist()],
         }
+        if self.latency is not None:
+            line["latency"] = plain(self.latency)
         if self.attention is not None:
             line["attention"] = list(self.attention)
             line["widths"] = {str(site): width for site, width in self.widths.items()}
@@ -160,6 +163,7 @@ class Step:
             compensation=tuple(line.get("compensation", ())),
             interval=None if between is None else Interval(*_numbers(between)),
             outcomes=None if outcomes is None else unpacked(outcomes),
+            latency=line.get("latency"),
             attention=tuple(line["attention"]) if "attention" in line else None,
             widths={int(site): width for site, width in line.get("widths", {}).items()},
             neuron_scores=summary,

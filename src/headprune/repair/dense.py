@@ -22,10 +22,9 @@ from headprune.repair.solve import Compensation, Repair
 from headprune.repair.sweep import Target, sweep
 from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
+from headprune.signals.sensitivity import token_weights
 from headprune.task import Task
 from headprune.units import Site
-
-LEAST = 0.1  # weight of a token that nothing depends on, relative to the mean
 
 
 class DenseOutputs:
@@ -81,9 +80,12 @@ class DenseOutputs:
         for index, parts in given.items():
             both = streaming.get(index, [])
             whole = len(both) == len(parts) and all(a.shape == b.shape for a, b in zip(parts, both, strict=True))
-            target = self.targets.setdefault(index, Target([], whole, [] if weighted else None))
-            target.streams &= whole
-            target.outputs.append(torch.cat([a + b for a, b in zip(parts, both, strict=True)] if whole else parts))
+            target = self.targets.setdefault(index, Target([], [] if whole else None, [] if weighted else None))
+            target.outputs.append(torch.cat(parts))
+            if target.streams is not None and whole:
+                target.streams.append(torch.cat(both))
+            else:
+                target.streams = None
             if target.weights is not None:
                 count = len(target.outputs[-1])
                 own = torch.cat(pulls[index][::-1]) if index in pulls else torch.zeros(count)
@@ -105,9 +107,4 @@ def _note_pull(
 
 
 def _weights(squares: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tokens count by how much the logits depend on them, by the root, so that few do not drown all others."""
-    every = torch.cat(list(squares))
-    mean = every.double().mean()
-    if not (torch.isfinite(mean) and mean > 0):
-        return [torch.ones(len(own)) for own in squares]
-    return [(own.double() / mean).sqrt().float() + LEAST for own in squares]
+    return list(token_weights(torch.cat(list(squares))).split([len(own) for own in squares]))

@@ -23,13 +23,15 @@ from headprune.units.linear import is_transposed
 
 log = logging.getLogger(__name__)
 
+CATCH_UP = 0.75  # of how far the stream is off already, that a site is to make good
+
 
 @dataclass
 class Target:
     """What one site is repaired towards, batch after batch."""
 
-    outputs: list[torch.Tensor]  # [tokens x out]
-    streams: bool  # whether the outputs are those of the residual stream after the site
+    outputs: list[torch.Tensor]  # [tokens x out]: what the dense model gives there
+    streams: list[torch.Tensor] | None  # [tokens x out]: what it is added to there; None where that is not known
     weights: list[torch.Tensor] | None  # [tokens]
 
 
@@ -65,10 +67,14 @@ def sweep(
 
 def _gathered(passes: Passes, site: Site, target: Target) -> Pairs | None:
     pairs: Pairs | None = None
-    for number, (seen, wanted) in enumerate(zip(passes.at(site, streams=target.streams), target.outputs, strict=True)):
+    for number, (seen, wanted) in enumerate(
+        zip(passes.at(site, streams=target.streams is not None), target.outputs, strict=True)
+    ):
         if not len(wanted):
             continue
-        outputs = wanted if seen.stream is None else wanted - seen.stream.cpu()
+        outputs = wanted
+        if seen.stream is not None and target.streams is not None:
+            outputs = wanted + CATCH_UP * (target.streams[number] - seen.stream.cpu())
         if pairs is None:
             pairs = Pairs.blank(seen.columns.shape[1], outputs.shape[1])
         weights = None if target.weights is None else target.weights[number]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from headprune.errors import DataError
 from headprune.hooks.outputs import evaluating
 from headprune.measure.metrics import choose_metric
 from headprune.measure.quality import Quality
-from headprune.measure.savings import savings
+from headprune.measure.savings import savings, shares
 from headprune.measure.trajectory import Step, plain
 from headprune.repair.plan import check_compensation
 from headprune.report.card import model_card
@@ -26,9 +26,11 @@ from headprune.runs.journal import Run
 from headprune.runs.subject import Subject, load_subject, read_examples
 from headprune.search.config import Experiment, stop_settings
 from headprune.search.pruner import PruneResult, prune
+from headprune.store.checkpoint import load as load_model
 from headprune.store.checkpoint import save
 from headprune.store.files import write_text
 from headprune.store.places import model_folder
+from headprune.task import Task
 from headprune.units import resolve
 
 __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
@@ -133,6 +135,7 @@ def run_experiment(
             run=run,
             on_step=on_step,
             keep_dense=measure,
+            at_point=lambda label: _keep_point(out, label, experiment, subject.model),
         )
         save(_in_precision_of(model_folder(experiment.model), result.model), out / "model")
         record: dict[str, Any] = {
@@ -144,9 +147,40 @@ def run_experiment(
             batch = (calibrating if held_out is None else held_out)[-1]
             folders = {"dense": model_folder(experiment.model), "pruned": out / "model"}
             record["savings"] = savings(result.dense, result.model, batch, folders=folders, task=subject.task)
+            record["points"] = _points(result, out, experiment, batch, subject.task)
         run.finish(record)
         _publish(out, run.record)
         return run.record
+
+
+def _keep_point(out: Path, label: str, experiment: Experiment, model: PreTrainedModel) -> None:
+    """The model of one point of a budget, unless an earlier process wrote it."""
+    folder = out / "models" / label
+    if not folder.is_dir():
+        save(_in_precision_of(model_folder(experiment.model), model), folder)
+
+
+def _points(
+    result: PruneResult, out: Path, experiment: Experiment, batch: Mapping[str, Any], task: Task
+) -> list[dict[str, Any]]:
+    """What was measured of the model at each point of a budget, where there are several."""
+    assert result.dense is not None
+    found = []
+    for number, label in result.points.items():
+        folder, step = out / "models" / label, result.trajectory[number]
+        model = load_model(folder, dtype=result.dense.dtype).to(result.dense.device)
+        found.append(
+            {
+                "label": label,
+                "step": number,
+                "model": f"models/{label}",
+                "metric": plain(step.metric),
+                "interval": None if step.interval is None else list(map(plain, step.interval)),
+                "units": dict(step.units),
+                "shares": shares(result.dense, model, batch, task=task),
+            }
+        )
+    return found
 
 
 def _publish(out: Path, record: dict[str, Any]) -> None:

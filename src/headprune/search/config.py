@@ -102,6 +102,13 @@ class PruneConfig:
     speedup: Any = option(
         None, "Stop when the model is this many times as fast, measured here (2, or 1.5,2,3).", parse=parse_points
     )
+    latency_batch: int = option(32, "Sequences at once that a speed-up is measured for.", minimum=1)
+    latency_tokens: int | None = option(
+        None, "Tokens of each of them; the model's usual length by default.", word=int, minimum=1
+    )
+    threads: int | None = option(
+        None, "Threads that a speed-up is measured for; as many as are used by default.", word=int, minimum=1
+    )
     units: str | None = option(
         None,
         "'heads', 'neurons' of feed-forward layers, or 'heads,neurons', which compete for one budget; heads alone by "

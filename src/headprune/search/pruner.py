@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,18 +24,18 @@ from headprune.measure.metrics import Measured, Metric, agreement, choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.trajectory import Step
 from headprune.repair.plan import check_compensation
-from headprune.repair.solve import Repair
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.rounds import InRounds
 from headprune.search.stop import Decision
-from headprune.search.ways import UnitByUnit, Way
+from headprune.search.ways import Taken, UnitByUnit, Way
 from headprune.signals.moments import Moments
 from headprune.task import Task, rows_of, task_of
 from headprune.task.checks import checked_batches
-from headprune.units import Member, Site, kept_mask, sites_of, survey
+from headprune.units import Kind, Member, Site, kept_mask, sites_of, survey, widest
 from headprune.units.cutting.undo import Undo
 
 OnStep = Callable[[Step], None]
+AtPoint = Callable[[str], None]  # told the label of a point of a budget when the model is there
 log = logging.getLogger(__name__)
 
 
@@ -79,6 +79,9 @@ class PruneResult:
     metric: Metric
     mask: torch.Tensor  # bool [sites x heads], True = kept
     rule: str = ""  # what decided where to stop
+    points: Mapping[int, str] = field(
+        default_factory=dict
+    )  # steps that reach points of a budget, where there are several
 
     @property
     def result(self) -> Step:
@@ -87,8 +90,9 @@ class PruneResult:
     def __repr__(self) -> str:
         first, last = self.trajectory[0], self.result
         agree = "" if last.agreement is None else f", agreement {last.agreement:.3f}"
+        gone = " and ".join(f"{count - last.units[kind]} of {count} {kind}" for kind, count in first.units.items())
         return (
-            f"<PruneResult: {first.left - last.left} of {first.left} heads removed, {self.metric.name} "
+            f"<PruneResult: {gone} removed, {self.metric.name} "
             f"{first.metric:.4g} -> {last.metric:.4g}{agree}, stopped at step {self.stopped_at} of "
             f"{len(self.trajectory) - 1} by {self.rule or 'the end of the curve'}>"
         )
@@ -114,8 +118,10 @@ class Pruner:
         evaluation: Iterable[Mapping[str, Any]] | None = None,
         observers: Sequence[Observer] = (),
         known: Sequence[Step] = (),
+        at_point: AtPoint | None = None,
     ) -> None:
         self.model = model
+        self.at_point = at_point
         self.config = config or PruneConfig()
         self.calibration = list(checked_batches(batches))
         if not self.calibration:
@@ -159,6 +165,23 @@ class Pruner:
         """Take no further step."""
         self._stopped = True
 
+    def reached(self, step: int) -> None:
+        """Tell whoever asked for it that the model is at a point of its budget."""
+        label = self.points.get(step)
+        if label is not None and self.at_point is not None:
+            self.at_point(label)
+
+    @property
+    def points(self) -> dict[int, str]:
+        """Steps that reach a point that was asked for, where several were, by their labels."""
+        budget = self.config.budget
+        if budget is None or len(budget.shares) < 2:
+            return {}
+        shares = {step.step: self._way.point(step.step) for step in self.steps}
+        last = len(self.steps)
+        shares[last] = self._way.point(last)
+        return {step: budget.label(share) for step, share in shares.items() if share is not None}
+
     def decide(self) -> Decision:
         """The step to take, by the rules of the config."""
         assert self.metric is not None
@@ -189,7 +212,7 @@ class Pruner:
         measured = self.metric.of(dense, dense)
         self.config.stop.check(self.metric, measured.value, measured.outcomes)
         if not self.known:
-            return self._record((), None, None, dense, time.perf_counter() - started, 0.0, measured=measured)
+            return self._record(Taken((), None, None, [], 0.0, None), dense, time.perf_counter() - started, measured)
         self._check_start(measured.value)
         self.replay(self.known)
         self.steps = list(self.known)
@@ -216,7 +239,9 @@ class Pruner:
         taken = self._way.take()
         quality = self._measure(taken.changed)
         seconds = time.perf_counter() - started
-        return self._record(taken.removed, taken.score, taken.scores, quality, seconds, taken.scoring, taken.repairs)
+        step = self._record(taken, quality, seconds)
+        self.reached(step.step)
+        return step
 
     # --- what a way needs ---
 
@@ -271,13 +296,9 @@ class Pruner:
 
     def _record(
         self,
-        removed: tuple[Member, ...],
-        value: float | None,
-        scores: torch.Tensor | None,
+        taken: Taken,
         quality: Quality,
         seconds: float,
-        scoring: float,
-        repairs: Sequence[Repair] = (),
         measured: Measured | None = None,
     ) -> Step:
         assert self.metric is not None
@@ -286,8 +307,8 @@ class Pruner:
         kinds = self.config.kinds
         step = Step(
             step=len(self.steps),
-            removed=removed,
-            score=value,
+            removed=taken.removed,
+            score=taken.score,
             metric=measured.value,
             interval=measured.interval,
             outcomes=measured.outcomes,
@@ -297,13 +318,24 @@ class Pruner:
             applied={kind: sum(s.size * s.applications for s in sites if s.kind == kind) for kind in kinds},
             parameters=total_parameters(self.model),
             flops=flops(self.model, sites).units_total,
-            compensation=tuple(repair.to_json() for repair in repairs),
-            scores=scores,
+            compensation=tuple(repair.to_json() for repair in taken.repairs),
+            scores=taken.scores,
+            latency=taken.latency,
+            **_about_neurons(sites, kinds),
         )
         self.steps.append(step)
         for observer in self.observers:
-            observer.step(step, {"seconds": seconds, "scoring": scoring})
+            observer.step(step, {"seconds": seconds, "scoring": taken.scoring})
         return step
+
+
+def _about_neurons(sites: Sequence[Site], kinds: Sequence[Kind]) -> dict[str, Any]:
+    """What a step says of feed-forward layers, where their neurons may go."""
+    if "neurons" not in kinds:
+        return {}
+    attention = [site for site in sites if site.kind == "heads"]
+    widths = {site.index: site.size for site in sites if site.kind == "neurons"}
+    return {"attention": (len(attention), widest(attention)), "widths": widths}
 
 
 def prune(
@@ -316,15 +348,18 @@ def prune(
     observers: Sequence[Observer] = (),
     keep_dense: bool = False,
     on_step: OnStep | None = None,
+    at_point: AtPoint | None = None,
     **options: Any,
 ) -> PruneResult:
-    """Remove heads from a model, in place, one unit after the other, until a rule says stop.
+    """Remove heads, neurons or both from a model, in place, until a rule says stop.
 
     `batches` calibrate the scores. `evaluation` batches measure the model after every step; without them the
     calibration batches do, from the very pass that scores them. `options` are the fields of `PruneConfig`, or come as a
     `config`; others are the criterion's own. Rules: `keep` a share (float) or number (int) of heads; `max_drop` at most
     that much of the metric; `knee` at the inflection point of the full curve; the first that is reached counts, and
     without any the run goes on until no head is left. `explore=True` follows the trajectory to its end all the same.
+    Budgets (`keep_parameters`, `keep_flops`, `keep_memory`, `speedup`) are reached in `rounds`, in which heads and
+    neurons of all sites compete; of several points, `at_point` is told the label when the model is at one.
     After every removal the heads that stay at its site take over what they can of what left, from the calibration
     batches (`compensate="lstsq"`), or the output bias takes its mean ("mean"), or nothing does ("none").
 
@@ -334,7 +369,7 @@ def prune(
     settings = config_from(options, config)
     watching = [*([] if run is None else [run]), *observers, *([] if on_step is None else [Callback(on_step)])]
     known = [] if run is None else list(run.steps)
-    pruner = Pruner(model, batches, settings, evaluation=evaluation, observers=watching, known=known)
+    pruner = Pruner(model, batches, settings, evaluation=evaluation, observers=watching, known=known, at_point=at_point)
     dense = copy.deepcopy(model) if keep_dense else None
     undo = Undo(model)
     try:
@@ -350,4 +385,5 @@ def prune(
         raise
     assert pruner.metric is not None
     mask = kept_mask(pruner.sites)
-    return PruneResult(model, dense, pruner.steps, decision.step, pruner.metric, mask, decision.rule)
+    points = {step: label for step, label in pruner.points.items() if step < len(pruner.steps)}
+    return PruneResult(model, dense, pruner.steps, decision.step, pruner.metric, mask, decision.rule, points)

@@ -20,11 +20,14 @@ from headprune.search.allocate import Curve, allocate, groups
 from headprune.search.budget import Budget, Prices, check_reachable, ladder, prices, units
 from headprune.search.config import PruneConfig
 from headprune.search.replay import check_replay
+from headprune.search.speed import Stopwatch
 from headprune.search.ways import Subject, Taken
 from headprune.surgery.cut import cut
 from headprune.units import Kind, Member, Site
 
 WIDTHS = ("global", "uniform")
+SLOWER = 0.03  # how much slower than asked for a model may be before another round
+CORRECTIONS = 2  # such rounds at most
 EXPLORED = 0.1  # share of the FLOPs that a run without a budget goes down to
 
 
@@ -112,7 +115,12 @@ class InRounds:
         sites = run.sites
         config = run.config
         self.budget = _budget(config, sites)
-        self.prices = prices(run.model, sites, self.budget.measure)
+        self.watch: Stopwatch | None = None
+        if self.budget.measure == "latency":
+            self.watch = Stopwatch(run.model, config.latency_batch, config.latency_tokens, config.threads)
+            self.prices = self.watch.prices(sites)
+        else:
+            self.prices = prices(run.model, sites, self.budget.measure)
         self.targets = ladder(self.budget.shares, config.rounds)
         check_reachable(self.budget, self.prices, sites, self._least)
         self.dense: DenseOutputs | None = None
@@ -124,7 +132,27 @@ class InRounds:
         return least_left(site, self.run.config.min_per_site)
 
     def goes_on(self) -> bool:
-        return len(self.run.steps) - 1 < len(self.targets)
+        taken = len(self.run.steps) - 1
+        if taken < len(self.targets):
+            return True
+        return self._too_slow() and taken < len(self.targets) + CORRECTIONS
+
+    def _too_slow(self) -> bool:
+        """Whether the clock, after the last round, says more than what was asked for."""
+        last = self.run.steps[-1].latency
+        return self.watch is not None and last is not None and last > self.budget.last * (1 + SLOWER)
+
+    def target(self, step: int) -> float:
+        """The price that the model may have after this step."""
+        share = self.targets[min(step, len(self.targets)) - 1]
+        return share * self.prices.dense / (1.0 if self.watch is None else self.watch.factor)
+
+    def point(self, step: int) -> float | None:
+        """The share that was asked for, if this step is the one that reaches it."""
+        if step < 1 or step > len(self.targets):
+            return None
+        share = self.targets[step - 1]
+        return share if share in self.budget.shares else None
 
     def left(self, step: Step) -> int:
         return step.parameters if self.budget.measure in ("parameters", "memory") else step.flops
@@ -135,12 +163,11 @@ class InRounds:
         started = time.perf_counter()
         scores = run.current_scores()
         scored = time.perf_counter() - started
-        target = self.targets[len(run.steps) - 1] * self.prices.dense
         chosen = choose(
             scores,
             sites,
             self.prices,
-            target,
+            self.target(len(run.steps)),
             kinds=config.kinds,
             round_to=config.round_to,
             min_per_site=config.min_per_site,
@@ -148,7 +175,9 @@ class InRounds:
         )
         gone = [float(scores[member.site, member.index]) for member in chosen]
         repairs = self._remove(chosen, run.verification(chosen, sites))
-        return Taken(tuple(sorted(chosen)), sum(gone) / len(gone) if gone else None, scores, repairs, scored, None)
+        measured = None if self.watch is None else self.watch.share(run.model, run.sites)
+        value = sum(gone) / len(gone) if gone else None
+        return Taken(tuple(sorted(chosen)), value, scores, repairs, scored, None, measured)
 
     def _remove(self, chosen: Sequence[Member], verify: Mapping[str, Any] | None = None) -> list[Repair]:
         run = self.run
@@ -165,6 +194,9 @@ class InRounds:
         for step in steps:
             if step.removed:
                 check_replay(step, self._remove(step.removed))
+                self.run.reached(step.step)
+        if self.watch is not None and len(steps) > 1:
+            self.watch.share(self.run.model, self.run.sites)  # which tells how far the table is off
 
 
 def _budget(config: PruneConfig, sites: Sequence[Site]) -> Budget:

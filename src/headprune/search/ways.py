@@ -34,6 +34,7 @@ class Subject(Protocol):
     @property
     def moments(self) -> dict[int, Moments] | None: ...
     def current_scores(self) -> torch.Tensor: ...
+    def reached(self, step: int) -> None: ...
     def verification(self, chosen: Sequence[Member], sites: Sequence[Site]) -> dict[str, Any] | None: ...
 
 
@@ -47,6 +48,7 @@ class Taken:
     repairs: list[Repair]
     scoring: float  # seconds
     changed: list[int] | None  # sites whose weights changed, None for any
+    latency: float | None = None  # measured, relative to the dense model
 
 
 class Way(Protocol):
@@ -61,6 +63,9 @@ class Way(Protocol):
 
     def left(self, step: Step) -> int:
         """What is left after a step, in the measure that its rules to stop count."""
+
+    def point(self, step: int) -> float | None:
+        """The share of the dense model that was asked for, if this step is the one that reaches it."""
 
 
 class UnitByUnit:
@@ -84,6 +89,9 @@ class UnitByUnit:
 
     def left(self, step: Step) -> int:
         return step.left
+
+    def point(self, step: int) -> float | None:
+        return None
 
     def take(self) -> Taken:
         run, config = self.run, self.run.config

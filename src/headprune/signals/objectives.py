@@ -27,8 +27,11 @@ def start_backward(
     logits: torch.Tensor,
     targets: torch.Tensor | None,
     batch: Mapping[str, Any],
+    *,
+    draw: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tensor, gradient at it) of the objective: summed over samples, or one scalar for the whole batch."""
+    """(tensor, gradient at it) of the objective: summed over samples, or one scalar for the whole batch. Random signs
+    are others in every `draw`."""
     if objective == "loss":
         if targets is None:
             raise DataError(
@@ -42,7 +45,7 @@ def start_backward(
         if objective == "logit-norm":
             gradient, scalar = norm_gradient(task, logits, batch, aggregation)
         else:
-            gradient, scalar = sign_gradient(task, logits, batch), logits.sum(dtype=torch.float32)
+            gradient, scalar = sign_gradient(task, logits, batch, draw), logits.sum(dtype=torch.float32)
         if not torch.isfinite(scalar):  # the gradient may well be finite, which would pass for a score
             gradient.fill_(torch.nan)
     return logits, gradient
@@ -75,7 +78,7 @@ def logit_norms(task: Task, logits: torch.Tensor, batch: Mapping[str, Any]) -> t
     return logits.flatten(1).norm(dim=1)
 
 
-def sign_gradient(task: Task, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+def sign_gradient(task: Task, logits: torch.Tensor, batch: Mapping[str, Any], draw: int = 0) -> torch.Tensor:
     """Gradient of the logits of each sample added up with random signs.
 
     The expected square of what it leads to is that of all logits together, from one backward pass. The signs of what
@@ -85,7 +88,7 @@ def sign_gradient(task: Task, logits: torch.Tensor, batch: Mapping[str, Any]) ->
     gradient = torch.zeros_like(logits.detach())
     real = task.real_tokens(batch, logits) if task.per_token and logits.dim() == 3 else None
     for row in range(len(logits)):
-        generator = torch.Generator().manual_seed(content_seed(batch, row))
+        generator = torch.Generator().manual_seed(content_seed(batch, row) + (draw << 32))
         if real is None:
             gradient[row] = vector_signs(logits[row].numel(), generator).view(logits.shape[1:]).to(gradient)
             continue

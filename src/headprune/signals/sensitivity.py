@@ -1,8 +1,7 @@
-"""What it costs when the output of a site changes: second moments of the objective's gradient there.
+"""What passes at a site, and what it costs when it changes: inputs of output maps, and gradients at what they give.
 
-A change e of a site's output at one token changes the objective by <g, e>, so E <g, e>^2 = tr(M E[e e^T]) for changes
-that are independent of the gradient, with M = E[g g^T]. Together with the moments of what the output map is given,
-this tells what any change of the map would do, without running the model again.
+Kept token by token, since what a change does to a sample is the sum over its tokens, which pull together or against
+each other; no second moments can tell that.
 """
 
 from __future__ import annotations
@@ -16,27 +15,63 @@ from transformers import PreTrainedModel
 
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import frozen, hooks
-from headprune.signals.moments import FOLDS, Moments, real_outputs
+from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
-from headprune.task import Labels, Task, batch_size
+from headprune.task import Task, batch_size
 from headprune.units import Site
+
+DRAWS = 2  # of random signs, where there are enough logits for them to differ
+FLOOR = 0.1  # weight of a token that nothing depends on, relative to one that is sensitive on average
 
 
 @dataclass
 class Sensitivity:
-    """Sums over the data for one site, all in float64."""
+    """Real tokens of all the data at one site."""
 
-    moments: Moments  # of what the output map is given
-    metric: torch.Tensor  # [out x out]: the sum over tokens of g g^T; empty where no gradient was asked for
-    effects: list[torch.Tensor] = field(default_factory=list)  # per sample <g, y> over its tokens
-    pulls: list[torch.Tensor] = field(default_factory=list)  # per sample the sum of g over its tokens
+    inputs: torch.Tensor  # [tokens x in]
+    gradients: list[torch.Tensor]  # per draw [tokens x out]; none where no gradient was asked for
+    samples: torch.Tensor  # [tokens]: the sample of each
 
-    def whole(self, weight: torch.Tensor, mean: torch.Tensor) -> float:
-        """The mean over samples of the squared effect of everything that the map [out x in] adds beyond its mean."""
-        if not self.effects:
-            return 0.0
-        change = torch.cat(self.effects) - torch.cat(self.pulls) @ (weight.double() @ mean)
-        return float(change.square().mean())
+    @property
+    def weights(self) -> torch.Tensor:
+        """How much each token counts."""
+        if not self.gradients:
+            return torch.ones(len(self.inputs))
+        return token_weights(sum(own.square().sum(1) for own in self.gradients))  # type: ignore[arg-type]
+
+    def metric(self, across: int) -> torch.Tensor:
+        """E[g g^T], by which errors of the output are measured; as they are where there is no gradient."""
+        if not self.gradients:
+            return torch.eye(across, dtype=torch.float64)
+        products = sum(own.t() @ own for own in self.gradients)
+        return products.double() / max(len(self.inputs) * len(self.gradients), 1)  # type: ignore[union-attr]
+
+    def effect(self, change: torch.Tensor) -> float:
+        """The mean over samples of the squared effect on the logits, when the outputs change so, [tokens x out]."""
+        count = int(self.samples.max()) + 1 if len(self.samples) else 1
+        total = 0.0
+        for own in self.gradients:
+            pulled = torch.zeros(count, dtype=torch.float64).index_add_(
+                0, self.samples, (own * change).sum(1, dtype=torch.float64)
+            )
+            total += float(pulled.square().sum())
+        return total / max(len(self.gradients), 1) / count
+
+
+def token_weights(squares: torch.Tensor) -> torch.Tensor:
+    """Tokens by how much the logits depend on them, from squared gradients; by the root, so that a few do not drown
+    all others."""
+    mean = squares.double().mean()
+    if not (torch.isfinite(mean) and mean > 0):
+        return torch.ones(len(squares))
+    return ((squares.double() / mean).sqrt() + FLOOR).float()
+
+
+@dataclass
+class _Parts:
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    samples: list[torch.Tensor] = field(default_factory=list)
+    gradients: list[list[torch.Tensor]] = field(default_factory=list)  # per draw
 
 
 def gather_sensitivity(
@@ -45,78 +80,79 @@ def gather_sensitivity(
     batches: Iterable[Mapping[str, Any]],
     task: Task,
     *,
-    objective: str | None = "logit-signs",
-    labels: Labels = "given",
+    gradients: bool = True,
 ) -> dict[int, Sensitivity]:
-    """From one forward and one backward pass over the data, or from the forward alone where no objective is named."""
-    found: dict[int, Sensitivity] = {}
+    """From one forward pass over the data and, with gradients, a backward pass for each draw of signs."""
+    found: dict[int, _Parts] = {}
     first = 0
     wanted = [site for site in sites if site.kept]
     for raw in batches:
         batch = task.prepare(raw, next(model.parameters()).device)
-        size = batch_size(batch)
-        effects = {site.index: torch.zeros(size, dtype=torch.float64) for site in wanted}
-        pulls: dict[int, torch.Tensor] = {}
-        pairs = [
-            (model.get_submodule(site.o), _watcher(site, batch, task, found, first, effects, pulls, objective))
-            for site in wanted
-        ]
-        with evaluating(model), frozen(model), torch.set_grad_enabled(objective is not None), hooks(pairs):
+        outputs: dict[int, list[torch.Tensor]] = {}
+        pairs = [(model.get_submodule(site.o), _watcher(site, batch, task, found, first, outputs)) for site in wanted]
+        with evaluating(model), frozen(model), torch.set_grad_enabled(gradients), hooks(pairs):
             logits = task.logits(model(**task.inputs(batch)))
-            if objective is not None:
-                targets = task.targets(batch, logits.detach(), labels) if objective == "loss" else None
-                root, gradient = start_backward(objective, "sample", task, logits, targets, batch)
-                if root.requires_grad:
-                    root.backward(gradient)
-        for site in wanted:
-            if site.index in pulls:
-                found[site.index].effects.append(effects[site.index])
-                found[site.index].pulls.append(pulls[site.index])
-        first += size
-    for known in found.values():
-        known.moments = Moments(
-            known.moments.shift, known.moments.total, known.moments.products, known.moments.counts, first
+            if gradients and logits.requires_grad:
+                _backward(logits, task, batch, wanted, outputs, found)
+        first += batch_size(batch)
+    return {
+        index: Sensitivity(
+            torch.cat(parts.inputs),
+            [torch.cat(own) for own in parts.gradients],
+            torch.cat(parts.samples),
         )
-    return found
+        for index, parts in found.items()
+    }
+
+
+def draws_for(logits: torch.Tensor) -> int:
+    """Of two logits, added up with signs that add up to 0, there is one sum only."""
+    return DRAWS if logits[0].numel() > 2 else 1
+
+
+def _backward(
+    logits: torch.Tensor,
+    task: Task,
+    batch: Mapping[str, Any],
+    sites: Sequence[Site],
+    outputs: Mapping[int, Sequence[torch.Tensor]],
+    found: Mapping[int, _Parts],
+) -> None:
+    draws = draws_for(logits)
+    seen = [site for site in sites if site.index in outputs]
+    tensors = [output for site in seen for output in outputs[site.index]]
+    for draw in range(draws):
+        root, start = start_backward("logit-signs", "sample", task, logits, None, batch, draw=draw)
+        gradients = iter(torch.autograd.grad(root, tensors, start, retain_graph=draw + 1 < draws, allow_unused=True))
+        for site in seen:
+            own = [
+                real_outputs(site, batch, torch.zeros_like(output) if (g := next(gradients)) is None else g, task)[0]
+                for output in outputs[site.index]
+            ]
+            parts = found[site.index]
+            if len(parts.gradients) <= draw:
+                parts.gradients.append([])
+            parts.gradients[draw].append(torch.cat(own).float().cpu())
 
 
 def _watcher(
     site: Site,
     batch: Mapping[str, Any],
     task: Task,
-    found: dict[int, Sensitivity],
+    found: dict[int, _Parts],
     first: int,
-    effects: dict[int, torch.Tensor],
-    pulls: dict[int, torch.Tensor],
-    objective: str | None,
+    outputs: dict[int, list[torch.Tensor]],
 ) -> Any:
-    """A hook of an output map that takes in what it is given, and later the gradient at what it gives."""
+    """A hook of an output map that keeps what it is given, and what it gives for the backward pass to reach."""
 
     def watch(module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         tokens, rows = real_outputs(site, batch, args[0], task)
-        if len(tokens):
-            if site.index not in found:
-                about = Moments.about(tokens[rows == rows[0]].double().mean(0).cpu())
-                across = output.shape[-1] if objective is not None else 0
-                found[site.index] = Sensitivity(about, torch.zeros(across, across, dtype=torch.float64))
-            found[site.index].moments.add(tokens, (rows + first) % FOLDS)
-        if objective is None:
-            return output
-        output = output if output.requires_grad else output.detach().requires_grad_(True)
-        bias = None if module.bias is None else module.bias.detach()
-        given = output.detach() if bias is None else output.detach() - bias
-
-        def read(gradient: torch.Tensor) -> None:
-            own, samples = real_outputs(site, batch, gradient, task)
-            outputs, _ = real_outputs(site, batch, given, task)
-            own, samples = own.double().cpu(), samples.cpu()
-            found[site.index].metric += own.t() @ own
-            products = (own * outputs.double().cpu()).sum(1)
-            effects[site.index].index_add_(0, samples, products)
-            known = pulls.setdefault(site.index, own.new_zeros(len(effects[site.index]), own.shape[1]))
-            known.index_add_(0, samples, own)
-
-        output.register_hook(read)
+        parts = found.setdefault(site.index, _Parts())
+        parts.inputs.append(tokens.float().cpu())
+        parts.samples.append(rows.cpu() + first)
+        if torch.is_grad_enabled():
+            output = output if output.requires_grad else output.detach().requires_grad_(True)
+            outputs.setdefault(site.index, []).append(output)
         return output
 
     return watch
