@@ -4,9 +4,10 @@
 
 A small model of each type is built from its config class, sizes reduced by rule, with random weights. Half of its units
 are removed, then a whole site, and each time all outputs are compared with those of the dense model whose output
-projections have zeros in the columns of these units. Then a checkpoint is saved and loaded. A row says:
+projections have zeros in the columns of these units. Then a checkpoint is saved and loaded. The same is done with the
+neurons of its feed-forward layers: half of them, then a whole layer of every kind. A row says:
 
-    exact            all of it agreed
+    exact            all of it agreed; "neurons" is the number of feed-forward layers that did
     refused          headprune says that nothing can be pruned, with the reason
     no attention     there is none
     not built        the small model could not be built or run here, with the reason
@@ -40,6 +41,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import headprune
 from headprune.errors import HeadpruneError
+from headprune.surgery.cut import cut
+from headprune.units import all_sites
+from headprune.units.linear import is_transposed
 from headprune.units.small import Run, randomise, sample_runs, small_config
 
 DEPTH, SECONDS = 2, 120
@@ -121,18 +125,18 @@ def outputs(model: Any, runs: Sequence[Run]) -> list[torch.Tensor]:
 
 
 def silenced(
-    model: Any, sites: Sequence[Any], heads: Sequence[tuple[int, int]], runs: Sequence[Run]
+    model: Any, sites: Sequence[Any], members: Sequence[tuple[int, int]], runs: Sequence[Run]
 ) -> list[torch.Tensor]:
     """The obvious way: zeros in the columns of the output projections, found by site and position alone."""
     with torch.no_grad(), ExitStack() as stack:
         for site in sites:
-            own = [head for place, head in heads if place == site.index]
+            own = [member for place, member in members if place == site.index]
             if not own:
                 continue
             weight = model.get_submodule(site.o).weight
             stack.callback(weight.copy_, weight.clone())
-            columns = site.columns([site.position(head) for head in own])
-            if site.conv1d:
+            columns = site.columns([site.position(member) for member in own])
+            if is_transposed(model.get_submodule(site.o)):
                 weight[columns] = 0
             else:
                 weight[:, columns] = 0
@@ -156,59 +160,94 @@ def agree(expected: list[torch.Tensor], given: list[torch.Tensor]) -> bool:
 
 
 def check(model_type: str) -> dict[str, Any]:
-    """One row of the table."""
+    """One row of the table: its attention, then its feed-forward layers."""
     row: dict[str, Any] = {"type": model_type, "status": "not built", "reason": ""}
     started = time.perf_counter()
     try:
         model, runs = build(model_type)
     except Exception as error:
         return {**row, "reason": _short(error)}
-    row["class"] = type(model).__name__
+    dense = copy.deepcopy(model)
+    row |= {"class": type(model).__name__, **_heads(model, runs)}
+    if row["status"] != "WRONG":
+        row |= _neurons(dense, runs)
+    return {**row, "seconds": round(time.perf_counter() - started, 1)}
+
+
+def _heads(model: Any, runs: Sequence[Run]) -> dict[str, Any]:
     try:
         found = headprune.survey(model)
     except HeadpruneError as error:
-        return {**row, "status": "refused", "reason": _short(error)}
+        return {"status": "refused", "reason": _short(error)}
     sites = found.sites
     if not sites:
         reason = found.left[0] if found.left else ("", "")
         status = "refused" if found.left else "no attention"
-        return {**row, "status": status, "reason": ": ".join(reason) if found.left else ""}
-    row |= {"sites": len(sites), "left": [list(pair) for pair in found.left], "by": found.known_by}
+        return {"status": status, "reason": ": ".join(reason) if found.left else ""}
+    row = {"sites": len(sites), "left": [list(pair) for pair in found.left], "by": found.known_by}
+    units = [[tuple(head) for head in unit] for site in sites for unit in site.units()]
+    half = [head for unit in units[::2] for head in unit]
+    full = {site.index for site in sites if all(tuple(h) in half for unit in site.units() for h in unit)}
+    half = [head for head in half if head[0] not in full]
+    steps = [("half of its units", half)]
+    last = next((site for site in sites if not site.obstacle_to_emptying), None)
+    if last is not None:
+        steps.append(("a whole site", _rest(last, half)))
+    return {**row, "heads": sum(site.original for site in sites), **_tried(model, sites, steps, runs)}
+
+
+def _neurons(model: Any, runs: Sequence[Run]) -> dict[str, Any]:
+    """How many feed-forward layers are exact; the status only where one is not."""
     try:
-        units = [[tuple(head) for head in unit] for site in sites for unit in site.units()]
-        half = [head for unit in units[::2] for head in unit]
-        full = {site.index for site in sites if all(tuple(h) in half for unit in site.units() for h in unit)}
-        half = [head for head in half if head[0] not in full] or half[:0]
-        steps = [("half of its units", half)]
-        last = next((site for site in sites if _can_be_emptied(site)), None)
-        if last is not None:
-            gone = set(half)
-            rest = [tuple(head) for unit in last.units() for head in unit if tuple(head) not in gone]
-            steps.append(("a whole site", rest))
-        dense = copy.deepcopy(model)
-        all_gone: list[tuple[int, int]] = []
-        for what, heads in steps:
-            if not heads:
+        sites = all_sites(model)
+    except HeadpruneError:
+        return {"neurons": 0}
+    layers = [site for site in sites if site.kind == "neurons"]
+    if not layers:
+        return {"neurons": 0}
+    half = [(site.index, neuron) for site in layers for neuron in site.kept[site.index % 2 :: 2]]
+    whole: dict[str, Any] = {}
+    for site in layers:
+        if not site.obstacle_to_emptying:
+            whole.setdefault(re.sub(r"\d+", "*", site.path), site)
+    rest = [member for site in whole.values() for member in _rest(site, half)]
+    found = _tried(model, sites, [("half of its neurons", half), ("whole feed-forward layers", rest)], runs)
+    if found["status"] == "exact":
+        return {"neurons": len(layers), "emptied": len(whole)}
+    if found["status"] == "refused":
+        return {"neurons": 0, "note": f"neurons: {found['reason']}"}
+    return {**found, "neurons": 0}
+
+
+def _rest(site: Any, gone: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What a site has left."""
+    known = set(gone)
+    return [(site.index, member) for member in site.kept if (site.index, member) not in known]
+
+
+def _tried(model: Any, sites: Sequence[Any], steps: Sequence[tuple[str, Any]], runs: Sequence[Run]) -> dict[str, Any]:
+    """Remove step by step, compare each time with the dense model, silenced; then save and load."""
+    dense = copy.deepcopy(model)
+    all_gone: list[tuple[int, int]] = []
+    given = outputs(model, runs)
+    try:
+        for what, members in steps:
+            if not members:
                 continue
-            all_gone += heads
+            all_gone += members
             expected = silenced(dense, sites, all_gone, runs)  # and dense again afterwards
             try:
-                headprune.remove(model, heads)
+                cut(model, members)
                 given = outputs(model, runs)
             except HeadpruneError as error:
-                return {**row, "status": "refused", "reason": _short(error)}
+                return {"status": "refused", "reason": _short(error)}
             except Exception as error:
-                return {**row, "status": "WRONG", "reason": f"fails with {what} removed: {_short(error)}"}
+                return {"status": "WRONG", "reason": f"fails with {what} removed: {_short(error)}"}
             if not agree(expected, given):
-                return {**row, "status": "WRONG", "reason": f"outputs differ with {what} removed"}
-        row["heads"] = sum(site.original for site in sites)
-        return {**row, **_reloaded(model, dense, runs, given), "seconds": round(time.perf_counter() - started, 1)}
+                return {"status": "WRONG", "reason": f"outputs differ with {what} removed"}
+        return _reloaded(model, dense, runs, given)
     except Exception as error:
-        return {**row, "status": "WRONG", "reason": _short(error)}
-
-
-def _can_be_emptied(site: Any) -> bool:
-    return site.recipe is None or bool(site.recipe.empty)
+        return {"status": "WRONG", "reason": _short(error)}
 
 
 def _reloaded(model: Any, dense: Any, runs: Sequence[Run], given: list[torch.Tensor]) -> dict[str, Any]:
@@ -303,7 +342,8 @@ def sweep(types: Sequence[str], workers: int) -> list[dict[str, Any]]:
             if row.pop("lost", False):
                 pool[pool.index(worker)] = Worker()
             rows.append(row)
-            print(f"{row['status']:13}{row['type']:32}{row.get('reason', '')[:140]}", flush=True)
+            said = row.get("reason") or row.get("note", "")
+            print(f"{row['status']:13}{row['type']:32}{row.get('neurons', ''):>4}  {said[:140]}", flush=True)
     return sorted(rows, key=lambda row: row["type"])
 
 
@@ -316,20 +356,24 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         "`python -m benchmarks.coverage --out docs/coverage.md`",
         f"with transformers {transformers.__version__} and torch {torch.__version__.split('+')[0]}: a small random",
         "model of each type, half of its units removed, then a whole site, compared with zeros in the columns of its",
-        "output projections, then saved and loaded.",
+        "output projections, then saved and loaded. The column of neurons counts the feed-forward layers for which the",
+        "same holds: half of their neurons removed, then a whole layer of every kind.",
         "",
         "| result | model types |",
         "|---|---|",
         *(f"| {status} | {counts[status]} |" for status in ORDER if counts[status]),
         "",
-        "| model type | class | result | sites | left whole, or why not |",
-        "|---|---|---|---|---|",
+        f"Feed-forward layers can be pruned in {sum(bool(row.get('neurons')) for row in rows)} model types.",
+        "",
+        "| model type | class | result | sites | neurons | left whole, or why not |",
+        "|---|---|---|---|---|---|",
     ]
     for row in rows:
         left = Counter(reason for _, reason in row.get("left", []))
         why = row.get("reason") or "; ".join(f"{count} x {reason}" for reason, count in left.items())
         why = "; ".join(part for part in (why, row.get("note", "")) if part)
-        cells = (row["type"], row.get("class", ""), row["status"], row.get("sites", ""), why.replace("|", "/"))
+        counts_of = (row.get("sites", ""), row.get("neurons", ""))
+        cells = (row["type"], row.get("class", ""), row["status"], *counts_of, why.replace("|", "/"))
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

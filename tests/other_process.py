@@ -18,8 +18,11 @@ PROGRAM = Path(__file__).resolve().parent / "programs" / "load_checkpoints.py"
 
 
 def write_case(folder: Path, entry: Entry, variant: str, **options: Any) -> None:
+    write_model(folder, pruned(entry, variant)[0], entry.batch(4), **options)
+
+
+def write_model(folder: Path, model: Any, batch: dict[str, Any], **options: Any) -> None:
     """A checkpoint, with a batch, what the model said about it, and the shapes of its parameters."""
-    model, batch = pruned(entry, variant)[0], entry.batch(4)
     headprune.save(model, folder / "checkpoint" / folder.name, **options)
     save_file({name: value.contiguous() for name, value in batch.items()}, folder / "batch.safetensors")
     found = {name: value.contiguous() for name, value in outputs(model, batch).items()}

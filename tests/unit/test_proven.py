@@ -26,7 +26,7 @@ from zoo import ZOO
 def test_a_class_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[Any] = []
     right = proven._proof
-    monkeypatch.setattr(proven, "_proof", lambda model: counted.append(type(model)) or right(model))
+    monkeypatch.setattr(proven, "_proof", lambda model, kinds: counted.append(type(model)) or right(model, kinds))
     for _ in range(2):
         headprune.remove(ZOO["bert"].build(), [(0, 0)])
     assert len(counted) == 1

@@ -16,14 +16,21 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from headprune.errors import CheckpointError, HeadpruneError
 from headprune.store import fingerprint, portability
 from headprune.store.files import replaced_directory
+from headprune.store.native import dense_numbers, native_numbers
 from headprune.store.places import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.store.processors import carry_processor
 from headprune.surgery.shrink import learn_layout, shrink
-from headprune.units import AttentionSite, Kind, survey
-from headprune.units.cutting.record import NAMES, from_ranges
+from headprune.units import Kind, Site, all_sites, survey
+from headprune.units.cutting.record import (
+    NAMES,
+    dense_numbers_of,
+    from_ranges,
+    put_numbers,
+    removed_members,
+    with_numbers,
+)
 
-# The numbers by which a dense config of a family with a `head_dim` can describe a uniformly pruned model.
-NATIVE_COUNTS = ("num_attention_heads", "num_key_value_heads")
+FORMS: dict[Kind, str] = {"heads": "lists of head numbers", "neurons": 'ranges of neuron numbers such as "0-3,7"'}
 
 
 def save(
@@ -44,7 +51,7 @@ def save(
         raise CheckpointError(
             f"headprune.save writes transformers models; {type(model).__name__} is none: use torch.save(model, path)."
         )
-    sites = survey(model).sites
+    sites = all_sites(model) if removed_members(model, "neurons") else survey(model).sites
     target = Path(path)
     try:
         with replaced_directory(target) as fresh:
@@ -57,7 +64,7 @@ def save(
 
 def _write(
     model: PreTrainedModel,
-    sites: Sequence[AttentionSite],
+    sites: Sequence[Site],
     folder: Path,
     processor: Any,
     portable: bool,
@@ -66,11 +73,11 @@ def _write(
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     carry_processor(model, processor, folder)
     settings = json.loads((folder / "config.json").read_text())
-    _restore_dense_counts(settings)
-    native = _native_counts(model, sites, settings)
+    settings = _dense_settings(settings)
+    native = native_numbers(model, sites, settings)
     if native:
-        settings["headprune"] = {"dense": {name: settings[name] for name in native if name != "head_dim"}}
-        settings.update(native)
+        dense = dense_numbers(native, type(model.config).from_dict(dict(settings)).to_dict())
+        settings = {**with_numbers(settings, native), "headprune": {"dense": dense}}
     if portable:
         portability.write(model, sites, settings, folder)
     (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
@@ -89,7 +96,7 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
     config, removed = _read_config(folder)
     dense = model_class or _model_class(config, folder)
     if removed:
-        learn_layout(dense, config)
+        learn_layout(dense, config, removed)
     options.pop("trust_remote_code", None)
     try:
         model, found = _pruned(dense, removed).from_pretrained(
@@ -101,7 +108,7 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
             **options,
         )
     except HeadpruneError as error:
-        raise CheckpointError(f"The record of removed heads in {folder} does not fit its model: {error}") from None
+        raise _unfitting(removed, folder, error) from None
     except (RuntimeError, ValueError, SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The weights in {folder} do not fit its config.json: {reason[:400]}") from None
@@ -131,28 +138,29 @@ def load_structure(path: str | Path) -> PreTrainedModel:
     dense = _model_class(config, path) if config.architectures else AutoModel._model_mapping[type(config)]
     try:
         if removed:
-            learn_layout(dense, config)
+            learn_layout(dense, config, removed)
         with torch.device("meta"):
             return _pruned(dense, removed)(config)
     except HeadpruneError as error:
-        raise CheckpointError(f"The record of removed heads in {path} does not fit its model: {error}") from None
+        raise _unfitting(removed, path, error) from None
 
 
 Removed = dict[Kind, dict[int, list[int]]]  # by kind, and by the number of a site among those of its kind
+
+
+def _unfitting(removed: Removed, place: str | Path, error: HeadpruneError) -> CheckpointError:
+    what = " and ".join(removed) or "heads"
+    return CheckpointError(f"The record of removed {what} in {place} does not fit its model: {error}")
 
 
 def _read_config(path: str | Path) -> tuple[Any, Removed]:
     """The config of the dense model, and what was removed from it."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        settings = config.to_dict()
-        _restore_dense_counts(settings)
+        put_numbers(config, dense_numbers_of(config))
     except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The config of {path} cannot be read: {reason[:300]}") from None
-    for name in NATIVE_COUNTS:
-        if settings.get(name) is not None:
-            setattr(config, name, settings[name])
     removed: Removed = {kind: own for kind in NAMES if (own := _removed(config, kind, path))}
     for name in ("headprune", "auto_map", *NAMES.values()):  # the record comes back when the shapes have shrunk
         if hasattr(config, name):
@@ -204,14 +212,16 @@ def _refuse_unreadable(folder: Path) -> None:
 def _removed(config: Any, kind: Kind, place: str | Path) -> dict[int, list[int]]:
     record = getattr(config, NAMES[kind], None) or {}
     try:
+        if kind == "heads" and any(isinstance(ids, str) for ids in record.values()):
+            raise ValueError  # ranges are for neurons, of which there are thousands
         removed = {int(site): from_ranges(ids) for site, ids in record.items()}
         for ids in removed.values():
             if len(set(ids)) < len(ids) or any(not isinstance(member, int) for member in ids):
                 raise ValueError
     except (AttributeError, TypeError, ValueError):
         raise CheckpointError(
-            f"{NAMES[kind]} in the config of {place} must map site numbers to lists of the numbers of {kind}, each "
-            f"once, not {record!r:.200}."
+            f"{NAMES[kind]} in the config of {place} must map site numbers to {FORMS[kind]}, each once, not "
+            f"{record!r:.200}."
         ) from None
     return {site: sorted(ids) for site, ids in sorted(removed.items()) if ids}
 
@@ -227,30 +237,7 @@ def _model_class(config: Any, place: str | Path) -> type[PreTrainedModel]:
     )
 
 
-def _restore_dense_counts(settings: dict[str, Any]) -> None:
-    """Undo what a native config changed, so that head ids and shapes start from the dense model again."""
-    settings.update(settings.pop("headprune", {}).get("dense", {}))
-
-
-def _native_counts(
-    model: PreTrainedModel, sites: Sequence[AttentionSite], settings: Mapping[str, Any]
-) -> dict[str, int]:
-    """Config numbers with which the plain class has exactly the weights of this pruned model; empty if none do.
-
-    The proof is in the shapes: the plain class is built from them, without memory, and compared.
-    """
-    if len({(site.heads, site.kv_heads, site.head_dim) for site in sites}) != 1 or not settings.get("pruned_heads"):
-        return {}
-    site = sites[0]
-    if not site.kept or "num_attention_heads" not in settings:
-        return {}
-    counts = {"num_attention_heads": site.heads, "head_dim": site.head_dim}
-    if settings.get("num_key_value_heads") is not None:
-        counts["num_key_value_heads"] = site.kv_heads
-    try:
-        with torch.device("meta"):
-            plain = type(model)(type(model.config).from_dict({**settings, **counts}))
-    except (ValueError, StrictDataclassError):  # the family derives its head width from the head count
-        return {}
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    return counts if {name: tensor.shape for name, tensor in plain.state_dict().items()} == shapes else {}
+def _dense_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Undo what a native config changed, so that ids and shapes start from the dense model again."""
+    numbers = (settings.get("headprune") or {}).get("dense", {})
+    return with_numbers({name: value for name, value in settings.items() if name != "headprune"}, numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedModel
 
-from headprune.units import AttentionSite, called, quirks
+from headprune.units import Site, called, quirks, replaced
 from headprune.units.cutting.plan import plan
 
 MODULE = "modeling_headprune"
@@ -34,10 +35,10 @@ class {name}(_Dense):
 """
 
 
-def write(model: PreTrainedModel, sites: Sequence[AttentionSite], settings: dict[str, Any], folder: Path) -> None:
+def write(model: PreTrainedModel, sites: Sequence[Site], settings: dict[str, Any], folder: Path) -> None:
     """Write the code file, and point `auto_map` in the config's `settings` to it."""
     name = type(model).__name__
-    kept = {site.index: site.kept for site in sites if site.heads < site.original_heads}
+    kept = {site.index: site.kept for site in sites if site.size < site.original}
     settings["headprune"] = {**settings.get("headprune", {}), "plan": plan(model, sites, kept)}
     autos = [auto for auto in dir(transformers) if auto.startswith("AutoModel") and _serves(auto, model)]
     settings["auto_map"] = dict.fromkeys(autos, f"{MODULE}.{name}")
@@ -45,11 +46,10 @@ def write(model: PreTrainedModel, sites: Sequence[AttentionSite], settings: dict
 
 
 def _source() -> str:
-    """The two files that need torch alone, as one."""
-    first, second = (Path(module.__file__ or "").read_text() for module in (called, quirks))
-    for line in ("from __future__ import annotations\n", "from headprune.units.called import expose\n"):
-        second = second.replace(line, "")
-    return first + "\n\n" + second
+    """The files that need torch alone, as one."""
+    texts = [Path(module.__file__ or "").read_text() for module in (called, replaced, quirks)]
+    first, *others = (re.sub(r"^from headprune\.\S+ import .*\n", "", text, flags=re.MULTILINE) for text in texts)
+    return "\n\n".join([first, *(text.replace("from __future__ import annotations\n", "") for text in others)])
 
 
 def _serves(auto: str, model: PreTrainedModel) -> bool:

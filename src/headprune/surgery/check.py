@@ -8,38 +8,63 @@ from headprune.errors import HeadSelectionError, UnsupportedModelError
 from headprune.units import Member, Site
 
 
-def check_removable(sites: Sequence[Site], heads: Sequence[Member]) -> None:
-    """Raise unless all these heads are there, form whole units, and can be removed exactly."""
-    wanted = set(heads)
-    for site in sites:
-        everything = {Member(site.index, member) for member in site.kept}
-        if site.obstacle_to_emptying and everything and everything <= wanted and not site.obstacle:
-            raise UnsupportedModelError(
-                f"Not all heads of site {site.index} ({site.path}) can be removed: {site.obstacle_to_emptying}; leave "
-                "one unit."
-            )
-    for head in heads:
-        if not 0 <= head.site < len(sites):
+def check_removable(sites: Sequence[Site], members: Sequence[Member]) -> None:
+    """Raise unless all these members are there, form whole units, and can be removed exactly."""
+    wanted: dict[int, set[int]] = {}
+    for member in members:
+        wanted.setdefault(member.site, set()).add(member.index)
+    for number in wanted:
+        if 0 <= number < len(sites):
+            _refuse_emptying(sites[number], wanted[number])
+    present = {number: set(sites[number].kept) for number in wanted if 0 <= number < len(sites)}
+    for member in members:
+        if member.site not in present:
             raise HeadSelectionError(
-                f"Head {tuple(head)} does not exist: the model has {len(sites)} sites, numbered 0 to {len(sites) - 1}."
+                f"{_word(sites, member)} {tuple(member)} does not exist: the model has {len(sites)} sites, numbered 0 "
+                f"to {len(sites) - 1}."
             )
-        site = sites[head.site]
-        if not 0 <= head.index < site.original:
-            raise HeadSelectionError(
-                f"Head {tuple(head)} does not exist: site {site.index} ({site.path}) has heads 0 to "
-                f"{site.original - 1}."
-            )
-        if head.index not in site.kept:
-            raise HeadSelectionError(f"Head {tuple(head)} has been removed already; leave it out.")
-        missing = [other.index for other in site.unit(head.index) if other not in wanted]
-        if missing:
-            unit = [other.index for other in site.unit(head.index)]
-            raise HeadSelectionError(
-                f"Head {tuple(head)} shares its KV head with others: at site {site.index} ({site.path}) heads {unit} "
-                f"can only go together, so add {missing} or leave the group alone."
-            )
+        site = sites[member.site]
+        if member.index not in present[member.site]:
+            _refuse_absent(site, member)
+        if site.group > 1:
+            _refuse_part_of_a_unit(site, member, wanted[member.site])
         if site.obstacle:
             raise UnsupportedModelError(
-                f"Heads of site {site.index} ({site.path}) cannot be removed exactly: {site.obstacle}; only gating "
-                "works."
+                f"{site.kind.capitalize()} of site {site.index} ({site.path}) cannot be removed exactly: "
+                f"{site.obstacle}; only gating works."
             )
+
+
+def _word(sites: Sequence[Site], member: Member) -> str:
+    """What it would be: beyond all sites, one of what the last site has."""
+    site = sites[-1] if sites and member.site >= len(sites) else sites[0] if sites else None
+    return "Member" if site is None else site.word.capitalize()
+
+
+def _refuse_emptying(site: Site, wanted: set[int]) -> None:
+    if site.obstacle_to_emptying and not site.obstacle and site.kept and wanted.issuperset(site.kept):
+        raise UnsupportedModelError(
+            f"Not all {site.kind} of site {site.index} ({site.path}) can be removed: {site.obstacle_to_emptying}; "
+            "leave one unit."
+        )
+
+
+def _refuse_absent(site: Site, member: Member) -> None:
+    word = site.word.capitalize()
+    if 0 <= member.index < site.original:
+        raise HeadSelectionError(f"{word} {tuple(member)} has been removed already; leave it out.")
+    raise HeadSelectionError(
+        f"{word} {tuple(member)} does not exist: site {site.index} ({site.path}) has {site.kind} 0 to "
+        f"{site.original - 1}."
+    )
+
+
+def _refuse_part_of_a_unit(site: Site, member: Member, wanted: set[int]) -> None:
+    unit = [other.index for other in site.unit(member.index)]
+    missing = [index for index in unit if index not in wanted]
+    if missing:
+        shared = "shares its KV head with others" if site.kind == "heads" else "goes with others"
+        raise HeadSelectionError(
+            f"{site.word.capitalize()} {tuple(member)} {shared}: at site {site.index} ({site.path}) {site.kind} {unit} "
+            f"can only go together, so add {missing} or leave the group alone."
+        )

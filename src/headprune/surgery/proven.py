@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
-from headprune.units import AttentionSite, Kind, Member, Site, sites_of
+from headprune.units import AttentionSite, Kind, Member, Site, by_site, sites_of
 from headprune.units.cutting.removal import remaining
 from headprune.units.families import family_of
 from headprune.units.measured import cache
@@ -47,12 +47,20 @@ def require_proof(model: PreTrainedModel, sites: Sequence[Site], members: Sequen
     no_twin = proof.removing.startswith(NO_TWIN)
     if proof.removing and not (no_twin and verified):
         fix = "; pass a batch as verify= to have the removal checked on it instead" if no_twin else ""
-        raise UnsupportedModelError(f"Heads of {type(model).__name__} cannot be removed: {proof.removing}{fix}.")
+        raise UnsupportedModelError(
+            f"{_kinds(sites, members).capitalize()} of {type(model).__name__} cannot be removed: {proof.removing}{fix}."
+        )
     if proof.emptying and any(not ids for ids in remaining(sites, members).values()):
         raise UnsupportedModelError(
-            f"No site of {type(model).__name__} can lose all its heads: {proof.emptying}; keep one unit per site "
-            "(min_per_site=1)."
+            f"No site of {type(model).__name__} can lose all its {_kinds(sites, members)}: {proof.emptying}; keep one "
+            "unit per site (min_per_site=1)."
         )
+
+
+def _kinds(sites: Sequence[Site], members: Sequence[Member]) -> str:
+    """What the members are, for people."""
+    going = by_site(members)
+    return " and ".join(dict.fromkeys(site.kind for site in sites if site.index in going))
 
 
 def proof_for(model: PreTrainedModel, sites: Sequence[Site]) -> Proof:

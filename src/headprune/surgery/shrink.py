@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -13,30 +13,39 @@ from headprune.units import Kind, Member, sites_of
 from headprune.units.cutting.plan import plan
 from headprune.units.cutting.record import write_record
 from headprune.units.cutting.removal import remaining
+from headprune.units.everything import layouts_for
 from headprune.units.families import family_of
 from headprune.units.measured.verdict import NoTwinError, verdict_for
 from headprune.units.quirks import restructure
 
 
-def learn_layout(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
+def learn_layout(kind: type[PreTrainedModel], config: PreTrainedConfig, kinds: Collection[Kind]) -> None:
     """Measure the layout of a class now, if it has to be: a loader builds models in a state of its own, where nothing
     else can be built."""
-    if family_of(config.model_type) is None:
+    family = family_of(config.model_type)
+    if family is None:
         with suppress(NoTwinError):  # said again, in a sentence, where the layout is asked for
             verdict_for(kind, config)
+    if "neurons" in kinds and (family is None or not family.feed_forward):
+        layouts_for(kind, config)
 
 
 def shrink(model: PreTrainedModel, removed: Mapping[Kind, Mapping[int, Sequence[int]]]) -> None:
     """Give a freshly built dense model the shapes of a pruned one, for a loader to fill with weights; `removed` is by
     kind and by the number of a site among those of its kind."""
     sites = sites_of(model, [kind for kind, own in removed.items() if own])
+    chosen: list[Member] = []
     for kind, own in removed.items():
         numbered = [site for site in sites if site.kind == kind]
-        beyond = [number for number in own if not 0 <= number < len(numbered)]
-        if beyond:
-            raise HeadSelectionError(f"Site {beyond[0]} does not exist: the model has {len(numbered)} sites of {kind}.")
-        chosen = [Member(numbered[number].index, member) for number, ids in own.items() for member in ids]
-        check_removable(sites, chosen)
-        restructure(model, plan(model, sites, remaining(sites, chosen)))
+        for number, ids in own.items():
+            if not 0 <= number < len(numbered):
+                raise HeadSelectionError(
+                    f"{kind.capitalize()[:-1]} {(number, *ids[:1])} does not exist: the model has {len(numbered)} "
+                    f"sites of {kind}, numbered from 0."
+                )
+            chosen += [Member(numbered[number].index, member) for member in ids]
+    check_removable(sites, chosen)
+    restructure(model, plan(model, sites, remaining(sites, chosen)))
+    for kind, own in removed.items():
         if own:
             write_record(model, kind, own)

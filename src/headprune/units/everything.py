@@ -49,7 +49,13 @@ def neuron_sites(model: nn.Module, attention: Sequence[AttentionSite]) -> list[N
     """The feed-forward sites, by the table, else by experiment."""
     family = family_of(model.config.model_type) if isinstance(model, PreTrainedModel) else None
     tabled = family is not None and bool(family.feed_forward)
-    layouts = family.feed_forward if family is not None and tabled else _measured(model, attention)
+    layouts: tuple[FeedForward, ...]
+    if family is not None and tabled:
+        layouts = family.feed_forward
+    elif isinstance(model, PreTrainedModel):
+        layouts = layouts_for(dense_class(model), model.config)
+    else:
+        layouts = _own(model, attention)
     times = 1
     if family is not None and family.applications is not None and isinstance(model, PreTrainedModel):
         many, groups = (getattr(model.config, name) for name in family.applications)
@@ -66,17 +72,14 @@ def neuron_sites(model: nn.Module, attention: Sequence[AttentionSite]) -> list[N
     )
 
 
-def _measured(model: Any, attention: Sequence[AttentionSite]) -> tuple[FeedForward, ...]:
-    """Layouts found on a small twin; none where there is no twin."""
-    if not isinstance(model, PreTrainedModel):
-        return _own(model, attention)
-    kind, config = dense_class(model), dense_config(model.config)
+def layouts_for(kind: Any, config: Any) -> tuple[FeedForward, ...]:
+    """Layouts found on a small twin of this class, once; none where there is no twin."""
     key = kind, "neurons " + settings_of(config)
     if key not in _known:
         stored = cache.read(*key)
         if stored is None:
             with torch.device("cpu"), quiet():
-                found = _on_twin(kind, config, attention)
+                found = _on_twin(kind, dense_config(config))
             _known[key] = found
             cache.write(*key, [asdict(layout) for layout in found])
         else:
@@ -84,7 +87,7 @@ def _measured(model: Any, attention: Sequence[AttentionSite]) -> tuple[FeedForwa
     return _known[key]
 
 
-def _on_twin(kind: Any, config: Any, attention: Sequence[AttentionSite]) -> tuple[FeedForward, ...]:
+def _on_twin(kind: Any, config: Any) -> tuple[FeedForward, ...]:
     for depth in (4, None):
         try:
             twin, runs = twin_of(kind, small_config(config, keep_heads=False, depth=depth))

@@ -1,8 +1,8 @@
 """What a model needs beyond sliced weights so that its own forward code runs with fewer heads.
 
-This file and called.py depend on torch alone: `headprune.save(..., portable=True)` ships them inside the checkpoint, so
-that the pruned model loads where headprune is not installed. Everything here works from a plan, a list of plain
-dictionaries with one entry per changed site, which `headprune.surgery` makes and a checkpoint can carry:
+This file, called.py and replaced.py depend on torch alone: `headprune.save(..., portable=True)` ships them inside the
+checkpoint, so that the pruned model loads where headprune is not installed. Everything here works from a plan, a list
+of plain dictionaries with one entry per changed site, which `headprune.surgery` makes and a checkpoint can carry:
 
     path, base       the attention module, and whether it computes self or cross attention
     attributes       numbers that the forward code reads from the module
@@ -36,70 +36,9 @@ import torch
 from torch import nn
 
 from headprune.units.called import expose
+from headprune.units.replaced import ConfigView, Nothing, Zeros, mark_containers, only_bias, reshape, resize
 
 CACHE_ARGUMENTS = ("past_key_values", "layer_past", "past_key_value")
-
-
-class ConfigView:
-    """A config as one site sees it: its own head counts, everything else read live from the shared config."""
-
-    def __init__(self, base: Any, overrides: dict[str, Any]) -> None:
-        self._base = base
-        self._overrides = overrides
-
-    def __getattr__(self, name: str) -> Any:
-        # `copy` and `pickle` ask for attributes before __init__ has run; they must not recurse.
-        if name in ("_base", "_overrides") or (name.startswith("__") and name.endswith("__")):
-            raise AttributeError(name)
-        return self._overrides[name] if name in self._overrides else getattr(self._base, name)
-
-
-class Bias(nn.Module):
-    """The output projection of a site without units: no matrix is left, the bias stays."""
-
-    weight = None  # forward code may ask for its precision
-    headprune_bias = True
-
-    def __init__(self, features: int, bias: nn.Parameter | None) -> None:
-        super().__init__()
-        self.out_features = features
-        self.bias = bias
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        shape = (*inputs.shape[:-1], self.out_features)
-        return inputs.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
-
-    def extra_repr(self) -> str:
-        return f"out_features={self.out_features}, bias={self.bias is not None}"
-
-
-class Nothing(nn.Module):
-    """A projection of a feed-forward layer without neurons: it gives as many numbers as there are neurons."""
-
-    weight = bias = None
-
-    def forward(self, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return inputs[..., :0]
-
-
-def is_bias(module: nn.Module) -> bool:
-    """Whether this is the output projection of a site without units. A portable checkpoint brings its own copy of
-    these classes, so the mark counts and not the class."""
-    return hasattr(module, "headprune_bias")
-
-
-class Zeros(nn.Module):
-    """A projection of a site that is run without heads: it gives nothing."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.out_features = features
-
-    def forward(self, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return inputs.new_zeros(*inputs.shape[:-1], self.out_features)
-
-    def extra_repr(self) -> str:
-        return f"out_features={self.out_features}"
 
 
 # A mixin's `super()` is an attention module of some family, which the type checker cannot know.
@@ -367,9 +306,9 @@ def restructure(model: nn.Module, plan: list[dict[str, Any]]) -> None:
             base = site.config._base if isinstance(site.config, ConfigView) else site.config
             site.config = ConfigView(base, dict(entry["config"]))
         for path, (inputs, outputs) in entry["linears"].items():
-            _resize(model.get_submodule(path), inputs, outputs)
+            resize(model.get_submodule(path), inputs, outputs)
         for path, shape in entry.get("tensors", {}).items():
-            _reshape(model, path, shape)
+            reshape(model, path, shape)
         for path, rows in entry.get("zeros", {}).items():
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, Zeros(rows))
@@ -380,67 +319,18 @@ def restructure(model: nn.Module, plan: list[dict[str, Any]]) -> None:
 def _feed_forward(model: nn.Module, entry: dict[str, Any]) -> None:
     """A layer with fewer neurons needs smaller tensors alone; one without any computes nothing."""
     for path, shape in entry["tensors"].items():
-        _reshape(model, path, shape)
+        reshape(model, path, shape)
     if not entry["nothing"]:
         return
     for path in entry["nothing"]:
         parent, _, name = path.rpartition(".")
         if not isinstance(getattr(model.get_submodule(parent), name), Nothing):
             setattr(model.get_submodule(parent), name, Nothing())
-    _only_bias(model, entry["o"])
+    only_bias(model, entry["o"])
     for path in (*entry["nothing"], entry["o"]):  # a family's weight initialiser expects projections
         parent, _, _ = path.rpartition(".")
         model.get_submodule(parent)._is_hf_initialized = True  # type: ignore[assignment]
-        _mark_containers(model, path)
-
-
-def _reshape(model: nn.Module, path: str, shape: list[int]) -> None:
-    """Give a parameter or buffer its final shape, and its module the numbers that go with it."""
-    parent, _, name = path.rpartition(".")
-    owner: Any = model.get_submodule(parent)
-    tensor = getattr(owner, name)
-    if is_bias(owner) or tensor is None:
-        return
-    if tuple(tensor.shape) != tuple(shape):
-        smaller = tensor.new_empty(shape)
-        kept = isinstance(tensor, nn.Parameter)
-        setattr(owner, name, nn.Parameter(smaller, requires_grad=tensor.requires_grad) if kept else smaller)
-    if name != "weight":
-        return
-    if isinstance(owner, nn.Linear):
-        owner.out_features, owner.in_features = shape
-    elif hasattr(owner, "nf") and hasattr(owner, "nx"):  # GPT-2's Conv1D
-        owner.nx, owner.nf = shape
-    elif isinstance(owner, nn.Embedding):
-        owner.num_embeddings, owner.embedding_dim = shape
-    elif isinstance(owner, nn.LayerNorm):
-        owner.normalized_shape = tuple(shape)
-    elif isinstance(owner, nn.modules.conv._ConvNd):
-        owner.out_channels = shape[0]
-        if owner.groups > 1 and shape[1] == 1:  # each channel by itself
-            owner.groups = owner.in_channels = shape[0]
-
-
-def _resize(linear: Any, inputs: int, outputs: int) -> None:
-    transposed = not isinstance(linear, nn.Linear)  # GPT-2's Conv1D stores [in, out]
-    shape = (inputs, outputs) if transposed else (outputs, inputs)
-    if transposed:
-        linear.nx, linear.nf = inputs, outputs
-    else:
-        linear.in_features, linear.out_features = inputs, outputs
-    for name, wanted in (("weight", shape), ("bias", (outputs,))):
-        parameter = getattr(linear, name)
-        if parameter is not None and tuple(parameter.shape) != wanted:
-            setattr(linear, name, nn.Parameter(parameter.new_empty(wanted), requires_grad=parameter.requires_grad))
-
-
-def _mark_containers(model: nn.Module, path: str) -> None:
-    """Some initialisers reach from above into what is gone; modules with nothing of their own need none."""
-    while "." in path:
-        path = path.rpartition(".")[0]
-        around: Any = model.get_submodule(path)
-        if not around._parameters and not around._buffers:
-            around._is_hf_initialized = True
+        mark_containers(model, path)
 
 
 def _empty(model: nn.Module, site: Any, entry: dict[str, Any]) -> None:
@@ -448,18 +338,9 @@ def _empty(model: nn.Module, site: Any, entry: dict[str, Any]) -> None:
     gone = {"gone": list(entry["delete"])}
     site.headprune_empty = {"o": inside, "cross": entry["cross"], "group": entry["group"], **gone}
     site._is_hf_initialized = True  # a family's weight initialiser expects projections
-    _mark_containers(model, entry["path"])
+    mark_containers(model, entry["path"])
     for path in entry["delete"]:
         parent, _, name = path.rpartition(".")
         if hasattr(model.get_submodule(parent), name):
             delattr(model.get_submodule(parent), name)
-    _only_bias(model, entry["o"])
-
-
-def _only_bias(model: nn.Module, path: str) -> None:
-    """Of an output projection the bias is left."""
-    output: Any = model.get_submodule(path)
-    if not is_bias(output):
-        parent, _, name = path.rpartition(".")
-        features = output.weight.shape[0] if isinstance(output, nn.Linear) else output.weight.shape[1]
-        setattr(model.get_submodule(parent), name, Bias(int(features), output.bias))
+    only_bias(model, entry["o"])

@@ -20,7 +20,8 @@ from headprune.units.measured.own import own_verdict
 from headprune.units.measured.sites import DenseSite, site_of
 from headprune.units.measured.verdict import NoTwinError, dense_class, verdict_for
 from headprune.units.paths import absolute, submodule
-from headprune.units.quirks import Bias, Zeros, is_empty
+from headprune.units.quirks import is_empty
+from headprune.units.replaced import Bias, Zeros
 from headprune.units.spec import ROLES, AttentionSite, Projection, Role
 
 HOW_TO_REGISTER = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from headprune.units.spec import Kind
 
 Removed = dict[int, list[int]]
 NAMES: dict[Kind, str] = {"heads": "pruned_heads", "neurons": "pruned_neurons"}
+LARGEST = 1 << 24  # the last number that a range may name: a damaged one must not fill the memory
 OWN = {"heads": "headprune_removed", "neurons": "headprune_removed_neurons"}  # of modules without a config
 
 
@@ -48,6 +50,46 @@ def from_ranges(ids: str | Sequence[int]) -> list[int]:
         return list(ids)
     result: list[int] = []
     for part in filter(None, ids.split(",")):
-        first, _, last = part.partition("-")
-        result.extend(range(int(first), int(last or first) + 1))
+        first, dash, last = part.partition("-")
+        start, end = int(first), int(last if dash else first)
+        if not start <= end <= LARGEST:
+            raise ValueError(part)
+        result.extend(range(start, end + 1))
     return result
+
+
+# --- numbers of the dense config, which a native one keeps under `headprune.dense` -----------------------------------
+
+
+def dense_numbers_of(config: Any) -> dict[str, Any]:
+    """What a native checkpoint, whose config states smaller numbers, says of the dense model."""
+    return dict((getattr(config, "headprune", None) or {}).get("dense", {}))
+
+
+def number_of(settings: Any, name: str) -> Any:
+    """The entry of this name, dotted inside a part of the settings; None where there is none."""
+    for part in name.split("."):
+        settings = settings.get(part) if isinstance(settings, Mapping) else None
+    return settings
+
+
+def with_numbers(settings: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the settings with these numbers, dotted inside a part of them."""
+    result = copy.deepcopy(dict(settings))
+    for name, value in numbers.items():
+        *parts, last = name.split(".")
+        place = result
+        for part in parts:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return result
+
+
+def put_numbers(config: Any, numbers: Mapping[str, Any]) -> None:
+    """The same for a config object, in place."""
+    for name, value in numbers.items():
+        *parts, last = name.split(".")
+        place = config
+        for part in parts:
+            place = getattr(place, part)
+        setattr(place, last, value)

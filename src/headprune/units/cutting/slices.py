@@ -60,10 +60,14 @@ class Slices:
         for parameter, axes in self.wanted.values():
             kept = parameter.detach()
             for dim, selected in axes.items():
-                kept = kept.index_select(dim, torch.tensor(selected, device=kept.device))
+                kept = kept.index_select(dim, torch.tensor(selected, dtype=torch.long, device=kept.device))
             smaller = nn.Parameter(kept.contiguous(), requires_grad=parameter.requires_grad)
             for module, name in self.owners[id(parameter)]:
                 setattr(module, name, smaller)
         for module, name, dim, selected in self.buffers:
             buffer = getattr(module, name)
-            setattr(module, name, buffer.index_select(dim, torch.tensor(selected, device=buffer.device)).contiguous())
+            setattr(
+                module,
+                name,
+                buffer.index_select(dim, torch.tensor(selected, dtype=torch.long, device=buffer.device)).contiguous(),
+            )

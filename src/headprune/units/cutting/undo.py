@@ -8,6 +8,7 @@ from torch import nn
 
 from headprune.units.cutting.record import NAMES
 
+PARTS = ("_parameters", "_buffers", "_modules")  # dictionaries of a module that surgery writes into
 RECORDS = tuple(NAMES.values())  # entries of the config that surgery writes
 
 
@@ -21,14 +22,14 @@ class Undo:
         self.states = []
         for module in model.modules():
             state = dict(module.__dict__)
-            inner = {key: dict(state[key]) for key in ("_parameters", "_modules")}
+            inner = {key: dict(state[key]) for key in PARTS}
             self.states.append((module, type(module), {**state, **inner}))
 
     def __call__(self) -> None:
         for module, kind, state in self.states:
             module.__class__ = kind
             module.__dict__.clear()
-            module.__dict__.update({**state, **{key: dict(state[key]) for key in ("_parameters", "_modules")}})
+            module.__dict__.update({**state, **{key: dict(state[key]) for key in PARTS}})
         for name in RECORDS:
             if name in self.records:
                 setattr(self.config, name, self.records[name])

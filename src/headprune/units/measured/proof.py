@@ -18,7 +18,7 @@ from headprune.units.cutting.undo import Undo
 from headprune.units.measured.influence import said
 from headprune.units.measured.sites import DenseSite, site_of
 from headprune.units.measured.trial import close, silent_columns
-from headprune.units.members import Member
+from headprune.units.members import Member, by_site
 from headprune.units.quirks import restructure
 from headprune.units.small import Run
 from headprune.units.spec import AttentionSite, Site
@@ -101,8 +101,9 @@ def _alone(site: AttentionSite) -> tuple[list[Member], list[Member]]:
 
 def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[Site], members: Sequence[Member]) -> str:
     """Empty where outputs with these members removed are those with them silenced; else what differs."""
-    chosen = [(site, [member for member in members if member.site == site.index]) for site in sites]
-    with silent_columns(model, [(site, own) for site, own in chosen if own]):
+    going = {index: [Member(index, member) for member in own] for index, own in by_site(members).items()}
+    what = " and ".join(dict.fromkeys(site.kind for site in sites if site.index in going))
+    with silent_columns(model, [(site, going[site.index]) for site in sites if site.index in going]):
         wanted = [outcome(model, run) for run in runs]
         learnt = gradients(model, runs)
         continued = [with_cache(model, run) for run in runs]
@@ -111,19 +112,19 @@ def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[Site], members:
         take_out(model, sites, members)
         for run, expected in zip(runs, wanted, strict=True):
             if not _alike(expected, outcome(model, run)):
-                return "removing heads did not give what silencing them gives"
+                return f"removing {what} did not give what silencing them gives"
         for name, gradient in gradients(model, runs).items():
-            # What loses heads has another shape; what keeps them must learn the same.
+            # What loses units has another shape; what keeps them must learn the same.
             same = name in learnt and gradient.shape == learnt[name].shape
             if same and not close(learnt[name], gradient, loosened=STEEP):
-                return f"the gradient of {name} with heads removed is not what it is with them silenced"
+                return f"the gradient of {name} with {what} removed is not what it is with them silenced"
         for run, before in zip(runs, continued, strict=True):
             if before is not None:
                 after = with_cache(model, run)
                 if after is None or not _alike(before, after):
-                    return "with a cache, removing heads did not give what silencing them gives"
+                    return f"with a cache, removing {what} did not give what silencing them gives"
     except Exception as error:
-        return f"the model fails with fewer heads ({said(error)})"
+        return f"the model fails with fewer {what} ({said(error)})"
     finally:
         undo()
     return ""

@@ -20,7 +20,7 @@ from torch import nn
 from transformers.utils import logging
 
 from headprune.units.called import expose
-from headprune.units.cutting.record import NAMES
+from headprune.units.cutting.record import NAMES, dense_numbers_of, put_numbers, with_numbers
 from headprune.units.measured import cache
 from headprune.units.measured.calls import Trace
 from headprune.units.measured.deep import deepened, is_uniform
@@ -145,22 +145,16 @@ def settings_of(config: Any) -> str:
             return {str(name): plain(item) for name, item in value.items() if name not in NOT_STRUCTURE}
         return value
 
-    settings = config.to_dict()
-    settings.update(_dense_counts(config))
+    settings = with_numbers(config.to_dict(), dense_numbers_of(config))
     return json.dumps(plain(settings), sort_keys=True, default=str)
-
-
-def _dense_counts(config: Any) -> dict[str, int]:
-    """What a native checkpoint, whose config states fewer heads, says of the dense model."""
-    return (getattr(config, "headprune", None) or {}).get("dense", {})
 
 
 def dense_config(config: Any) -> Any:
     """The config without a record of what was removed."""
-    counts, config = _dense_counts(config), copy.deepcopy(config)
+    numbers, config = dense_numbers_of(config), copy.deepcopy(config)
     for name in (*NAMES.values(), "headprune"):
         config.__dict__.pop(name, None)
-    config.__dict__.update(counts)
+    put_numbers(config, numbers)
     return config
 
 

@@ -14,7 +14,7 @@ from headprune.units.families import FeedForward
 from headprune.units.linear import in_features, is_plain, is_transposed, out_features
 from headprune.units.neurons.spec import LAST_NEURON, NeuronSite, Strip
 from headprune.units.paths import absolute, submodule
-from headprune.units.quirks import is_bias
+from headprune.units.replaced import is_bias
 
 
 def feed_forward_sites(
@@ -75,6 +75,7 @@ def _read(
             f"{original} neurons; the record and the weights do not belong together."
         )
     gone = set(removed)
+    others = tuple(Strip(absolute(path, name), dim) for name, dim in layout.others)
     return {
         "ordinal": ordinal,
         "path": path,
@@ -83,7 +84,7 @@ def _read(
         "group": 1,
         "kept": () if empty else tuple(neuron for neuron in range(original) if neuron not in gone),
         "original": original,
-        "strips": () if empty else _strips(model, path, layout, maps, down, size),
+        "strips": others if empty else (*others, *_strips(model, path, layout, maps, down, size)),
         "maps": maps,
         "measured": measured,
         "last_stays": "" if layout.may_empty else LAST_NEURON,
@@ -106,7 +107,6 @@ def _strips(
             strips.append(Strip(f"{name}.weight", int(is_transposed(module)), *place))
             if module.bias is not None:
                 strips.append(Strip(f"{name}.bias", 0, *place))
-    strips += [Strip(absolute(path, name), dim) for name, dim in layout.others]
     output = model.get_submodule(down)
     return (*strips, Strip(f"{down}.weight", int(not is_transposed(output))))
 

@@ -1,0 +1,115 @@
+"""Config numbers with which the plain class has exactly the weights of a pruned model.
+
+Which number says how wide a feed-forward layer is, each family decides for itself. It is found by trying: the plain
+class is built without memory from another number, and what changed its shape is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedModel
+
+from headprune.units import AttentionSite, NeuronSite, Site
+from headprune.units.cutting.record import NAMES, number_of, with_numbers
+from headprune.units.measured.verdict import dense_class, quiet
+
+Shapes = dict[str, tuple[int, ...]]
+Numbers = dict[str, int]  # by name, dotted inside a part of the config
+Settings = Mapping[str, Any]
+
+
+def native_numbers(model: PreTrainedModel, sites: Sequence[Site], settings: Settings) -> Numbers:
+    """The numbers that a config of the dense model, `settings`, has to state instead; empty if none describe the model.
+
+    The proof is in the shapes: the plain class is built from them and compared.
+    """
+    numbers: Numbers = {}
+    for kind, find in (("heads", _of_heads), ("neurons", _of_neurons)):
+        if settings.get(NAMES[kind]):  # type: ignore[index]
+            found = find(model, [site for site in sites if site.kind == kind], settings)
+            if not found:
+                return {}
+            numbers.update(found)
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return numbers if numbers and _shapes(model, settings, numbers) == own else {}
+
+
+def dense_numbers(numbers: Numbers, settings: Settings) -> dict[str, Any]:
+    """What the dense config says in their place; a head width that it only implies need not come back."""
+    return {name: number_of(settings, name) for name in numbers if name != "head_dim"}
+
+
+def _of_heads(model: PreTrainedModel, sites: Sequence[Any], settings: Settings) -> Numbers:
+    """The same heads everywhere, in a family whose config has a head width of its own."""
+    if len({(site.heads, site.kv_heads, site.head_dim) for site in sites}) != 1:
+        return {}
+    site: AttentionSite = sites[0]
+    if not site.kept or "num_attention_heads" not in settings:
+        return {}
+    counts = {"num_attention_heads": site.heads, "head_dim": site.head_dim}
+    if settings.get("num_key_value_heads") is not None:
+        counts["num_key_value_heads"] = site.kv_heads
+    return counts
+
+
+def _of_neurons(model: PreTrainedModel, sites: Sequence[Any], settings: Settings) -> Numbers:
+    """One number for all layers that follow it, where these have one width."""
+    layers: list[NeuronSite] = list(sites)
+    if not all(site.kept for site in layers):
+        return {}
+    dense = _shapes(model, settings, {})
+    waiting = {site.index for site in layers if site.size < site.original}
+    widths = {site.original for site in layers}
+    other = max(site.size for site in layers if site.index in waiting)
+    numbers: Numbers = {}
+    for name in _candidates(model, settings, widths):
+        if not waiting or dense is None:
+            break
+        following = _following(dense, _shapes(model, settings, {name: other}), layers, other)
+        wanted = {site.size for site in following}
+        if not waiting & {site.index for site in following}:
+            continue
+        if len(wanted) != 1:
+            return {}
+        numbers[name] = wanted.pop()
+        waiting -= {site.index for site in following}
+    return {} if waiting else numbers
+
+
+def _following(dense: Shapes, tried: Shapes | None, layers: Sequence[NeuronSite], width: int) -> list[NeuronSite]:
+    """The layers that have this width now; none where anything else has changed as well."""
+    if tried is None or tried.keys() != dense.keys():
+        return []
+    changed = {name for name in dense if dense[name] != tried[name]}
+    own = [site for site in layers if site.strips[-1].tensor in changed]
+    right = all(tried[site.strips[-1].tensor][site.strips[-1].dim] == width for site in own)
+    return own if right and changed <= {strip.tensor for site in own for strip in site.strips} else []
+
+
+def _candidates(model: PreTrainedModel, settings: Settings, widths: Collection[int]) -> Iterator[str]:
+    """Numbers of the config that are such a width, then those that are not stated (GPT-2's `n_inner`)."""
+    stated = list(_entries(type(model.config).from_dict(dict(settings)).to_dict()))
+    yield from (name for name, value in stated if type(value) is int and value in widths)
+    yield from (name for name, value in stated if value is None)
+
+
+def _entries(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict) and name.endswith("_config"):
+            yield from _entries(value, f"{place}{name}.")
+        elif not name.startswith("_") and name not in NAMES.values():
+            yield place + name, value
+
+
+def _shapes(model: PreTrainedModel, settings: Settings, numbers: Numbers) -> Shapes | None:
+    """Of all that the plain class would save with these numbers; None where it does not take them."""
+    try:
+        with torch.device("meta"), quiet():
+            plain = dense_class(model)(type(model.config).from_dict(with_numbers(settings, numbers)))
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ArithmeticError, StrictDataclassError):
+        return None  # some sizes exclude one another, some entries are no numbers
+    return {name: tuple(tensor.shape) for name, tensor in plain.state_dict().items()}

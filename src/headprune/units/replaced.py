@@ -1,0 +1,131 @@
+"""What stands in for modules that are gone, and how tensors get their final shapes.
+
+As quirks.py, this file depends on torch alone: portable checkpoints carry it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class ConfigView:
+    """A config as one site sees it: its own head counts, everything else read live from the shared config."""
+
+    def __init__(self, base: Any, overrides: dict[str, Any]) -> None:
+        self._base = base
+        self._overrides = overrides
+
+    def __getattr__(self, name: str) -> Any:
+        # `copy` and `pickle` ask for attributes before __init__ has run; they must not recurse.
+        if name in ("_base", "_overrides") or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        return self._overrides[name] if name in self._overrides else getattr(self._base, name)
+
+
+class Bias(nn.Module):
+    """The output projection of a site without units: no matrix is left, the bias stays."""
+
+    weight = None  # forward code may ask for its precision
+    headprune_bias = True
+
+    def __init__(self, features: int, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.out_features = features
+        self.bias = bias
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        shape = (*inputs.shape[:-1], self.out_features)
+        return inputs.new_zeros(shape) if self.bias is None else self.bias.expand(shape)
+
+    def extra_repr(self) -> str:
+        return f"out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class Nothing(nn.Module):
+    """A projection of a feed-forward layer without neurons: it gives as many numbers as there are neurons."""
+
+    weight = bias = None
+
+    def forward(self, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return inputs[..., :0]
+
+
+def is_bias(module: nn.Module) -> bool:
+    """Whether this is the output projection of a site without units. A portable checkpoint brings its own copy of
+    these classes, so the mark counts and not the class."""
+    return hasattr(module, "headprune_bias")
+
+
+class Zeros(nn.Module):
+    """A projection of a site that is run without heads: it gives nothing."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.out_features = features
+
+    def forward(self, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return inputs.new_zeros(*inputs.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        return f"out_features={self.out_features}"
+
+
+def reshape(model: nn.Module, path: str, shape: list[int]) -> None:
+    """Give a parameter or buffer its final shape, and its module the numbers that go with it."""
+    parent, _, name = path.rpartition(".")
+    owner: Any = model.get_submodule(parent)
+    tensor = getattr(owner, name)
+    if is_bias(owner) or tensor is None:
+        return
+    if tuple(tensor.shape) != tuple(shape):
+        smaller = tensor.new_empty(shape)
+        kept = isinstance(tensor, nn.Parameter)
+        setattr(owner, name, nn.Parameter(smaller, requires_grad=tensor.requires_grad) if kept else smaller)
+    if name != "weight":
+        return
+    if isinstance(owner, nn.Linear):
+        owner.out_features, owner.in_features = shape
+    elif hasattr(owner, "nf") and hasattr(owner, "nx"):  # GPT-2's Conv1D
+        owner.nx, owner.nf = shape
+    elif isinstance(owner, nn.Embedding):
+        owner.num_embeddings, owner.embedding_dim = shape
+    elif isinstance(owner, nn.LayerNorm):
+        owner.normalized_shape = tuple(shape)
+    elif isinstance(owner, nn.modules.conv._ConvNd):
+        owner.out_channels = shape[0]
+        if owner.groups > 1 and shape[1] == 1:  # each channel by itself
+            owner.groups = owner.in_channels = shape[0]
+
+
+def resize(linear: Any, inputs: int, outputs: int) -> None:
+    transposed = not isinstance(linear, nn.Linear)  # GPT-2's Conv1D stores [in, out]
+    shape = (inputs, outputs) if transposed else (outputs, inputs)
+    if transposed:
+        linear.nx, linear.nf = inputs, outputs
+    else:
+        linear.in_features, linear.out_features = inputs, outputs
+    for name, wanted in (("weight", shape), ("bias", (outputs,))):
+        parameter = getattr(linear, name)
+        if parameter is not None and tuple(parameter.shape) != wanted:
+            setattr(linear, name, nn.Parameter(parameter.new_empty(wanted), requires_grad=parameter.requires_grad))
+
+
+def mark_containers(model: nn.Module, path: str) -> None:
+    """Some initialisers reach from above into what is gone; modules with nothing of their own need none."""
+    while "." in path:
+        path = path.rpartition(".")[0]
+        around: Any = model.get_submodule(path)
+        if not around._parameters and not around._buffers:
+            around._is_hf_initialized = True
+
+
+def only_bias(model: nn.Module, path: str) -> None:
+    """Of an output projection the bias is left."""
+    output: Any = model.get_submodule(path)
+    if not is_bias(output):
+        parent, _, name = path.rpartition(".")
+        features = output.weight.shape[0] if isinstance(output, nn.Linear) else output.weight.shape[1]
+        setattr(model.get_submodule(parent), name, Bias(int(features), output.bias))

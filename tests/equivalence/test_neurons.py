@@ -1,0 +1,186 @@
+"""Neurons gated to zero and neurons removed give the same, for every family; what they hold is what arithmetic says.
+
+Every reference is a dense model that has never been cut, and has to differ from the ungated one.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from headprune.surgery.cut import cut
+from headprune.units import NeuronSite, all_sites
+from headprune.units.everything import layouts_for, neuron_sites
+from headprune.units.families import family_of
+from headprune.units.neurons.find import feed_forward_sites
+from helpers import MATTERS, SAME_CODE, difference, families, flat, hook_count, outputs
+from neurons import (
+    CHOICES,
+    Members,
+    allowed,
+    first_layer,
+    gates_of,
+    heads_of,
+    kept_units,
+    layers_of,
+    neuron_layers,
+    neuron_parameters,
+    scattered,
+    silenced,
+    with_heads,
+)
+from zoo import ZOO, Entry
+
+
+def check(entry: Entry, dense: Any, *rounds: Members) -> Any:
+    """Remove round by round, and compare with gating all that have gone so far."""
+    model, batch = entry.build(), entry.batch(1)
+    sites = all_sites(dense)
+    ungated, gone = outputs(dense, batch), []
+    for members in rounds:
+        gone += members
+        reference = silenced(dense, gone, batch)
+        assert difference(reference, ungated) > MATTERS
+        cut(model, members)
+        assert difference(reference, outputs(model, batch)) <= allowed(reference)
+        went = set(gone)
+        assert kept_units(model) == [
+            tuple(unit for unit in range(site.original) if (site.index, unit) not in went) for site in sites
+        ]
+    assert hook_count(dense) == 0
+    return model
+
+
+@pytest.mark.parametrize("entry", families())
+def test_removed_is_gated(entry: Entry) -> None:
+    dense = entry.build()
+    for choose in CHOICES.values():
+        check(entry, dense, choose(dense))
+
+
+@pytest.mark.parametrize("entry", families(without=SAME_CODE))
+def test_rounds_go_on_in_original_ids(entry: Entry) -> None:
+    """A layer loses some, then the rest, then attention and another layer lose theirs."""
+    dense = entry.build()
+    first = first_layer(dense)
+    other = [(layers_of(dense)[-1].index, 3)] if len(layers_of(dense)) > 1 else []
+    check(entry, dense, first[::3], [one for one in first if one not in first[::3]], [*first_head(dense), *other])
+
+
+def first_head(model: Any) -> Members:
+    return flat(heads_of(model)[0].units()[:1])
+
+
+@pytest.mark.parametrize("entry", families())
+def test_closed_form_of_parameters(entry: Entry) -> None:
+    """Some of every layer, and a layer as a whole, whose output bias stays."""
+    dense = entry.build()
+    layers = layers_of(dense)
+    number, width = neuron_layers(entry, dense.config)
+    assert [site.original for site in layers] == [width] * number
+    before = sum(parameter.numel() for parameter in dense.parameters())
+    for members in (scattered(dense, 5), first_layer(dense)):
+        model = entry.build()
+        cut(model, members)
+        after = sum(parameter.numel() for parameter in model.parameters())
+        assert before - after == len(members) * neuron_parameters(entry, dense.config)
+
+
+@pytest.mark.parametrize("entry", families(having=(), without=(*SAME_CODE, "dinov2", "camembert")))
+def test_the_table_says_what_the_experiment_says(entry: Entry) -> None:
+    model = entry.build()
+    assert family_of(model.config.model_type).feed_forward
+    table = layers_of(model)
+    measured = feed_forward_sites(model, layouts_for(type(model), model.config), {}, measured=True)
+    positions = [0, 3, 7, 18]
+    by_table = {site.o: site.selections(positions) for site in table}
+    assert by_table == {site.o: site.selections(positions) for site in measured}
+    assert {site.o: set(site.maps) for site in table} == {site.o: set(site.maps) for site in measured}
+    assert not any(site.obstacle_to_emptying for site in measured)
+
+
+def test_sites_of_feed_forward_layers_come_after_attention() -> None:
+    for name, applications in (("bert", 1), ("albert", 3), ("clip", 1)):
+        model = ZOO[name].build()
+        sites = all_sites(model)
+        assert [site.index for site in sites] == list(range(len(sites)))
+        assert [site.kind for site in sites] == sorted(site.kind for site in sites)
+        layers = neuron_sites(model, heads_of(model))
+        assert {site.applications for site in layers} == {applications}
+        assert [site.ordinal for site in layers] == list(range(len(layers)))
+    assert ["vision" in site.path for site in layers_of(ZOO["clip"].build())] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama-gqa", "gpt2", "t5"])
+def test_gating_is_what_zeroed_columns_are(name: str) -> None:
+    """The slow obvious truth about gates, column by column."""
+    entry = ZOO[name]
+    dense, oracle, batch = entry.build(), entry.build(), entry.batch(3)
+    members = scattered(dense, 2)
+    for site, neuron in members:
+        weight = oracle.get_submodule(all_sites(dense)[site].o).weight.data
+        (weight if name == "gpt2" else weight.T)[neuron] = 0.0  # Conv1D stores [in, out]
+    reference = silenced(dense, members, batch)
+    assert difference(reference, outputs(oracle, batch)) <= allowed(reference)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "t5", "bloom"])
+def test_generation_with_a_cache(name: str) -> None:
+    from headprune.hooks.gates import gated
+
+    entry = ZOO[name]
+    dense, model = entry.build(), entry.build()
+    members = with_heads(dense)
+    cut(model, members)
+    inputs = {key: value for key, value in entry.batch(2).items() if not key.startswith("decoder_")}
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    sites = all_sites(dense)
+    with gated(dense, gates_of(sites, members), sites=sites):
+        expected = dense.generate(**inputs, **options)
+    for cache in ({}, {"use_cache": False}):
+        assert torch.equal(model.generate(**inputs, **options, **cache), expected)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama-gqa", "t5", "gpt2"])
+def test_training_goes_on(name: str) -> None:
+    """With layers recomputed in the backward pass as well: the same gradients, and all that is left learns."""
+    entry = ZOO[name]
+    model = entry.build()
+    cut(model, with_heads(model))
+    other = copy.deepcopy(model)
+    other.gradient_checkpointing_enable()
+    other.train()
+    for module in other.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    batch = entry.batch(4)
+    for each in (model, other):
+        sum(value.float().pow(2).mean() for value in tracked(each(**batch))).backward()
+    gradients = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
+    own = [strip.tensor for site in layers_of(model) for strip in site.strips]
+    assert all(gradients[tensor].abs().max() > 0 for tensor in own)
+    for key, parameter in other.named_parameters():
+        if key in gradients and name in ("bert", "llama-gqa"):  # others drop out by numbers of their own
+            assert torch.allclose(parameter.grad, gradients[key], rtol=1e-4, atol=1e-5), key
+    before = {key: parameter.detach().clone() for key, parameter in other.named_parameters()}
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    assert any(not torch.equal(before[key], parameter) for key, parameter in other.named_parameters())
+
+
+def tracked(result: Any) -> list[torch.Tensor]:
+    return [v for v in result.values() if isinstance(v, torch.Tensor) and v.is_floating_point() and v.requires_grad][:1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_in_another_precision(dtype: torch.dtype) -> None:
+    entry = ZOO["llama-gqa"]
+    dense, model, batch = entry.build().to(dtype), entry.build().to(dtype), entry.batch(1)
+    members = scattered(dense)
+    reference = silenced(dense, members, batch)
+    cut(model, members, verify=batch)
+    assert all(isinstance(site, NeuronSite) and not site.measured for site in layers_of(model))
+    scale = 8 if dtype == torch.bfloat16 else 1  # few digits: sums in another order round elsewhere
+    assert difference(reference, outputs(model, batch)) <= scale * allowed(reference)

@@ -1,0 +1,243 @@
+"""Refusals, undoing, and errors that were planted: what must not be offered, and what a proof must find."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from headprune.errors import HeadpruneError, HeadSelectionError, UnsupportedModelError
+from headprune.surgery.check import check_removable
+from headprune.surgery.cut import cut
+from headprune.units import FeedForward, Layout, Member, NeuronSite, all_sites, families, register_family
+from headprune.units.cutting.record import from_ranges, to_ranges
+from helpers import assert_unchanged, outputs, state_of
+from neurons import first_layer, kept_units, layers_of, scattered
+from zoo import GQA, ZOO, _model
+
+BITNET = _model("BitNetForCausalLM", "BitNetConfig", **GQA)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "unknown-neuron": ([(4, 20)], r"Neuron \(4, 20\) does not exist: site 4 \(\S+\) has neurons 0 to 19\."),
+    "negative": ([(5, -1)], r"Neuron \(5, -1\) does not exist"),
+    "unknown-site": ([(6, 0)], r"Neuron \(6, 0\) does not exist: the model has 6 sites, numbered 0 to 5\."),
+    "head-among-them": ([(3, 1), (0, 4)], r"Head \(0, 4\) does not exist: site 0 \(\S+\) has heads 0 to 3\."),
+    "gone": ([(3, 2)], r"Neuron \(3, 2\) has been removed already; leave it out\."),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_neuron(case: str) -> None:
+    model = ZOO["bert"].build()
+    cut(model, [(3, 2)])
+    before = state_of(model)
+    members, message = WRONG[case]
+    with pytest.raises(HeadSelectionError, match=message):
+        cut(model, members)
+    assert_unchanged(model, before)
+
+
+def layer(**changes: Any) -> NeuronSite:
+    site: Any = layers_of(ZOO["bert"].build())[0]
+    return dataclasses.replace(site, index=0, **changes)
+
+
+def test_a_layer_that_cannot_be_emptied_says_so() -> None:
+    site = layer(last_stays="for some reason")
+    check_removable([site], [Member(0, neuron) for neuron in site.kept[1:]])
+    with pytest.raises(UnsupportedModelError, match=r"Not all neurons of site 0 .* for some reason; leave one unit\."):
+        check_removable([site], [Member(0, neuron) for neuron in site.kept])
+
+
+def test_a_layer_that_cannot_be_pruned_says_so() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"Neurons of site 0 .* cannot be removed exactly: of a reason"):
+        check_removable([layer(obstacle="of a reason")], [Member(0, 1)])
+
+
+def test_units_of_neurons_go_together() -> None:
+    with pytest.raises(HeadSelectionError, match=r"Neuron \(0, 5\) goes with others.*\[4, 5, 6, 7\].*add \[4, 6, 7\]"):
+        check_removable([layer(group=4)], [Member(0, 5)])
+
+
+def test_many_neurons_are_checked_in_one_go() -> None:
+    """Seconds where every neuron is looked for among all others, which would be minutes here; not a benchmark."""
+    site = layer(kept=tuple(range(60_000)), original=60_000)
+    started = time.process_time()
+    check_removable([site], [Member(0, neuron) for neuron in range(59_999)])
+    assert time.process_time() - started < 5
+
+
+# --- undoing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "phi3"])
+def test_a_failure_leaves_the_model_as_it_was(name: str) -> None:
+    model = ZOO[name].build()
+    cut(model, scattered(model))
+    before, kept, said = state_of(model), kept_units(model), outputs(model, ZOO[name].batch(1))
+
+    def fail() -> None:
+        assert kept_units(model) != kept
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        cut(model, first_layer(model), afterwards=fail)
+    assert_unchanged(model, before)
+    assert kept_units(model) == kept
+    again = outputs(model, ZOO[name].batch(1))
+    assert all(torch.equal(said[key], again[key]) for key in said)
+
+
+class Block(nn.Module):
+    """A feed-forward layer with something between its maps that has an entry of every neuron, or mixes them all."""
+
+    def __init__(self, between: str) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(24, 20), nn.Linear(20, 24)
+        self.norm = nn.LayerNorm(20) if between == "norm" else nn.Identity()
+        self.scale = nn.Parameter(torch.linspace(0.5, 2.0, 20)) if between == "scale" else None
+        if between == "buffer":
+            self.register_buffer("fixed", torch.linspace(0.5, 2.0, 20))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = nn.functional.gelu(self.up(x))
+        inner = inner * self.scale if self.scale is not None else inner
+        inner = inner * self.fixed if hasattr(self, "fixed") else inner
+        return x + self.down(self.norm(inner))
+
+
+class Own(nn.Module):
+    def __init__(self, between: str = "") -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30, 24)
+        self.blocks = nn.ModuleList(Block(between) for _ in range(2))
+        self.answer = nn.Linear(24, 3)
+
+    def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        states = self.embed(tokens)
+        for block in self.blocks:
+            states = block(states)
+        return {"logits": self.answer(states)}
+
+
+class Encoder(nn.Module):
+    """torch's own layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30, 24)
+        one = nn.TransformerEncoderLayer(24, 4, 20, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(one, 2, enable_nested_tensor=False)
+
+    def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"states": self.encoder(self.embed(tokens))}
+
+
+def tokens() -> dict[str, torch.Tensor]:
+    return {"tokens": torch.randint(0, 30, (2, 7), generator=torch.Generator().manual_seed(0))}
+
+
+@pytest.mark.parametrize("kind", [Own, Encoder, lambda: Own("scale")], ids=["own", "torch", "scale"])
+def test_a_module_of_ones_own(kind: Any) -> None:
+    """Verified against gates on a batch: some of one layer, and all of another; then it learns."""
+    torch.manual_seed(0)
+    model = kind().eval()
+    first, second = layers_of(model)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    gone = [*((first.index, n) for n in range(20)), *((second.index, n) for n in (1, 4, 5))]
+    cut(model, gone, verify=tokens())
+    assert [site.size for site in layers_of(model)] == [0, 17]
+    scales = hasattr(model, "blocks") and model.blocks[0].scale is not None
+    assert size - sum(parameter.numel() for parameter in model.parameters()) == 23 * (2 * 24 + 1 + scales)
+    with torch.no_grad():
+        assert all(torch.isfinite(value).all() for value in model(**tokens()).values())
+    sum(value.sum() for value in model.train()(**tokens()).values()).backward()
+
+
+def test_undo_brings_back_what_is_no_parameter() -> None:
+    """A sliced buffer is another tensor in the same place: it must come back as well."""
+    site = dataclasses.replace(layers_of(Own())[0])
+    assert site.kept  # the layer itself is found
+    from headprune.units.cutting.slices import Slices
+    from headprune.units.cutting.undo import Undo
+
+    model = Own("buffer")
+    undo = Undo(model)
+    slices = Slices(model)
+    slices.add_axis("blocks.0.fixed", 0, [0, 1])
+    slices.apply()
+    assert model.blocks[0].fixed.shape == (2,)
+    undo()
+    assert model.blocks[0].fixed.shape == (20,)
+
+
+# --- planted errors ---------------------------------------------------------------------------------------------------
+
+
+def test_a_norm_over_the_neurons_is_not_offered() -> None:
+    """Without one neuron the others would be scaled otherwise."""
+    torch.manual_seed(0)
+    assert len(layers_of(Own())) == 2
+    with pytest.raises(UnsupportedModelError, match="Neither attention nor a feed-forward layer"):
+        all_sites(Own("norm"))
+
+
+def test_a_norm_over_the_neurons_of_a_transformers_model_is_not_offered() -> None:
+    model = BITNET()
+    assert any("ffn_sub_norm" in name for name, _ in model.named_parameters())
+    with pytest.raises(UnsupportedModelError, match="Neither attention nor a feed-forward layer"):
+        all_sites(model)
+
+
+@pytest.mark.usefixtures("clean_table", "nothing_proven")
+def test_a_table_that_overlooks_the_norm_is_refused() -> None:
+    gated = FeedForward(("gate_proj", "up_proj"), "down_proj")
+    attention = [Layout("self_attn", "q_proj", "k_proj", "v_proj", "o_proj")]
+    register_family("bitnet", model_types=["bitnet"], layouts=attention, stack="decoder", feed_forward=[gated])
+    model = BITNET()
+    site = layers_of(model)[0]
+    before = state_of(model)
+    with pytest.raises(HeadpruneError, match="on a small random model"):
+        cut(model, [(site.index, 1)])
+    assert_unchanged(model, before)
+
+
+@pytest.mark.usefixtures("nothing_proven")
+@pytest.mark.parametrize("name", ["phi3", "modernbert"])
+def test_a_table_with_the_wrong_order_of_blocks_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up projection in one weight, taken for entries side by side: shapes fit, numbers do not."""
+    model = ZOO[name].build()
+    wrong = []
+    for family in families.FAMILIES:
+        swapped = tuple(dataclasses.replace(layout, interleaved=True) for layout in family.feed_forward)
+        mine = model.config.model_type in family.model_types
+        wrong.append(dataclasses.replace(family, feed_forward=swapped) if mine else family)
+    monkeypatch.setattr(families, "FAMILIES", wrong)
+    site = layers_of(model)[0]
+    with pytest.raises(UnsupportedModelError, match=r"Neurons of \w+ cannot be removed: on a small random model"):
+        cut(model, [(site.index, 1)])
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 3, 7], "0-3,7"), ([9, 4, 5, 11, 10], "4-5,9-11")]
+)
+def test_ranges(ids: list[int], text: str) -> None:
+    assert to_ranges(ids) == text
+    assert from_ranges(text) == sorted(ids)
+
+
+def test_the_record_of_a_config() -> None:
+    model = ZOO["bert"].build()
+    cut(model, [(4, 7), (4, 6), (0, 2), (5, 0)])
+    assert model.config.pruned_neurons == {"1": "6-7", "2": "0"}
+    assert model.config.pruned_heads == {"0": [2]}
