@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from headprune.data import labels, structured
 from headprune.data.batches import Examples
 from headprune.data.columns import Columns, find_columns, texts_in
+from headprune.data.encoder import Encoder
 from headprune.data.lazy import Row, Rows
 from headprune.data.tables import Table, as_list, missing
-from headprune.data.vocabulary import Encoder
 from headprune.errors import DataError
 from headprune.task import IGNORED, Task
 
