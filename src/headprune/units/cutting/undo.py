@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+HELD = ("_parameters", "_buffers", "_modules")
 RECORDS = ("pruned_heads",)  # entries of the config that surgery writes
 
 
@@ -19,14 +20,14 @@ class Undo:
         self.states = []
         for module in model.modules():
             state = dict(module.__dict__)
-            inner = {key: dict(state[key]) for key in ("_parameters", "_modules")}
+            inner = {key: dict(state[key]) for key in HELD}
             self.states.append((module, type(module), {**state, **inner}))
 
     def __call__(self) -> None:
         for module, kind, state in self.states:
             module.__class__ = kind
             module.__dict__.clear()
-            module.__dict__.update({**state, **{key: dict(state[key]) for key in ("_parameters", "_modules")}})
+            module.__dict__.update({**state, **{key: dict(state[key]) for key in HELD}})
         for name in RECORDS:
             if name in self.records:
                 setattr(self.config, name, self.records[name])
