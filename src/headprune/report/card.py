@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from headprune.report.words import measured_text, removed_text, stop_text, value_text
+from headprune.report.words import measured_text, removed_text, stop_text, value_text, vocabulary_text
 
 
 def model_card(record: Mapping[str, Any]) -> str:
@@ -51,6 +51,7 @@ def model_card(record: Mapping[str, Any]) -> str:
         *(["", "In brackets: 95% interval."] if "[" in dense + pruned else []),
         "",
         _heads(result["mask"], removed),
+        *(["", vocabulary_text(record)] if vocabulary_text(record) else []),
         "",
         "## Use",
         "",
