@@ -66,8 +66,8 @@ def test_the_run_has_the_tokens_of_its_texts(files: Path) -> None:
 
 
 def test_a_classifier_is_pruned_as_with_all_its_tokens(files: Path) -> None:
-    """Its outputs are the same, so scores, repairs, removals and the metric are, too. (The default criterion draws signs
-    by the content of a row, and with other ids it is another draw.)"""
+    """Its outputs are the same, so scores, repairs, removals and the metric are, too. (Not with the default criterion,
+    which draws signs by the content of a row: with other ids it is another draw.)"""
     data, how = str(files / "data.csv"), ("--keep", "6", "--criterion", "gnorm")
     for name, given in (("full", []), ("small", ["--vocabulary", str(files / "more.txt")])):
         done = program(*prune_command(material().bert, data, files / name, *how, *given))
