@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headprune.store.checkpoint import load, save
     from headprune.task import Task, task_of
     from headprune.units import Layout, register_family, resolve
+    from headprune.vocabulary.shrink import shrink_vocabulary
 else:  # the same once more, for importing each of them when it is used: `import headprune` alone takes no time
     __getattr__, __dir__ = late(
         __name__,
@@ -39,6 +40,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "survey": "headprune.units",
             "save": "headprune.store.checkpoint",
             "score": "headprune.criteria.scoring",
+            "shrink_vocabulary": "headprune.vocabulary.shrink",
             "task_of": "headprune.task",
         },
     )
@@ -64,6 +66,7 @@ __all__ = [
     "resolve",
     "save",
     "score",
+    "shrink_vocabulary",
     "survey",
     "task_of",
 ]

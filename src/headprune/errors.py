@@ -37,6 +37,10 @@ class CheckpointError(HeadpruneError):
     """A checkpoint directory cannot be written or loaded as it is."""
 
 
+class VocabularyError(HeadpruneError, ValueError):
+    """The vocabulary of a model cannot be made smaller as asked for."""
+
+
 class RegistrationError(HeadpruneError, ValueError):
     """A family or criterion is registered under a bad or taken name."""
 

@@ -14,8 +14,8 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headprune.data import Examples, load_examples
+from headprune.data.encoder import Encoder
 from headprune.data.lazy import Rows
-from headprune.data.vocabulary import Encoder
 from headprune.errors import DataError
 from oracles import IGNORED
 from runs import ROWS, bert, classifier, material, sentences, write_rows

@@ -18,6 +18,7 @@ ORDER = (
     {"task"},
     {"hooks"},
     {"surgery"},
+    {"vocabulary"},
     {"signals"},
     {"measure"},
     {"criteria"},

@@ -22,7 +22,7 @@ def check_early(model: str, options: Mapping[str, Any], *, criteria: Iterable[st
     if options.get("keep") is not None:
         parse_keep(options["keep"])
     refuse_missing_model(model)
-    for source in (options["data"], options.get("calibration")):
+    for source in (options["data"], options.get("calibration"), *(options.get("vocabulary") or ())):
         if source is not None:
             refuse_missing_data(source)
 

@@ -27,7 +27,7 @@ from headprune.search.config import VERB_DEFAULTS, stop_settings
 # What decides how a model is pruned, and not how it is scored.
 NOT_OF_SCORE = (
     *("compensate", "keep", "max_drop", "knee", "explore", "schedule", "every", "min_per_site", "metric"),
-    *("calibration", "calibration_samples", "evaluation_samples", "same_data"),
+    *("calibration", "calibration_samples", "evaluation_samples", "same_data", "vocabulary"),
 )
 
 app = typer.Typer(

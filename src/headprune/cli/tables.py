@@ -30,6 +30,7 @@ from headprune.report.words import (
     stop_text,
     value_text,
     verdict,
+    vocabulary_text,
 )
 from headprune.units import Site
 from headprune.units.resolve import left_whole
@@ -245,6 +246,8 @@ def print_run(out: Path, record: Mapping[str, Any], console: Console | None = No
         highlight=False,
         markup=False,
     )
+    if vocabulary_text(record):
+        console.print(vocabulary_text(record), highlight=False, markup=False)
     saved = record.get("savings")
     if saved:
         console.print(_savings_table(saved))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -21,7 +22,7 @@ def load_examples(
     model: PreTrainedModel,
     source: str | Path,
     *,
-    processor: str | Path,
+    processor: Any,
     columns: Columns | None = None,
     split: str | None = None,
     max_length: int = 128,
@@ -30,9 +31,10 @@ def load_examples(
 ) -> Examples:
     """The examples in a file, folder or data set, as this model takes them.
 
-    `processor` is where the tokenizer or image processor is, usually the model's own folder or hub name. `task` is the
-    model's own unless given. Tables are read and their labels checked at once; texts and images are prepared when they
-    are first used, so `load_examples(...).sample(8, seed=0)` prepares eight.
+    `processor` is where the tokenizer or image processor is, usually the model's own folder or hub name; for texts it
+    may be the tokenizer itself. `task` is the model's own unless given. Tables are read and their labels checked at
+    once; texts and images are prepared when they are first used, so `load_examples(...).sample(8, seed=0)` prepares
+    eight.
     """
     columns, place = columns or Columns(), Path(source)
     task = task or task_of(model)

@@ -12,9 +12,9 @@ import torch
 
 from headprune.data import labels
 from headprune.data.columns import ENDING, texts_in
+from headprune.data.encoder import INPUTS
 from headprune.data.lazy import Row, Rows
 from headprune.data.tables import as_list, missing
-from headprune.data.vocabulary import INPUTS
 from headprune.errors import DataError
 from headprune.task import IGNORED
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -15,9 +14,9 @@ from transformers import PreTrainedModel
 from headprune.data import labels, structured
 from headprune.data.batches import Examples
 from headprune.data.columns import Columns, find_columns, texts_in
+from headprune.data.encoder import Encoder
 from headprune.data.lazy import Row, Rows
 from headprune.data.tables import Table, as_list, missing
-from headprune.data.vocabulary import Encoder
 from headprune.errors import DataError
 from headprune.task import IGNORED, Task
 
@@ -47,7 +46,7 @@ def from_table(
     task: Task,
     table: Table,
     columns: Columns,
-    processor: str | Path,
+    processor: Any,
     max_length: int,
     seed: int,
 ) -> Examples:
@@ -58,7 +57,7 @@ def from_table(
 
 
 def from_plain_text(
-    model: PreTrainedModel, task: Task, text: str, processor: str | Path, max_length: int, seed: int
+    model: PreTrainedModel, task: Task, text: str, processor: Any, max_length: int, seed: int
 ) -> Examples:
     """One text cut into blocks of `max_length` tokens: for language models, which need no labels."""
     if task.name not in LANGUAGE_MODELS:

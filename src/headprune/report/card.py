@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from headprune.report.words import measured_text, removed_text, stop_text, value_text
+from headprune.report.words import measured_text, removed_text, stop_text, value_text, vocabulary_text
 
 
 def model_card(record: Mapping[str, Any]) -> str:
@@ -53,6 +53,7 @@ def model_card(record: Mapping[str, Any]) -> str:
         "",
         _heads(result["mask"], removed),
         *_widths(result),
+        *(["", vocabulary_text(record)] if vocabulary_text(record) else []),
         "",
         "## Use",
         "",

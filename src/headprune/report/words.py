@@ -74,6 +74,17 @@ def left_text(dense: Mapping[str, int], left: Mapping[str, int]) -> str:
     return " and ".join(there) or "0 of 0 heads"
 
 
+def vocabulary_text(record: Mapping[str, Any]) -> str:
+    """What became of the vocabulary; empty where it is as it was."""
+    shrunk = record.get("vocabulary")
+    if not shrunk:
+        return ""
+    return (
+        f"The vocabulary was cut to {shrunk['after']:,} of {shrunk['before']:,} tokens first, which took "
+        f"{shrunk['parameters']:,} parameters; dense is the model with that vocabulary and all its heads."
+    )
+
+
 def verdict(rows: Sequence[Comparison], units: str = "heads") -> list[str]:
     """What a comparison says, in sentences: over which range it ranks, where the best row is ahead of each other one,
     and which neighbours cannot be told apart."""

@@ -32,6 +32,7 @@ from headprune.store.files import write_text
 from headprune.store.places import model_folder
 from headprune.task import Task
 from headprune.units import resolve
+from headprune.vocabulary.shrink import RECORD, Shrunk
 
 __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
 
@@ -43,6 +44,8 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
     settings["data_fingerprint"] = fingerprint(experiment.data)
     if experiment.calibration is not None:
         settings["calibration_fingerprint"] = fingerprint(experiment.calibration)
+    if experiment.vocabulary is not None:
+        settings["vocabulary_fingerprint"] = [fingerprint(source) for source in experiment.vocabulary]
     return settings
 
 
@@ -75,7 +78,7 @@ def load(experiment: Experiment) -> tuple[Subject, Examples, Examples | None]:
     subject.check_labels(make(experiment.criterion), experiment.labels)
     wanted = experiment.calibration_samples
     if experiment.calibration is not None:
-        other = read_examples(experiment, subject.model, subject.task, experiment.calibration)
+        other = read_examples(experiment, subject.model, subject.task, experiment.calibration, subject.processor)
         calibration = other.sample(wanted, experiment.seed)
         return subject, calibration, subject.examples.sample(experiment.evaluation_samples, experiment.seed)
     if experiment.same_data:
@@ -143,9 +146,14 @@ def run_experiment(
             "task": subject.task.name,
         }
         record["result"] = _result(result)
+        shrunk: Shrunk | None = getattr(result.model, RECORD, None)
+        if shrunk is not None:
+            record["vocabulary"] = shrunk.to_json()
         if measure and result.dense is not None:
             batch = (calibrating if held_out is None else held_out)[-1]
             folders = {"dense": model_folder(experiment.model), "pruned": out / "model"}
+            if shrunk is not None:  # the one that is measured is in no folder
+                del folders["dense"]
             record["savings"] = savings(result.dense, result.model, batch, folders=folders, task=subject.task)
             record["points"] = _points(result, out, experiment, batch, subject.task)
         run.finish(record)

@@ -10,11 +10,15 @@ from transformers import PreTrainedModel
 
 from headprune.criteria import Criterion
 from headprune.data import Columns, Examples, load_examples
+from headprune.data.encoder import load_tokenizer
+from headprune.data.wording import refuse_others, texts_of, tokens_in
 from headprune.errors import DataError
 from headprune.search.config import Experiment
 from headprune.store.checkpoint import load
 from headprune.store.places import model_folder
 from headprune.task import Task, task_of
+from headprune.vocabulary.shrink import shrink_vocabulary
+from headprune.vocabulary.tables import rows_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -24,6 +28,7 @@ class Subject:
     model: PreTrainedModel
     task: Task
     examples: Examples
+    processor: Any = None  # what prepares texts, where it is not the one at its usual place
 
     def check_labels(self, criterion: Criterion, labels: str) -> None:
         """Refuse a criterion that needs labels where neither the data nor the model can give them."""
@@ -42,25 +47,56 @@ def load_subject(experiment: Experiment) -> Subject:
     device = find_device(experiment.device)
     model = load(experiment.model, dtype=DTYPES[experiment.dtype]).to(device)
     task = task_of(model, experiment.task)
-    return Subject(model, task, read_examples(experiment, model, task, experiment.data))
+    examples = read_examples(experiment, model, task, experiment.data)
+    if experiment.vocabulary is None:
+        return Subject(model, task, examples)
+    return _with_fewer_tokens(experiment, Subject(model, task, examples))
 
 
-def read_examples(experiment: Experiment, model: PreTrainedModel, task: Task, source: str) -> Examples:
+def _with_fewer_tokens(experiment: Experiment, subject: Subject) -> Subject:
+    """The subject with the tokens of all texts that the experiment names, and the data read again with these."""
+    model, task = subject.model, subject.task
+    rows_of(model)  # refuses a model without tokens before a tokenizer is looked for
+    before = {experiment.data: subject.examples}
+    if experiment.calibration is not None:
+        before[experiment.calibration] = read_examples(experiment, model, task, experiment.calibration)
+    tokenizer = load_tokenizer(experiment.processor or str(model_folder(experiment.model)))
+    texts = [
+        text
+        for source in (*(experiment.vocabulary or ()), *before)
+        for text in texts_of(source, columns=columns_of(experiment), task=task, split=experiment.split)
+    ]
+    used = set().union(*(tokens_in(examples, task) for examples in before.values()))
+    smaller, kept = shrink_vocabulary(model, tokenizer, texts, keep=used)
+    after = {source: read_examples(experiment, model, task, source, smaller) for source in before}
+    for source, examples in before.items():
+        refuse_others(source, examples, after[source], task, kept)
+    return Subject(model, task, after[experiment.data], smaller)
+
+
+def columns_of(experiment: Experiment) -> Columns:
+    return Columns(
+        experiment.text_column,
+        experiment.pair_column,
+        experiment.label_column,
+        experiment.context_column,
+        experiment.choices_column,
+    )
+
+
+def read_examples(
+    experiment: Experiment, model: PreTrainedModel, task: Task, source: str, processor: Any = None
+) -> Examples:
+    """The examples in a source, prepared by the processor that the experiment names, or by this one."""
     reading: dict[str, Any] = {
-        "columns": Columns(
-            experiment.text_column,
-            experiment.pair_column,
-            experiment.label_column,
-            experiment.context_column,
-            experiment.choices_column,
-        ),
+        "columns": columns_of(experiment),
         "split": experiment.split,
         "max_length": experiment.max_length,
         "seed": experiment.seed,
         "task": task,
     }
-    processor = experiment.processor or str(model_folder(experiment.model))
-    return load_examples(model, source, processor=processor, **reading)
+    place = experiment.processor or str(model_folder(experiment.model))
+    return load_examples(model, source, processor=place if processor is None else processor, **reading)
 
 
 def find_device(name: str) -> torch.device:

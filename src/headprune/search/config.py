@@ -268,6 +268,12 @@ class Experiment(PruneConfig):
     context_column: str | None = option(None, "Column with the text that answers a question; found by its usual names.")
     choices_column: str | None = option(None, "Column with the list of choices; found by its usual names.")
     split: str | None = option(None, "Split of a data set, or of an .npz with x_SPLIT and y_SPLIT.")
+    vocabulary: tuple[str, ...] | None = option(
+        None,
+        "Keep only tokens that occur in these texts (.txt, or a table as for --data; give it once per file), in --data "
+        "and in --calibration, and the special ones.",
+        word=list[str],
+    )
     calibration: str | None = option(None, "Data to score and repair on, apart from --data, which then evaluates.")
     calibration_samples: int = option(128, "Samples to score and repair on.", minimum=1)
     evaluation_samples: int | None = option(None, "Samples to evaluate on; all others by default.", word=int, minimum=1)
@@ -280,6 +286,11 @@ class Experiment(PruneConfig):
     device: str = option(
         "auto", "Where to compute: cpu, cuda, cuda:1, mps; 'auto' takes a CUDA device if there is one."
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        files = [self.vocabulary] if isinstance(self.vocabulary, str) else self.vocabulary
+        object.__setattr__(self, "vocabulary", tuple(files) if files else None)
 
 
 # Where a verb has other defaults than experiments: published methods are compared as published.
@@ -304,7 +315,10 @@ def command_words(settings: Mapping[str, Any], verb: str = "prune") -> list[str]
         if value is True:
             words.append(flag)
         elif isinstance(value, (list, tuple)):
-            words += [flag, ",".join(f"{point:g}" for point in value)]
+            if field.name in BUDGETS:
+                words += [flag, ",".join(f"{point:g}" for point in value)]
+            else:
+                words += [word for entry in value for word in (flag, str(entry))]
         elif value is not False:
             words += [flag, str(value)]
     return words

@@ -18,7 +18,7 @@ from headprune.store import fingerprint, portability
 from headprune.store.files import replaced_directory
 from headprune.store.native import dense_numbers, native_numbers
 from headprune.store.places import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
-from headprune.store.processors import carry_processor
+from headprune.store.processors import carry_processor, outdated
 from headprune.surgery.shrink import learn_layout, shrink
 from headprune.units import Kind, Site, all_sites, survey
 from headprune.units.cutting.record import (
@@ -43,7 +43,8 @@ def save(
 ) -> Path:
     """Write the model, pruned or not, so that `headprune.load(path)` gives it back.
 
-    Tokenizer or image processor files come along from the folder the model was loaded from, or from `processor`.
+    Tokenizer or image processor files come along from the folder the model was loaded from, or from `processor`; after
+    `shrink_vocabulary` it is the smaller tokenizer that comes along.
     With `portable=True` the checkpoint also carries the code that plain transformers needs to load it
     (`trust_remote_code=True`). The directory appears, or is replaced, in one step.
     """
@@ -54,7 +55,7 @@ def save(
     sites = all_sites(model) if removed_members(model, "neurons") else survey(model).sites
     target = Path(path)
     try:
-        with replaced_directory(target) as fresh:
+        with replaced_directory(target, outdated(model)) as fresh:
             _write(model, sites, fresh, processor, portable, max_shard_size)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)

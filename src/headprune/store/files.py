@@ -6,7 +6,7 @@ import ctypes
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,11 +34,11 @@ def short(place: str | Path) -> str:
 
 
 @contextmanager
-def replaced_directory(target: Path) -> Iterator[Path]:
+def replaced_directory(target: Path, outdated: Sequence[str] = ()) -> Iterator[Path]:
     """A fresh directory to fill; when the block ends without an error, it becomes `target` in one step.
 
-    Files of an earlier checkpoint in `target` that are not weights and were not written anew (notes, a model card)
-    are kept.
+    Files of an earlier checkpoint in `target` that are not weights, not `outdated` and were not written anew (notes, a
+    model card) are kept.
     """
     is_there(target, CheckpointError)
     target = target.resolve()  # a link stays a link, and what it points to is replaced
@@ -58,7 +58,7 @@ def replaced_directory(target: Path) -> Iterator[Path]:
         fresh.chmod(0o777 & ~_umask())
         yield fresh
         if target.is_dir():
-            _keep_other_files(target, fresh)
+            _keep_other_files(target, fresh, (*WEIGHTS, *outdated))
         _sync(fresh)
         _swap(fresh, target)
     finally:
@@ -119,9 +119,9 @@ def _exchange(one: Path, other: Path) -> bool:
     return rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0
 
 
-def _keep_other_files(old: Path, new: Path) -> None:
+def _keep_other_files(old: Path, new: Path, patterns: Sequence[str]) -> None:
     for entry in old.iterdir():
-        if (new / entry.name).exists() or any(entry.match(pattern) for pattern in WEIGHTS):
+        if (new / entry.name).exists() or any(entry.match(pattern) for pattern in patterns):
             continue
         if entry.is_dir():
             shutil.copytree(entry, new / entry.name, symlinks=True)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedModel
 
+from headprune.errors import CheckpointError
+from headprune.vocabulary.shrink import RECORD, Shrunk
+
+KEPT = "kept_tokens.json"  # beside a model with a smaller vocabulary: the original id of each of its tokens
 VOCABULARIES = ("tokenizer*", "vocab*", "merges.txt", "*.spm", "*.model", "*.tiktoken")  # a tokenizer has one of these
+TOKENIZERS = (*VOCABULARIES, "special_tokens_map.json", "added_tokens.json", "chat_template*", KEPT)
 PATTERNS = (
-    *VOCABULARIES,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
+    *TOKENIZERS,
     "*preprocessor_config.json",
     "processor_config.json",
     "normalizer.json",
@@ -27,16 +31,52 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def carry_processor(model: PreTrainedModel, processor: Any, target: Path) -> None:
-    """Write the processor into `target`: the one given, or the files beside the weights the model came from."""
+    """Write the processor into `target`: the one given, or the files beside the weights the model came from. Where the
+    vocabulary was made smaller, the tokenizer that belongs to it comes instead of theirs."""
+    shrunk: Shrunk | None = getattr(model, RECORD, None)
     if processor is not None:
+        _refuse_larger(model, processor)
         processor.save_pretrained(target)
-        return
+    elif shrunk is not None:
+        shrunk.tokenizer.save_pretrained(target)
     source = source_folder(model)
-    if source is not None:
+    if shrunk is not None:
+        _write_kept(shrunk, source, target)
+    elif source is not None and (source / KEPT).is_file() and hasattr(model.config, RECORD):
+        shutil.copyfile(source / KEPT, target / KEPT)
+    if source is not None and processor is None:
         for pattern in PATTERNS:
+            if shrunk is not None and pattern in TOKENIZERS:
+                continue
             for file in source.glob(pattern):
                 if file.is_file() and not (target / file.name).exists():
                     shutil.copyfile(file, target / file.name)
+
+
+def _refuse_larger(model: PreTrainedModel, processor: Any) -> None:
+    """Refuse the tokenizer that a model had before its vocabulary was made smaller: its ids are others."""
+    record = getattr(model.config, RECORD, None)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if record and hasattr(tokenizer, "get_vocab") and len(tokenizer) > record["after"]:
+        raise CheckpointError(
+            f"The processor has {len(tokenizer)} tokens and the model {record['after']}, since its vocabulary was made "
+            "smaller; give the tokenizer that headprune.shrink_vocabulary returned, or none."
+        )
+
+
+def _write_kept(shrunk: Shrunk, source: Path | None, target: Path) -> None:
+    """Original ids, whether the model had all of its vocabulary when it was loaded or not."""
+    kept = list(shrunk.kept)
+    if source is not None and (source / KEPT).is_file():
+        earlier = json.loads((source / KEPT).read_text())
+        if isinstance(earlier, list) and len(earlier) == shrunk.before:
+            kept = [earlier[place] for place in kept]
+    (target / KEPT).write_text(json.dumps(kept) + "\n")
+
+
+def outdated(model: PreTrainedModel) -> Sequence[str]:
+    """Files of an earlier checkpoint that may not stay beside this one: another vocabulary's."""
+    return TOKENIZERS if hasattr(model.config, RECORD) else (KEPT,)
 
 
 def source_folder(model: PreTrainedModel) -> Path | None:

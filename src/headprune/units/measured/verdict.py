@@ -135,7 +135,7 @@ def dense_class(model: nn.Module) -> Any:
 # What a config says that does not change what the model computes.
 NOT_STRUCTURE = (
     *(*NAMES.values(), "headprune", "_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"),
-    *("id2label", "label2id", "auto_map"),
+    *("id2label", "label2id", "auto_map", "headprune_vocabulary"),
 )
 
 

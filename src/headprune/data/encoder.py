@@ -24,7 +24,10 @@ CHUNK = 1000  # texts that are counted together
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 
 
-def load_tokenizer(place: str | Path) -> Any:
+def load_tokenizer(place: Any) -> Any:
+    """The tokenizer in a folder or on the hub, or the one given."""
+    if not isinstance(place, (str, Path)):
+        return place
     fix = "save it there, or name another place with --processor"
     if is_there(place) and Path(place).is_dir() and not has_tokenizer(Path(place)):
         raise DataError(f"No tokenizer was found at {place}; {fix}.")
@@ -40,9 +43,9 @@ def load_tokenizer(place: str | Path) -> Any:
 class Encoder:
     """A tokenizer that was found to fit a model, and what the model needs to know about its texts."""
 
-    def __init__(self, model: PreTrainedModel, task: Task, place: str | Path, max_length: int) -> None:
+    def __init__(self, model: PreTrainedModel, task: Task, place: Any, max_length: int) -> None:
         self.tokenizer = load_tokenizer(place)
-        self.place = place
+        self.place = place if isinstance(place, (str, Path)) else self.tokenizer.name_or_path
         self.limit = _limit(model, max_length)
         self.vocabulary = _vocabulary(model)
         self._refuse_stranger()
