@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import headprune
 from headprune.criteria import fitting
 from headprune.errors import CriterionError
 from headprune.hooks.gates import gated
 from headprune.hooks.outputs import run
+from headprune.signals import Entropy, GateGradients
 from headprune.units import all_sites, kept_mask, resolve, widest
 from headprune.units.cutting.removal import take_out
 from headprune.units.members import Member
@@ -131,3 +133,53 @@ def test_what_is_kept_is_what_was_asked_for() -> None:
     assert [site.kind for site in result.sites] == [site.kind for site in sites]
     with pytest.raises(CriterionError, match="same model"):
         result + headprune.score(model, data("bert"))
+
+
+def test_experts_are_told_apart_by_sample() -> None:
+    """An expert sees the tokens that are sent to it, of all samples in one row: their number may divide by chance."""
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=50,
+        d_model=16,
+        d_kv=4,
+        d_ff=20,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
+        num_experts=3,
+        num_sparse_encoder_layers=1,
+        num_sparse_decoder_layers=1,
+        decoder_start_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = transformers.SwitchTransformersForConditionalGeneration(config).double().eval()
+    draw = torch.Generator().manual_seed(1)
+    lengths = {"input_ids": 8, "decoder_input_ids": 6, "labels": 6}
+    batch = {name: torch.randint(1, 50, (3, length), generator=draw) for name, length in lengths.items()}
+    oracle = neuron_oracle(model, [batch])
+    assert sum("experts" in site.path for site in oracle.sites) == 6
+    names = [name for name in CRITERIA if name != "residual-error"]  # the oracle's stream has all tokens
+    actual = scores(model, [batch], names, units="neurons")
+    assert differing(actual, {name: CRITERIA[name](oracle) for name in names}) == {}
+
+
+def test_a_criterion_of_ones_own_knows_what_its_requests_know() -> None:
+    class Gates(headprune.Criterion):
+        def requests(self) -> Any:
+            return (GateGradients("loss"),)
+
+    class Maps(headprune.Criterion):
+        def requests(self) -> Any:
+            return GateGradients("loss"), Entropy()
+
+    class Weights(headprune.Criterion):
+        pass
+
+    class Declared(headprune.Criterion):
+        kinds = ("heads", "neurons")
+
+    assert [kind().kinds for kind in (Gates, Maps, Weights, Declared)] == [
+        ("heads", "neurons"),
+        ("heads",),
+        ("heads",),
+        ("heads", "neurons"),
+    ]

@@ -100,9 +100,10 @@ def fitted_sums(shards: Sequence[Shard], moments: Mapping[int, Moments] | None =
 
 
 def _gathered(shards: Sequence[Shard], sites: Sequence[Site]) -> dict[int, Moments]:
-    found: dict[int, Moments] = {}
-    samples = 0
-    for shard in shards:
+    first, *others = shards
+    found = gather(first.model, sites, first.batches, first.task)
+    samples = first.samples
+    for shard in others:
         found = added(found, gather(shard.model, sites, shard.batches, shard.task), samples)
         samples += shard.samples
     return found

@@ -84,7 +84,11 @@ class Moments:
         """E[(z - point)(z - point)^T]."""
         offset = self.total.sum(0) / max(self.tokens, 1)
         away = self.mean - point
-        return self.products.sum(0) / max(self.tokens, 1) - torch.outer(offset, offset) + torch.outer(away, away)
+        spread = self.products.sum(0)
+        spread /= max(self.tokens, 1)  # in place: thousands of neurons squared are a GB
+        spread -= torch.outer(offset, offset)
+        spread += torch.outer(away, away)
+        return spread
 
     def covariance(self) -> torch.Tensor:
         return self.about_point(self.mean)

@@ -50,7 +50,8 @@ def residual_map(model: PreTrainedModel, site: Site, moments: Moments) -> Residu
     if site.width * site.group == 1:
         spread.diagonal().add_(RIDGE * scale)
         precision = _inverse(spread)
-        return ResidualMap(mean, (precision / precision.diagonal()).to(dtype))
+        precision /= precision.diagonal().clone()
+        return ResidualMap(mean, precision.to(dtype))
     precision = torch.linalg.inv(spread + RIDGE * scale * torch.eye(len(spread), dtype=spread.dtype))
     matrix = torch.zeros_like(precision)
     for start in range(0, site.size, site.group):
@@ -63,7 +64,7 @@ def residual_map(model: PreTrainedModel, site: Site, moments: Moments) -> Residu
 def _inverse(spread: torch.Tensor) -> torch.Tensor:
     """Of a positive matrix, in half the time of a general one, which matters at thousands of columns."""
     factor, failed = torch.linalg.cholesky_ex(spread)
-    return torch.linalg.inv(spread) if failed else torch.cholesky_inverse(factor)
+    return torch.linalg.inv(spread) if failed else torch.cholesky_inverse(factor, out=factor)
 
 
 def residuals(view: View, site: Site, outputs: torch.Tensor) -> torch.Tensor | None:
