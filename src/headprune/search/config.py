@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headprune.units import Kind
 
 
+WIDTHS = ("global", "uniform")
 BUDGETS: dict[str, Measure] = {
     "keep_parameters": "parameters",
     "keep_flops": "flops",
@@ -153,6 +154,10 @@ class PruneConfig:
         check_kinds([make(self.criterion)], self.kinds)
         check_compensation(self.compensate)
         check_labels_word(self.labels)
+        if self.widths not in WIDTHS:
+            raise ScheduleError(
+                f"There is no way {self.widths!r} to share a budget; choose one of {', '.join(WIDTHS)}."
+            )
         _ = self.stop, self.steps, self.budget
 
     def _take_method(self) -> None:

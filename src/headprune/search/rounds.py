@@ -25,7 +25,6 @@ from headprune.search.ways import Subject, Taken
 from headprune.surgery.cut import cut
 from headprune.units import Kind, Member, Site
 
-WIDTHS = ("global", "uniform")
 SLOWER = 0.03  # how much slower than asked for a model may be before another round
 CORRECTIONS = 2  # such rounds at most
 EXPLORED = 0.1  # share of the FLOPs that a run without a budget goes down to
