@@ -1,0 +1,177 @@
+"""Repairs towards the dense model: least squares, passes that compute nothing twice, and streams that are found."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from zoo import ZOO
+
+from headprune.hooks.streams import streams
+from headprune.repair.dense import DenseOutputs
+from headprune.repair.passes import Passes
+from headprune.repair.towards import Pairs, best_map
+from headprune.signals.sensitivity import FLOOR, token_weights
+from headprune.surgery.cut import cut
+from headprune.task import task_of
+from headprune.units import Member, all_sites
+
+
+def pairs_of(z: torch.Tensor, y: torch.Tensor, weights: torch.Tensor | None = None) -> Pairs:
+    found = Pairs.blank(z.shape[1], y.shape[1])
+    found.add(z, y, torch.arange(len(z)) // 4 % 2, weights)
+    return found
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_error_is_the_mean_over_tokens(weighted: bool, biased: bool) -> None:
+    z, y, weight = drawn(40, 5), drawn(40, 3, seed=1), drawn(3, 5, seed=2)
+    share = torch.rand(40, dtype=torch.float64) + 0.1 if weighted else torch.ones(40, dtype=torch.float64)
+    bias = drawn(3, seed=3) if biased else None
+    off = y - z @ weight.t() - (0 if bias is None else bias)
+    expected = float((off.square().sum(1) * share).sum() / share.sum())
+    assert pairs_of(z, y, share if weighted else None).error(weight, bias) == pytest.approx(expected, rel=1e-10)
+
+
+def test_what_can_be_expressed_is_found() -> None:
+    """y is a linear function of z: the old map is far off, and the new one has nothing left to miss but the ridge."""
+    z, right, shift = drawn(400, 6), drawn(4, 6, seed=1), drawn(4, seed=2)
+    y = z @ right.t() + shift
+    new, bias, before, after = best_map(torch.zeros(4, 6, dtype=torch.float64), torch.zeros(4), pairs_of(z, y))
+    assert after < 1e-4 * before  # the smallest ridge is 1e-3 of the mean square, so 1e-6 of the error stays
+    assert torch.allclose(new, right, atol=0.02)
+    assert bias is not None
+    assert torch.allclose(bias.double(), shift, atol=0.05)
+
+
+def test_a_map_that_nothing_improves_stays_as_it_is() -> None:
+    z, weight = drawn(64, 5), drawn(3, 5, seed=1)
+    bias = torch.zeros(3, dtype=torch.float64)
+    new, shift, before, after = best_map(weight, bias, pairs_of(z, z @ weight.t()))
+    assert after <= before
+    assert torch.allclose(new, weight, atol=1e-9)
+
+
+def test_noise_is_not_fitted() -> None:
+    """What has nothing to do with the inputs is left to the bias: the ridge that serves unseen samples is the largest."""
+    z, y = drawn(60, 30), drawn(60, 8, seed=1) * 3
+    old = torch.zeros(8, 30, dtype=torch.float64)
+    new, _, _, _ = best_map(old, torch.zeros(8, dtype=torch.float64), pairs_of(z, y))
+    fitted, _, _, _ = best_map(old, torch.zeros(8, dtype=torch.float64), pairs_of(z, y), ridges=(1e-3,))
+    assert new.norm() < 0.5 * fitted.norm()
+
+
+def test_tokens_count_by_the_root_of_what_depends_on_them() -> None:
+    squares = torch.tensor([0.0, 1.0, 4.0, 11.0])  # of mean 4
+    assert token_weights(squares) == pytest.approx(torch.tensor([0.0, 0.5, 1.0, (11 / 4) ** 0.5]) + FLOOR)
+    assert token_weights(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]
+
+
+NO_STREAM = {"gemma2", "dinov2", "granite"}  # a norm, a scale or a factor stands between output and stream
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "gpt2", "llama-gqa", "t5", "whisper", "vit", "gemma2", "dinov2"])
+def test_a_stream_is_what_the_output_is_added_to(name: str) -> None:
+    """Moving an output is moving the stream after it, so gradients at both are the same."""
+    model, batch = ZOO[name].build().eval(), ZOO[name].batch(0)
+    sites = all_sites(model)
+    seen: dict[int, int] = {}
+    with torch.no_grad(), streams(model, sites, lambda site, stream: seen.update({site.index: stream.shape[-1]})):
+        model(**batch)
+    assert not seen if name in NO_STREAM else set(seen) == {site.index for site in sites}
+
+
+def test_adding_to_the_stream_is_adding_to_the_output() -> None:
+    model, batch = ZOO["llama-gqa"].build().eval(), ZOO["llama-gqa"].batch(0)
+    site = all_sites(model)[-1]
+    outputs: list[torch.Tensor] = []
+    found: list[torch.Tensor] = []
+    handle = model.get_submodule(site.o).register_forward_hook(lambda m, a, out: outputs.append(out))
+    layer: list[torch.Tensor] = []
+    other = model.model.layers[-1].register_forward_hook(lambda m, a, out: layer.append(out))
+    with torch.no_grad(), streams(model, [site], lambda _, stream: found.append(stream)):
+        model(**batch)
+    handle.remove()
+    other.remove()
+    assert torch.equal(found[0] + outputs[0], layer[0])
+
+
+def pruned(name: str) -> tuple:
+    model = ZOO[name].build().eval()
+    batches = [ZOO[name].batch(seed) for seed in range(4)]
+    task = task_of(model)
+    sites = all_sites(model)
+    dense = DenseOutputs(model, sites, batches, task)
+    gone = [m for site in sites for unit in site.units()[::2] for m in unit if site.size > site.group]
+    cut(model, gone)
+    return model, batches, task, dense
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "gpt2", "llama-gqa", "t5", "vit", "phi3", "gemma2"])
+def test_no_site_is_worse_after_its_repair(name: str) -> None:
+    model, _, _, dense = pruned(name)
+    repairs = dense.repair(model, all_sites(model), "lstsq")
+    assert len(repairs) == len(all_sites(model))
+    for repair in repairs:
+        assert repair.error is not None
+        assert repair.error <= repair.error_without
+
+
+@pytest.mark.parametrize("name", ["bert", "llama-gqa", "t5"])
+def test_passes_with_memory_see_what_whole_passes_see(name: str) -> None:
+    """After every change at a site, what reaches the next is what a fresh forward pass brings there."""
+    model, batches, task, _ = pruned(name)
+    sites = all_sites(model)
+    passes = Passes(model, sites, batches, task)
+    for site in sites[::-1]:  # in another order than they run
+        expected: list[torch.Tensor] = []
+        handle = model.get_submodule(site.o).register_forward_pre_hook(
+            lambda m, args, into=expected: into.append(args[0].detach())
+        )
+        with torch.no_grad():
+            for batch in batches:
+                model(**task.inputs(task.prepare(batch, torch.device("cpu"))))
+        handle.remove()
+        seen = [part.columns for part in passes.at(site)]
+        assert sum(len(part) for part in seen) <= sum(one.shape[:-1].numel() for one in expected)
+        whole = torch.cat([one.flatten(0, -2) for one in expected])
+        for row in torch.cat(seen)[::7]:
+            assert (whole == row).all(1).any()
+        with torch.no_grad():
+            model.get_submodule(site.o).weight.mul_(0.5)
+
+
+def test_a_sweep_costs_a_few_passes_whatever_the_depth() -> None:
+    model, _, _, dense = pruned("bert")
+    before = dense.forwards
+    dense.repair(model, all_sites(model), "lstsq")
+    assert dense.forwards - before <= 3.0  # six sites would be six passes
+
+
+def test_means_go_into_biases() -> None:
+    model, batches, task, dense = pruned("bert")
+    old = copy.deepcopy(model.state_dict())
+    repairs = dense.repair(model, all_sites(model), "mean")
+    assert {repair.kind for repair in repairs} <= {"mean", "none"}
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, old[name])}
+    assert changed
+    assert all(name.endswith("bias") for name in changed)
+
+
+def test_a_site_without_units_gives_what_the_dense_one_gave_on_average() -> None:
+    model = ZOO["bert"].build().eval()
+    batches = [ZOO["bert"].batch(seed) for seed in range(4)]
+    task, sites = task_of(model), all_sites(model)
+    dense = DenseOutputs(model, sites, batches, task, weighted=False)
+    empty = sites[-1]
+    wanted = torch.cat(dense.targets[empty.index].outputs)
+    cut(model, [Member(empty.index, member) for member in empty.kept])
+    dense.targets = {empty.index: dense.targets[empty.index]}  # with all before it as it was
+    dense.repair(model, all_sites(model), "lstsq")
+    assert torch.allclose(model.get_submodule(empty.o).bias, wanted.mean(0), atol=1e-5)
