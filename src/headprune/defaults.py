@@ -2,4 +2,6 @@
 
 # What measured best over models of text, images and language together: docs/repair.md.
 CRITERION = "residual-gradient"
+# What does best where heads and neurons compete for a budget: docs/budgets.md.
+BUDGET_CRITERION = "elimination"
 COMPENSATION = "lstsq"

@@ -17,7 +17,7 @@ def check_early(model: str, options: Mapping[str, Any], *, criteria: Iterable[st
     """Names of criteria, files and packages that must be there. All of it is checked again where it is used."""
     if reports:
         need_report()
-    for name in (*criteria, *([options["criterion"]] if "criterion" in options else [])):
+    for name in (*criteria, *([options["criterion"]] if options.get("criterion") else [])):
         make(name)
     if options.get("keep") is not None:
         parse_keep(options["keep"])

@@ -201,7 +201,7 @@ def prune(
 
     quiet_transformers()
     experiment = experiment_of(model, options)
-    with resumable(out), live_curve(f"Pruning by {experiment.criterion}") as on_step:
+    with resumable(out), live_curve(f"Pruning by {experiment.made_criterion}") as on_step:
         record = run_experiment(experiment, out, overwrite=overwrite, on_step=on_step)
     result = record["result"]
     if as_json:

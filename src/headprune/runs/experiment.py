@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from headprune.criteria import make
 from headprune.data import Examples
 from headprune.errors import DataError
 from headprune.hooks.outputs import evaluating
@@ -75,7 +74,7 @@ def load(experiment: Experiment) -> tuple[Subject, Examples, Examples | None]:
     Calibration and evaluation are drawn apart from the same data by the seed, or come from two files.
     """
     subject = load_subject(experiment)
-    subject.check_labels(make(experiment.criterion), experiment.labels)
+    subject.check_labels(experiment.made_criterion, experiment.labels)
     wanted = experiment.calibration_samples
     if experiment.calibration is not None:
         other = read_examples(experiment, subject.model, subject.task, experiment.calibration, subject.processor)

@@ -79,7 +79,10 @@ def parse_keep(text: str) -> float | int:
 class PruneConfig:
     """How a model is pruned: by what, how far, in which steps, measured by what."""
 
-    criterion: str | Criterion = option(defaults.CRITERION, "Name as in `headprune criteria`.")
+    criterion: str | Criterion | None = option(
+        None,
+        f"Name as in `headprune criteria`; by default {defaults.CRITERION}, for budgets {defaults.BUDGET_CRITERION}.",
+    )
     compensate: Compensation = option(
         defaults.COMPENSATION,
         "What makes up for removed heads: 'lstsq' (the heads that stay, by least squares), 'mean' (the output bias) or "
@@ -139,7 +142,6 @@ class PruneConfig:
     task: str | None = option(None, "What the model predicts, where its class does not say it: see the table of tasks.")
 
     def __post_init__(self) -> None:
-        from headprune.criteria import make
         from headprune.criteria.kinds import check_kinds
         from headprune.repair.plan import check_compensation
         from headprune.search.budget import points
@@ -151,7 +153,7 @@ class PruneConfig:
         for name in BUDGETS:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, points(getattr(self, name), name))
-        check_kinds([make(self.criterion)], self.kinds)
+        check_kinds([self.made_criterion], self.kinds)
         check_compensation(self.compensate)
         check_labels_word(self.labels)
         if self.widths not in WIDTHS:
@@ -225,7 +227,11 @@ class PruneConfig:
     def made_criterion(self) -> Criterion:
         from headprune.criteria import make
 
-        return make(self.criterion)
+        if self.criterion is not None:
+            return make(self.criterion)
+        budgeted = self.schedule in (None, "rounds") and any(getattr(self, name) is not None for name in BUDGETS)
+        neurons = self.units is not None and "neurons" in self.units
+        return make(defaults.BUDGET_CRITERION if budgeted or neurons else defaults.CRITERION)
 
     def settings(self) -> dict[str, Any]:
         """Its values in the order of declaration, as JSON can hold them."""
@@ -248,7 +254,7 @@ def config_from(options: Mapping[str, Any], config: PruneConfig | None = None) -
     base = config or PruneConfig()
     rest = {name: value for name, value in options.items() if name not in known}
     if rest:
-        own["criterion"] = make(own.get("criterion", base.criterion), **rest)
+        own["criterion"] = make(own.get("criterion") or base.made_criterion, **rest)
     return dataclasses.replace(base, **own)
 
 
