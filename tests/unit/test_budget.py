@@ -7,7 +7,6 @@ import random
 
 import pytest
 import torch
-from zoo import ZOO
 
 from headprune.errors import ScheduleError
 from headprune.measure.costs import flops, total_parameters
@@ -17,6 +16,7 @@ from headprune.search.config import PruneConfig
 from headprune.search.rounds import choose, least_left, ranked
 from headprune.surgery.cut import cut
 from headprune.units import all_sites, kept_mask
+from zoo import ZOO
 
 BOTH = ("heads", "neurons")
 
