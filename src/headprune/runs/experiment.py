@@ -30,7 +30,7 @@ from headprune.store.checkpoint import save
 from headprune.store.files import write_text
 from headprune.store.places import model_folder
 from headprune.task import Task
-from headprune.units import resolve
+from headprune.units import resolve, sites_of, survey
 from headprune.vocabulary.shrink import RECORD, Shrunk
 
 __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
@@ -93,7 +93,8 @@ def load(experiment: Experiment) -> tuple[Subject, Examples, Examples | None]:
 def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None:
     """Refuse what a run would refuse, before anything is written or an old run is overwritten."""
     model, task = subject.model, subject.task
-    experiment.stop.heads_left(sum(site.size for site in resolve(model)))
+    sites = sites_of(model, experiment.kinds)
+    experiment.stop.heads_left(sum(site.size for site in sites if site.kind in experiment.kinds))
     check_compensation(experiment.compensate, model)
     sample = Quality(task)
     with torch.no_grad(), evaluating(model):
@@ -127,7 +128,7 @@ def run_experiment(
                     on_step(step)
             _publish(out, run.record)
             return run.record
-        if run.changed:
+        if run.changed and experiment.pace != "rounds":
             run.drop_short_step(experiment.every, [site.group for site in resolve(subject.model)])
         result = prune(
             subject.model,
@@ -221,7 +222,7 @@ def _result(result: PruneResult) -> dict[str, Any]:
         "units": {kind: [count, pruned.units.get(kind, 0)] for kind, count in dense.units.items()},
         "heads_before": dense.heads,
         "heads_after": pruned.heads,
-        "original_heads": [site.original for site in resolve(result.model)],
+        "original_heads": [site.original for site in survey(result.model).sites],
         "mask": _attention(dense, result.mask).int().tolist(),
         **_widths(dense, pruned),
     }

@@ -119,11 +119,10 @@ class InRounds:
             self.watch = Stopwatch(run.model, config.latency_batch, config.latency_tokens, config.threads)
             self.prices = self.watch.prices(sites)
         else:
-            self.prices = prices(run.model, sites, self.budget.measure)
+            self.prices = prices(run.model, sites, self.budget.measure, config.kinds)
         self.targets = ladder(self.budget.shares, config.rounds)
         check_reachable(self.budget, self.prices, sites, self._least)
         self.dense: DenseOutputs | None = None
-        self.forwards = 0.0  # passes over the calibration data
 
     def _least(self, site: Site) -> int:
         if not _competes(site, self.run.config.kinds):
@@ -153,7 +152,12 @@ class InRounds:
         share = self.targets[step - 1]
         return share if share in self.budget.shares else None
 
+    def rule(self) -> str:
+        return self.budget.rule() if self.run.config.budget is not None else ""
+
     def left(self, step: Step) -> int:
+        if self.budget.measure == "units":
+            return step.left
         return step.parameters if self.budget.measure in ("parameters", "memory") else step.flops
 
     def take(self) -> Taken:
