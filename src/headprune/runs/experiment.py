@@ -95,7 +95,7 @@ def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None
     """Refuse what a run would refuse, before anything is written or an old run is overwritten."""
     model, task = subject.model, subject.task
     experiment.stop.heads_left(sum(site.size for site in resolve(model)))
-    check_compensation(experiment.compensate, model)
+    check_compensation(experiment.compensate, model, published=experiment.method is not None)
     sample = Quality(task)
     with torch.no_grad(), evaluating(model):
         (batch,) = evaluated.select([0]).batches(1)
