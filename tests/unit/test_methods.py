@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 import headprune
+import runs
 from headprune.cli.main import app
 from headprune.errors import DataError, RegistrationError, ScheduleError
 from headprune.measure.costs import flops
@@ -125,6 +128,25 @@ def test_every_method_meets_a_budget(name: str, family: str) -> None:
         assert wanted in kinds
     else:
         assert not kinds
+
+
+@pytest.mark.parametrize("name", ["kwon", "flap", "osscar"])
+def test_a_run_goes_on_where_it_was_interrupted(name: str, tmp_path: Path) -> None:
+    """Repairs are repeated, and must come out as the journal says."""
+
+    def prune(out: Path) -> list[dict[str, Any]]:
+        budget = ("--method", name, "--keep-flops", "0.8,0.6", "--round", "1")
+        done = runs.headprune(*runs.prune_command(runs.material().bert, runs.material().data_tsv, out, *budget))
+        assert done.code == 0, done.err
+        return [{key: step[key] for key in ("removed", "metric", "compensation")} for step in runs.steps_of(out)]
+
+    whole = prune(tmp_path / "whole")
+    assert len(whole) == 3
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    runs.interrupt(tmp_path / "again", 2)
+    again = prune(tmp_path / "again")
+    assert again == whole
+    assert json.loads((tmp_path / "again" / "run.json").read_text())["settings"]["method"] == name
 
 
 def test_a_mean_without_a_bias_is_refused_where_no_method_asked_for_it() -> None:
