@@ -95,7 +95,7 @@ def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None
     model, task = subject.model, subject.task
     sites = sites_of(model, experiment.kinds)
     experiment.stop.heads_left(sum(site.size for site in sites if site.kind in experiment.kinds))
-    check_compensation(experiment.compensate, model)
+    check_compensation(experiment.compensate, model, published=experiment.method is not None)
     sample = Quality(task)
     with torch.no_grad(), evaluating(model):
         (batch,) = evaluated.select([0]).batches(1)

@@ -126,7 +126,7 @@ class Pruner:
         self.calibration = list(checked_batches(batches))
         if not self.calibration:
             raise DataError("There are no calibration batches; give at least one.")
-        check_compensation(self.config.compensate, model)
+        check_compensation(self.config.compensate, model, published=self.config.method is not None)
         self.observers = list(observers)
         self.known = list(known)
         self.steps: list[Step] = []
