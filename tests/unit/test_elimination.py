@@ -85,18 +85,21 @@ def test_the_effect_on_a_sample_is_the_sum_over_its_tokens() -> None:
 
 def test_errors_are_those_of_samples_that_were_not_fitted() -> None:
     """Many columns can express what they are fitted to; what they say of other samples is another matter."""
-    inputs, wanted = drawn(24, 6).float(), drawn(24, 3, seed=1).float()
+    inputs, weight = drawn(24, 8).float(), drawn(3, 8, seed=1).float()
     found = Sensitivity(inputs, [drawn(24, 3, seed=2).float()], torch.arange(24))
-    unseen = Unseen(found, inputs, wanted, torch.ones(24), 1e-6)
-    fitted = wanted - inputs @ torch.linalg.lstsq(inputs, wanted).solution
-    everything = torch.arange(6)
-    assert unseen.error(everything) > found.effect(fitted)
+    unseen = Unseen(found, inputs, weight, torch.ones(24), 1e-6)
+    left = torch.arange(6)
+    wanted = inputs[:, 6:] @ weight[:, 6:].t()  # what the two that go have added
+    fitted = wanted - inputs[:, left] @ torch.linalg.lstsq(inputs[:, left], wanted).solution
+    assert unseen.error(left) > found.effect(fitted)
     by_hand = wanted.clone()
     for fold in (0, 1):
         own, other = torch.arange(24) % 2 == fold, torch.arange(24) % 2 != fold
-        by_hand[own] -= inputs[own] @ torch.linalg.lstsq(inputs[other], wanted[other]).solution
-    assert unseen.error(everything) == pytest.approx(found.effect(by_hand), rel=1e-3)
-    assert unseen.error(torch.tensor([], dtype=torch.long)) == pytest.approx(found.effect(wanted), rel=1e-6)
+        by_hand[own] -= inputs[own][:, left] @ torch.linalg.lstsq(inputs[other][:, left], wanted[other]).solution
+    assert unseen.error(left) == pytest.approx(found.effect(by_hand), rel=1e-3)
+    assert unseen.error(torch.arange(8)) == pytest.approx(0.0, abs=1e-6)
+    nothing = torch.tensor([], dtype=torch.long)
+    assert unseen.error(nothing) == pytest.approx(found.effect(inputs @ weight.t()), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama-gqa", "gpt2", "vit", "albert", "t5"])

@@ -62,7 +62,7 @@ def site_scores(model: PreTrainedModel, site: Site, found: Sensitivity | None, *
     if not torch.isfinite(spread).all() or not torch.isfinite(metric).all():
         return torch.full((site.size,), torch.nan, dtype=torch.float64)
     width = site.width * site.group
-    unseen = Unseen(found, inputs, inputs @ weight.t(), share, ridge) if found.gradients else None
+    unseen = Unseen(found, inputs, weight, share, ridge) if found.gradients else None
     errors: list[float] = []
     counts: list[int] = []
     sequence: list[int] = []
@@ -86,13 +86,14 @@ def site_scores(model: PreTrainedModel, site: Site, found: Sensitivity | None, *
 
 
 class Unseen:
-    """What a site's output, solved again from some of its columns, misses on samples that the solution has not seen: a
-    wide layer can express anything that it is fitted to."""
+    """What is missed when some columns of a site take over what the others added, on samples that the solution has not
+    seen: a wide layer can express anything that it is fitted to."""
 
     def __init__(
-        self, found: Sensitivity, inputs: torch.Tensor, wanted: torch.Tensor, share: torch.Tensor, ridge: float
+        self, found: Sensitivity, inputs: torch.Tensor, weight: torch.Tensor, share: torch.Tensor, ridge: float
     ) -> None:
-        self.found, self.inputs, self.wanted, self.ridge = found, inputs, wanted, ridge
+        self.found, self.inputs, self.weight, self.ridge = found, inputs, weight, ridge
+        self.wanted = wanted = inputs @ weight.t()
         self.fold = found.samples % FOLDS
         self.products, self.crosses = [], []
         for fold in range(FOLDS):
@@ -103,12 +104,13 @@ class Unseen:
 
     def error(self, left: torch.Tensor) -> float:
         """The mean over samples of the squared effect on the logits, with these columns left."""
-        change = self.wanted.clone()
+        staying = self.weight[:, left].t()
+        change = self.wanted - self.inputs[:, left] @ staying  # what the columns that go have added
         if len(left):
             for fold in range(FOLDS):
                 others = [other for other in range(FOLDS) if other != fold]
                 inner = sum(self.products[other] for other in others)[left][:, left]  # type: ignore[index]
-                cross = sum(self.crosses[other] for other in others)[left]  # type: ignore[index]
+                cross = sum(self.crosses[other] for other in others)[left] - inner @ staying  # type: ignore[index]
                 if not bool((self.fold != fold).any()):
                     continue
                 inner.diagonal().add_(self.ridge * inner.diagonal().mean().clamp_min(torch.finfo(inner.dtype).tiny))
