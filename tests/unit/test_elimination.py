@@ -64,7 +64,7 @@ def test_neurons_leave_in_parts_and_all_of_them() -> None:
     weight, spread = drawn(4, 64, seed=2), spread_of(64)
     parts = [gone for gone, _, _ in eliminate(weight, spread, torch.eye(4, dtype=torch.float64), 1, 0.1)]
     assert sorted(itertools.chain.from_iterable(parts)) == list(range(64))
-    assert len(parts[0]) == 4  # one in sixteen
+    assert len(parts[0]) == 8  # one in eight
     assert len(parts) < 64
 
 

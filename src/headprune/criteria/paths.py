@@ -22,7 +22,7 @@ from headprune.units import Site
 from headprune.units.linear import is_transposed, out_features
 
 LIMIT = 2**32  # bytes of tokens that are kept at once
-STAGES = 16  # of the neurons that are left, one part in so many goes at once; heads go one by one
+STAGES = 8  # of the neurons that are left, one part in so many goes at once; heads go one by one
 APART = 0.8  # widths of a feed-forward layer at which errors are measured: each this part of the last
 
 
