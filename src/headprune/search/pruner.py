@@ -167,9 +167,10 @@ class Pruner:
 
     def reached(self, step: int) -> None:
         """Tell whoever asked for it that the model is at a point of its budget."""
-        label = self.points.get(step)
-        if label is not None and self.at_point is not None:
-            self.at_point(label)
+        budget = self.config.budget
+        share = self._way.point(step)  # while steps are replayed, `points` does not know them yet
+        if budget is not None and len(budget.shares) > 1 and share is not None and self.at_point is not None:
+            self.at_point(budget.label(share))
 
     @property
     def points(self) -> dict[int, str]:
