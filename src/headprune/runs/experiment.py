@@ -167,9 +167,7 @@ def run_experiment(
         return run.record
 
 
-def _keep_point(
-    out: Path, label: str, experiment: Experiment, model: PreTrainedModel, *, again: bool = False
-) -> None:
+def _keep_point(out: Path, label: str, experiment: Experiment, model: PreTrainedModel, *, again: bool = False) -> None:
     """The model of one point of a budget, unless an earlier process wrote it."""
     folder = out / "models" / label
     if again or not folder.is_dir():
