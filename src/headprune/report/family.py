@@ -50,8 +50,8 @@ def places(run: ReportRun, measure: str) -> list[float | None]:
     if measure == "parameters":
         return [step.parameters / first.parameters if first.parameters else None for step in run.steps]
     if measure == "flops":
-        whole = (run.result or {}).get("model_flops")
-        return [(whole - first.flops + step.flops) / whole if whole else None for step in run.steps]
+        whole = first.model_flops
+        return [step.model_flops / whole if whole and step.model_flops else None for step in run.steps]
     timed = any(step.latency is not None for step in run.steps)
     return [step.latency if step.step else 1.0 if timed else None for step in run.steps]
 
@@ -66,12 +66,8 @@ def _figure(
 ) -> alt.LayerChart:
     name = runs[0].metric.name
     farthest = max([1.0, *(row["share"] for row in [*steps, *marked])])
-    x = alt.X(
-        "share:Q",
-        title=axis,
-        axis=alt.Axis(format="%", values=TICKS if farthest == 1 else None, tickCount=5),
-        scale=alt.Scale(domain=[0, farthest]),
-    )
+    ticks = alt.Axis(format="%", values=TICKS) if farthest <= 1.1 else alt.Axis(format="%", tickCount=4)
+    x = alt.X("share:Q", title=axis, axis=ticks, scale=alt.Scale(domain=[0, farthest]))
     y = alt.Y("value:Q", title=name, scale=alt.Scale(domain=_extent([*steps, *marked]), zero=False))
     colours = alt.Color("run:N", legend=None, scale=alt.Scale(domain=list(look), range=list(look.values())))
     tooltip = [
@@ -83,6 +79,7 @@ def _figure(
     ]
     path = alt.Chart(alt.Data(values=steps)).encode(x=x, y=y, color=colours, tooltip=tooltip)
     marks = alt.Chart(alt.Data(values=marked)).encode(x=x, y=y, tooltip=tooltip)
+    own: Any = colours if len(runs) > 1 else alt.value(MARKED)  # several runs are told apart by their colours
     layers: list[Any] = []
     if steps:
         bars = path.transform_filter("isValid(datum.low) && !datum.marked").mark_rule(opacity=0.4, clip=True)
@@ -92,11 +89,11 @@ def _figure(
             path.mark_point(filled=True, size=22, opacity=1),
         ]
     bars = marks.transform_filter("isValid(datum.low)").mark_rule(opacity=0.7, strokeWidth=1.5, clip=True)
-    layers.append(bars.encode(y=alt.Y("low:Q"), y2="high:Q", color=alt.value(MARKED)))
+    layers.append(bars.encode(y=alt.Y("low:Q"), y2="high:Q", color=own))
     dense = marks.transform_filter("datum.mark == 'dense'")
     layers.append(dense.mark_point(shape="diamond", filled=True, size=130, opacity=1, color="currentColor"))
     chosen = marks.transform_filter("datum.mark == 'point'")
-    layers.append(chosen.mark_point(filled=True, size=110, opacity=1, stroke=MARKED, fill=MARKED))
+    layers.append(chosen.mark_point(filled=True, size=110, opacity=1).encode(color=own))
     # A curve that falls as the model shrinks leaves room above it, on the left; one that rises, below it.
     below = not runs[0].metric.higher_is_better
     words = marks.mark_text(align="right", dx=-8, dy=13 if below else -10, fontSize=11, clip=False)

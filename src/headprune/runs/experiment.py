@@ -14,7 +14,6 @@ from transformers import AutoConfig, PreTrainedModel
 from headprune.data import Examples
 from headprune.errors import DataError
 from headprune.hooks.outputs import evaluating
-from headprune.measure.costs import flops
 from headprune.measure.metrics import choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.savings import savings, shares
@@ -31,7 +30,7 @@ from headprune.store.checkpoint import save
 from headprune.store.files import write_text
 from headprune.store.places import model_folder
 from headprune.task import Task
-from headprune.units import resolve, sites_of
+from headprune.units import resolve
 from headprune.vocabulary.shrink import RECORD, Shrunk
 
 __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
@@ -158,7 +157,6 @@ def run_experiment(
             if shrunk is not None:  # the one that is measured is in no folder
                 del folders["dense"]
             record["savings"] = savings(result.dense, result.model, batch, folders=folders, task=subject.task)
-            record["result"]["model_flops"] = _model_flops(result)
             record["points"] = _points(result, points, out, batch, subject.task)
             if result.result.latency is not None:
                 record["savings"]["shares"]["latency"] = round(result.result.latency, 4)
@@ -180,13 +178,6 @@ def _settled(result: PruneResult) -> dict[int, str]:
     if result.stopped_at <= last:
         return dict(result.points)
     return {result.stopped_at if number == last else number: label for number, label in result.points.items()}
-
-
-def _model_flops(result: PruneResult) -> int:
-    """FLOPs of the whole dense model, where steps know those of its units."""
-    assert result.dense is not None
-    kinds: Any = tuple(result.trajectory[0].units)
-    return flops(result.dense, sites_of(result.dense, kinds)).total
 
 
 def _points(

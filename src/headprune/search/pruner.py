@@ -306,6 +306,7 @@ class Pruner:
         sites = self.sites
         measured = measured or self.metric.of(quality, self.reference)
         kinds = self.config.kinds
+        counted = flops(self.model, sites)
         step = Step(
             step=len(self.steps),
             removed=taken.removed,
@@ -318,7 +319,8 @@ class Pruner:
             units={kind: sum(s.size for s in sites if s.kind == kind) for kind in kinds},
             applied={kind: sum(s.size * s.applications for s in sites if s.kind == kind) for kind in kinds},
             parameters=total_parameters(self.model),
-            flops=flops(self.model, sites).units_total,
+            flops=counted.units_total,
+            model_flops=counted.total,
             compensation=tuple(repair.to_json() for repair in taken.repairs),
             scores=taken.scores,
             latency=taken.latency,
