@@ -97,6 +97,11 @@ def test_the_measured_speed_up_stands_beside_the_one_asked_for(width: int) -> No
     text = io.StringIO()
     print_points(single, Path("RUN"), Console(file=text, width=width))
     assert " ".join(text.getvalue().split()) == "The budget: asked for 2.0x, measured 2.03x."
+    # A rule to stop may end a run between its points: what it has is still listed, and is not the result.
+    text = io.StringIO()
+    print_points({**record, "points": points[:1]}, Path("RUN"), Console(file=text, width=width))
+    assert "speedup-1.5" in text.getvalue() or width < 80
+    assert "The folders are in RUN/models." in " ".join(text.getvalue().split())
 
 
 def test_scores_of_heads_and_neurons(tmp_path: Path) -> None:

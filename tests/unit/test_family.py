@@ -68,6 +68,9 @@ def test_every_point_has_a_model_that_meets_it(whole: Path) -> None:
             total_parameters(model) / total_parameters(dense), abs=1e-4
         )
         assert point["units"] == {kind: sum(s.size for s in sites if s.kind == kind) for kind in BOTH}
+        card = (whole / point["model"] / "README.md").read_text()
+        assert f"| heads | 12 | {point['units']['heads']} |" in card
+        assert f"by the point {point['label']} of its budget" in card.replace("\\", "")
     last = (whole / points[-1]["model"] / "model.safetensors").read_bytes()
     assert last == (whole / "model" / "model.safetensors").read_bytes()
 

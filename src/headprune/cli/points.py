@@ -20,10 +20,10 @@ SHARES = {"parameters": "parameters", "flops": "FLOPs", "latency": "time"}
 def print_points(record: Mapping[str, Any], out: Path, console: Console) -> None:
     """What became of a budget; nothing where a run has none."""
     points = points_of(record)
-    for point in points if len(points) == 1 else []:
-        if point.came_out:
-            console.print(f"The budget: {point.came_out}.", highlight=False)
-    if len(points) < 2:
+    if not record.get("points"):
+        for point in points:
+            if point.came_out:
+                console.print(f"The budget: {point.came_out}.", highlight=False)
         return
     name, before = record["result"]["metric"], record["result"]["units"]
     kinds = [kind for kind, (count, _) in before.items() if count]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from headprune.store.checkpoint import save
 from headprune.store.files import write_text
 from headprune.store.places import model_folder
 from headprune.task import Task
-from headprune.units import resolve
+from headprune.units import kept_mask, resolve, sites_of
 from headprune.vocabulary.shrink import RECORD, Shrunk
 
 __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
@@ -157,7 +158,7 @@ def run_experiment(
             if shrunk is not None:  # the one that is measured is in no folder
                 del folders["dense"]
             record["savings"] = savings(result.dense, result.model, batch, folders=folders, task=subject.task)
-            record["points"] = _points(result, points, out, batch, subject.task)
+            record["points"] = _points(result, points, out, batch, subject.task, {**run.record, **record})
             if result.result.latency is not None:
                 record["savings"]["shares"]["latency"] = round(result.result.latency, 4)
         run.finish(record)
@@ -181,15 +182,23 @@ def _settled(result: PruneResult) -> dict[int, str]:
 
 
 def _points(
-    result: PruneResult, points: Mapping[int, str], out: Path, batch: Mapping[str, Any], task: Task
+    result: PruneResult,
+    points: Mapping[int, str],
+    out: Path,
+    batch: Mapping[str, Any],
+    task: Task,
+    record: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """What was measured of the model at each point of a budget, where there are several; for budgets of time, the time
-    is that which the budget counts."""
+    """What was measured of the model at each point of a budget, where there are several, and its model card; for
+    budgets of time, the time is that which the budget counts."""
     assert result.dense is not None
     found = []
     for number, label in points.items():
         folder, step = out / "models" / label, result.trajectory[number]
         model = load_model(folder, dtype=result.dense.dtype).to(result.dense.device)
+        mask = kept_mask(sites_of(model, tuple(step.units)))  # type: ignore[arg-type]  # whose keys are kinds
+        at = replace(result, model=model, stopped_at=number, mask=mask, rule=f"the point {label} of its budget")
+        write_text(folder / "README.md", model_card({**record, "result": _result(at), "savings": None}))
         left = shares(result.dense, model, batch, task=task)
         if step.latency is not None:
             left["latency"] = round(step.latency, 4)
