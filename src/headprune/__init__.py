@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headprune.measure.inspection import inspect
     from headprune.repair.remove import remove
     from headprune.search.config import PruneConfig
+    from headprune.search.methods import Method, register_method
     from headprune.search.pruner import Pruner, PruneResult, prune
     from headprune.store.checkpoint import load, save
     from headprune.task import Task, task_of
@@ -24,6 +25,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "Criterion": "headprune.criteria",
             "Gates": "headprune.hooks.gates",
             "Layout": "headprune.units",
+            "Method": "headprune.search.methods",
             "PruneConfig": "headprune.search.config",
             "PruneResult": "headprune.search.pruner",
             "Pruner": "headprune.search.pruner",
@@ -35,6 +37,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "load": "headprune.store.checkpoint",
             "prune": "headprune.search.pruner",
             "register_family": "headprune.units",
+            "register_method": "headprune.search.methods",
             "remove": "headprune.repair.remove",
             "resolve": "headprune.units",
             "survey": "headprune.units",
@@ -51,6 +54,7 @@ __all__ = [
     "Gates",
     "HeadpruneError",
     "Layout",
+    "Method",
     "PruneConfig",
     "PruneResult",
     "Pruner",
@@ -62,6 +66,7 @@ __all__ = [
     "load",
     "prune",
     "register_family",
+    "register_method",
     "remove",
     "resolve",
     "save",

@@ -7,16 +7,16 @@ import random
 
 import pytest
 import torch
-from zoo import ZOO
 
 from headprune.errors import ScheduleError
 from headprune.measure.costs import flops, total_parameters
 from headprune.search.allocate import Curve, allocate, groups
-from headprune.search.budget import Budget, check_reachable, ladder, points, prices, units
+from headprune.search.budget import Budget, check_reachable, ladder, points, prices
 from headprune.search.config import PruneConfig
 from headprune.search.rounds import choose, least_left, ranked
 from headprune.surgery.cut import cut
 from headprune.units import all_sites, kept_mask
+from zoo import ZOO
 
 BOTH = ("heads", "neurons")
 
@@ -66,7 +66,7 @@ def test_prices_are_what_a_cut_model_costs(name: str, measure: str) -> None:
         "parameters": lambda: total_parameters(model),
         "memory": lambda: 4 * total_parameters(model),
         "flops": lambda: flops(model, after).total,
-        "units": lambda: sum(units(site) for site in after),
+        "units": lambda: sum(site.size for site in after),
     }[measure]()
     assert known.total({}, after) == pytest.approx(expected, rel=1e-12)
 

@@ -16,7 +16,7 @@ from scoring import labelled, model_of, oracle_of, some_batches
 from zoo import ZOO
 
 NAMES = {"gnorm", "his", "tis", "attribution", "entropy", "deficit", "hies", "magnitude", "taylor", "random"}
-NAMES |= {"residual-gradient", "residual-error"}
+NAMES |= {"residual-gradient", "residual-error", "elimination", "fisher", "fluctuation", "wanda"}
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +77,10 @@ def test_inverse_keeps_options_labels_and_removed_heads() -> None:
         ("residual-gradient", False),
         ("residual-gradient(residual=False)", False),
         ("residual-error", False),
+        ("fisher", True),
+        ("fisher(rearrange=True)", True),
+        ("fluctuation", False),
+        ("wanda", False),
     ],
 )
 def test_each_criterion_says_whether_it_needs_labels(spec: str, needs: bool) -> None:
@@ -114,8 +118,8 @@ def test_alpha_of_hies_weighs_its_two_parts() -> None:
         ("gnrm", "did you mean 'gnorm'"),
         ("entropi", "did you mean 'entropy'"),
         ("inverse:gnrm", "did you mean 'gnorm'"),
-        ("xyzzy", "attribution, deficit, entropy"),
-        ("", "attribution, deficit, entropy"),
+        ("xyzzy", "attribution, deficit, elimination"),
+        ("", "attribution, deficit, elimination"),
         ("gnorm(", "gnorm"),
         ("gnorm(objective=sum)", "objective of gnorm must be one of logit-norm, loss"),
         ("gnorm(aggregation=mean)", "aggregation of gnorm must be one of sample, batch"),

@@ -21,6 +21,7 @@ import runs
 from headprune.cli.main import app
 from headprune.criteria import REGISTRY
 from headprune.measure.metrics import METRICS
+from headprune.search.methods import METHODS
 from headprune.task import TASKS
 from headprune.task.table import markdown_table
 from headprune.units.families import FAMILIES
@@ -78,11 +79,12 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def clean_registry() -> Iterator[None]:
-    """The criteria as they were, whatever an example registers."""
-    before = dict(REGISTRY)
+    """The criteria and methods as they were, whatever an example registers."""
+    before = dict(REGISTRY), dict(METHODS)
     yield
-    REGISTRY.clear()
-    REGISTRY.update(before)
+    for registry, known in zip((REGISTRY, METHODS), before, strict=True):
+        registry.clear()
+        registry.update(known)
 
 
 @pytest.mark.parametrize("page", pages_with("python"))
@@ -192,6 +194,24 @@ def test_every_criterion_has_its_page(criterion: str) -> None:
         assert reference in page
     for summary in (DOCS / "criteria" / "index.md", ROOT / "README.md"):
         assert f"`{criterion}`" in text_of(summary), summary
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_its_row_with_its_settings(method: str) -> None:
+    one = METHODS[method]
+    row = re.search(rf"^\| (\[)?`{re.escape(method)}`.*$", text_of(DOCS / "methods" / "index.md"), re.MULTILINE)
+    assert row is not None
+    _, _, *cells, _, _ = (re.sub(r"\]\(.*|[\[`]", "", cell).strip() for cell in row[0].split("|"))
+    assert cells == [one.criterion, one.compensate, one.widths, str(one.rounds)]
+    if method != "headprune":
+        page = text_of(
+            DOCS
+            / "methods"
+            / ("baselines.md" if one.reference in ("chance", "the size of weights") else f"{method}.md")
+        )
+        assert f"--method {method} " in page
+        for reference in re.findall(r"arXiv \d+\.\d+", one.reference):
+            assert reference in page
 
 
 def test_the_table_of_tasks_is_that_of_the_code() -> None:

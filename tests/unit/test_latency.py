@@ -17,7 +17,8 @@ from headprune.measure.savings import measure_speedup, shares
 from headprune.measure.sublayers import counts_of, fewest_of, with_units
 from headprune.units import all_sites
 from helpers import assert_unchanged, state_of
-from runs import bert
+from runs import bert, material
+from runs import headprune as program
 from scoring import labelled
 from zoo import ZOO
 
@@ -171,7 +172,7 @@ def test_curves_bend_as_whole_models_do() -> None:
 def test_counts() -> None:
     heads, *_, neurons = all_sites(bert(intermediate_size=1536))
     assert counts_of(heads) == tuple(range(len(heads.units()) + 1))
-    assert counts_of(neurons) == (0, 24, *range(128, 1537, 128))
+    assert counts_of(neurons) == (0, 24, *range(125, 1406, 128), 1525, 1536)
 
 
 def test_as_json() -> None:
@@ -195,3 +196,19 @@ def test_speedup_and_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["latency"] == 0.25
     assert found["parameters"] == pytest.approx(seconds_of(pruned) / seconds_of(dense), abs=1e-4)
     assert 0.4 < found["flops"] < 0.7
+
+
+def test_the_command(taken: list[Any]) -> None:
+    asked = ("inspect", material().bert, "--latency", "--tokens", 8, "--batch-size", 2, "--threads", 1)
+    found = program(*asked, "--json").json["latency"]
+    assert (found["batch_size"], found["length"], found["threads"]) == (2, 8, 1)
+    assert found["curves"][0]["counts"] == [0, 1, 2, 3, 4]
+    measured = len(taken)
+    done = program(*asked)
+    assert len(taken) == measured
+    assert done.code == 0
+    for said in ("Time of a pass of 2 x 8", "encoder self x 3", "encoder feed-forward x 3", "everything else"):
+        assert said in done.out
+    assert program(*asked, "--fresh").code == 0
+    assert len(taken) > measured
+    assert "latency" not in program("inspect", material().bert, "--json").json

@@ -16,7 +16,8 @@ from headprune.measure.trajectory import Step
 from headprune.runs.experiment import Experiment, settings_of
 from headprune.runs.journal import Run
 from headprune.search.config import PruneConfig, command_words, config_from, migrated
-from headprune.search.pruner import Observer, Pruner, replay
+from headprune.search.pruner import Observer, Pruner
+from headprune.search.replay import replay
 from helpers import assert_unchanged, identical, kept_heads, outputs, state_of
 from runs import headprune as program
 from runs import material, prune_command, removal_order, steps_of
@@ -146,7 +147,8 @@ def test_a_config_is_declared_once() -> None:
     said = program("prune", "--help").out
     for field in dataclasses.fields(Experiment):
         if field.name not in ("model",):
-            assert f"--{field.name.replace('_', '-')[:20]}" in said, field.name
+            flag = field.metadata["flag"] or f"--{field.name.replace('_', '-')}"
+            assert flag[:22] in said, field.name
     m = material()
     assert names <= set(settings_of(Experiment(model=m.bert, data=m.data_csv)))
     changed = Experiment(

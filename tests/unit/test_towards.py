@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from zoo import ZOO
 
 from headprune.hooks.streams import streams
 from headprune.repair.dense import DenseOutputs
@@ -16,6 +15,7 @@ from headprune.signals.sensitivity import FLOOR, token_weights
 from headprune.surgery.cut import cut
 from headprune.task import task_of
 from headprune.units import Member, all_sites
+from zoo import ZOO
 
 
 def pairs_of(z: torch.Tensor, y: torch.Tensor, weights: torch.Tensor | None = None) -> Pairs:
@@ -53,13 +53,13 @@ def test_what_can_be_expressed_is_found() -> None:
 def test_a_map_that_nothing_improves_stays_as_it_is() -> None:
     z, weight = drawn(64, 5), drawn(3, 5, seed=1)
     bias = torch.zeros(3, dtype=torch.float64)
-    new, shift, before, after = best_map(weight, bias, pairs_of(z, z @ weight.t()))
+    new, _shift, before, after = best_map(weight, bias, pairs_of(z, z @ weight.t()))
     assert after <= before
     assert torch.allclose(new, weight, atol=1e-9)
 
 
 def test_noise_is_not_fitted() -> None:
-    """What has nothing to do with the inputs is left to the bias: the ridge that serves unseen samples is the largest."""
+    """What has nothing to do with the inputs is left to the bias: the ridge that serves others is large."""
     z, y = drawn(60, 30), drawn(60, 8, seed=1) * 3
     old = torch.zeros(8, 30, dtype=torch.float64)
     new, _, _, _ = best_map(old, torch.zeros(8, dtype=torch.float64), pairs_of(z, y))
@@ -155,7 +155,7 @@ def test_a_sweep_costs_a_few_passes_whatever_the_depth() -> None:
 
 
 def test_means_go_into_biases() -> None:
-    model, batches, task, dense = pruned("bert")
+    model, _batches, _task, dense = pruned("bert")
     old = copy.deepcopy(model.state_dict())
     repairs = dense.repair(model, all_sites(model), "mean")
     assert {repair.kind for repair in repairs} <= {"mean", "none"}

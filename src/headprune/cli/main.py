@@ -118,6 +118,23 @@ def criteria(plugin: Plugin = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def methods(plugin: Plugin = None, as_json: Json = False) -> None:
+    """List the published methods that --method takes: what each is made of, and where it comes from."""
+    from headprune.search.methods import METHODS
+
+    import_plugins(plugin)
+    if as_json:
+        fields = ("name", "reference", "use")
+        print_json(
+            {"methods": [{**{f: getattr(one, f) for f in fields}, **one.settings()} for one in METHODS.values()]}
+        )
+    else:
+        from headprune.cli.methods import print_methods
+
+        print_methods(list(METHODS.values()))
+
+
+@app.command()
 @with_options(*NOT_OF_SCORE)
 def score(
     model: Model,

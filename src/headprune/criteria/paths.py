@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune.signals.moments import FOLDS
 from headprune.signals.sensitivity import DRAWS, Sensitivity
 from headprune.task import batch_size
 from headprune.units import Site
@@ -61,19 +62,19 @@ def site_scores(model: PreTrainedModel, site: Site, found: Sensitivity | None, *
     if not torch.isfinite(spread).all() or not torch.isfinite(metric).all():
         return torch.full((site.size,), torch.nan, dtype=torch.float64)
     width = site.width * site.group
-    whole = inputs @ weight.t()
+    unseen = Unseen(found, inputs, weight, share, ridge) if found.gradients else None
     errors: list[float] = []
     counts: list[int] = []
     sequence: list[int] = []
     measured_at = float("inf")
     total = weight.shape[1] // width
-    for gone, left, solved, error in eliminate(weight.double(), spread, metric, width, ridge):
+    for gone, left, error in eliminate(weight.double(), spread, metric, width, ridge):
         sequence += gone
         if width == 1 and len(left) > APART * measured_at and len(left):
             continue
         measured_at = len(left)
-        if found.gradients:
-            error = found.effect(whole - inputs[:, left] @ solved.float().t())
+        if unseen is not None:
+            error = unseen.error(left)
         errors.append(error)
         counts.append(len(sequence) - sum(counts))
     assert len(sequence) == total
@@ -84,11 +85,47 @@ def site_scores(model: PreTrainedModel, site: Site, found: Sensitivity | None, *
     return scores.repeat_interleave(site.group)
 
 
+class Unseen:
+    """What is missed when some columns of a site take over what the others added, on samples that the solution has not
+    seen: a wide layer can express anything that it is fitted to."""
+
+    def __init__(
+        self, found: Sensitivity, inputs: torch.Tensor, weight: torch.Tensor, share: torch.Tensor, ridge: float
+    ) -> None:
+        self.found, self.inputs, self.weight, self.ridge = found, inputs, weight, ridge
+        self.wanted = wanted = inputs @ weight.t()
+        self.fold = found.samples % FOLDS
+        self.products, self.crosses = [], []
+        for fold in range(FOLDS):
+            own = self.fold == fold
+            weighted = inputs[own] * (share[own, None] / share.sum())
+            self.products.append(weighted.t() @ inputs[own])
+            self.crosses.append(weighted.t() @ wanted[own])
+
+    def error(self, left: torch.Tensor) -> float:
+        """The mean over samples of the squared effect on the logits, with these columns left."""
+        staying = self.weight[:, left].t()
+        change = self.wanted - self.inputs[:, left] @ staying  # what the columns that go have added
+        if len(left):
+            for fold in range(FOLDS):
+                others = [other for other in range(FOLDS) if other != fold]
+                inner = sum(self.products[other] for other in others)[left][:, left]  # type: ignore[index]
+                cross = sum(self.crosses[other] for other in others)[left] - inner @ staying  # type: ignore[index]
+                if not bool((self.fold != fold).any()):
+                    continue
+                inner.diagonal().add_(self.ridge * inner.diagonal().mean().clamp_min(torch.finfo(inner.dtype).tiny))
+                factor, failed = torch.linalg.cholesky_ex(inner)
+                if not int(failed):
+                    own = self.fold == fold
+                    change[own] -= self.inputs[own][:, left] @ torch.cholesky_solve(cross, factor)
+        return self.found.effect(change)
+
+
 def eliminate(
     weight: torch.Tensor, spread: torch.Tensor, metric: torch.Tensor, width: int, ridge: float, stages: int = STAGES
-) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor, float]]:
-    """Each time: the units of `width` columns that leave together, the columns that are left, the map from them solved
-    again, and the error, until nothing is left."""
+) -> Iterator[tuple[list[int], torch.Tensor, float]]:
+    """Each time: the units of `width` columns that leave together, the columns that are left, and the error on the data
+    that the order comes from, until nothing is left."""
     held = spread.clone()
     held.diagonal().add_(ridge * spread.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny))
     precision = torch.cholesky_inverse(torch.linalg.cholesky(held))
@@ -109,7 +146,7 @@ def eliminate(
         weight = weight[:, left] - weight[:, lost] @ spill
         precision = precision[left][:, left] - precision[left][:, lost] @ spill
         columns = columns[left]
-        yield units[pick].tolist(), columns, weight, error
+        yield units[pick].tolist(), columns, error
         units = units[~gone]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from headprune.signals import Request
     from headprune.task import Labels, Task
-    from headprune.units import Kind, Site
+    from headprune.units import Kind, Member, Site
 
 INVERSE = "inverse:"
 KINDS: tuple[Kind, ...] = ("heads", "neurons")
@@ -71,6 +71,19 @@ class Criterion:
         """The score of a criterion that `gathers` what no sum over samples can hold."""
         raise NotImplementedError
 
+    def rearranged(
+        self,
+        chosen: Sequence[Member],
+        model: PreTrainedModel,
+        sites: Sequence[Site],
+        batches: Sequence[Mapping[str, Any]],
+        task: Task,
+        labels: Labels,
+    ) -> list[Member]:
+        """Members that leave instead of those chosen by their scores, as many of every site: for criteria that know
+        which units go well together."""
+        return list(chosen)
+
     @property
     def needs_labels(self) -> bool:
         return any(request.needs_labels for request in self.requests())
@@ -100,6 +113,7 @@ class Inverted(Criterion):
         self.inner = inner
         self.name = INVERSE + inner.name  # type: ignore[misc]
         self.reference, self.use = inner.reference, f"the opposite order of {inner.name}, as a control"  # type: ignore[misc]
+        self.gathers = inner.gathers  # type: ignore[misc]
 
     def requests(self) -> tuple[Request, ...]:
         return self.inner.requests()
@@ -116,6 +130,16 @@ class Inverted(Criterion):
 
     def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         return -self.inner.from_weights(model, sites)
+
+    def from_data(
+        self,
+        model: PreTrainedModel,
+        sites: Sequence[Site],
+        batches: Sequence[Mapping[str, Any]],
+        task: Task,
+        labels: Labels,
+    ) -> torch.Tensor:
+        return -self.inner.from_data(model, sites, batches, task, labels)
 
     def __str__(self) -> str:
         return INVERSE + str(self.inner)

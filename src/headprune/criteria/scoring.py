@@ -91,8 +91,9 @@ class ScoreResult:
     def __add__(self, other: ScoreResult) -> ScoreResult:
         if list(map(str, self.criteria.values())) != list(map(str, other.criteria.values())):
             raise CriterionError("Only scores of the same criteria can be merged.")
-        if any(one.gathers for one in self.criteria.values()):
-            raise CriterionError("Scores by elimination cannot be merged; score all the data at once.")
+        for one in self.criteria.values():
+            if one.gathers:
+                raise CriterionError(f"Scores by {one.name} cannot be merged; score all the data at once.")
         if not torch.equal(self.kept, other.kept):
             raise CriterionError("Only scores of the same model, with the same heads left, can be merged.")
         moments, shards = None, self.shards + other.shards

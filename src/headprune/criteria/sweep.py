@@ -104,7 +104,7 @@ class Pass:
 
     def scores(self) -> dict[str, torch.Tensor]:
         """By criterion, from the sums over all batches, or from the weights."""
-        if not self.samples and any(criterion.requests() for criterion in self.criteria.values()):
+        if not self.samples and any(one.requests() or one.gathers for one in self.criteria.values()):
             raise DataError("There are no batches to score on; give at least one.")
         return {
             name: finished(criterion, self.sums[name], self.samples, self.kept, self.sites)

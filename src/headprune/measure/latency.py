@@ -24,14 +24,14 @@ from transformers import PreTrainedModel
 from headprune.errors import HeadpruneError, UnsupportedModelError
 from headprune.measure.examples import default_tokens
 from headprune.measure.inputs import made_up, materialised
-from headprune.measure.sublayers import Sublayer, called, fewest_of, sublayers, timed, with_units
+from headprune.measure.sublayers import Sublayer, called, fewest_of, sublayers, timed, usual, with_units
 from headprune.measure.timing import Timed, own_clock, turns, using_threads
 from headprune.units import Kind, Site, all_sites
 from headprune.units.measured import cache
 
 REPEATS = 9
 SECONDS = 5.0  # short passes are repeated more often: noise is large beside them
-FORM = 1  # of the files that tables are kept in
+FORM = 2  # of the files that tables are kept in
 SHARES = (0.25, 0.5, 0.75)  # of all units: models in which the parts must add up
 LIMITS = (0.5, 2.0)  # how much slower or faster a part may be in the model than alone, before it is noise
 
@@ -56,7 +56,7 @@ class Curve:
 
     def nearest(self, share: float) -> int:
         """So many of all units, or as few as may be."""
-        return max(round(share * self.counts[-1]), self.counts[0])
+        return max(usual(share * self.counts[-1]), self.counts[0])
 
     def times(self, factors: Sequence[float]) -> Curve:
         """With a factor for every count; still never falling."""
@@ -188,7 +188,7 @@ def _wholes(sites: Sequence[Site], kinds: Sequence[Kind]) -> dict[Any, dict[int,
     present = [site for site in sites if site.kept]
     found: dict[Any, dict[int, int]] = {"dense": {}}
     for share in SHARES:
-        found[share] = {site.index: max(round(share * site.size / site.group), fewest_of(site)) for site in present}
+        found[share] = {site.index: max(usual(share * site.size / site.group), fewest_of(site)) for site in present}
     fewest: dict[int, int] = {}
     for kind in kinds:
         fewest = {**fewest, **{site.index: fewest_of(site) for site in present if site.kind == kind}}

@@ -59,8 +59,15 @@ def counts_of(site: Site) -> tuple[int, ...]:
     units, fewest = site.size // site.group, fewest_of(site)
     if units <= ALL_COUNTS:
         return tuple(range(fewest, units + 1))
-    grid = {fewest, max(units // 64, 1), *(round(units * step / STEPS) for step in range(1, STEPS + 1))}
-    return tuple(sorted(grid))
+    steps = (units * step / STEPS for step in range(1, STEPS))
+    return tuple(sorted({fewest, max(units // 64, 1), *(usual(step) for step in steps), usual(units - 1), units}))
+
+
+def usual(count: float) -> int:
+    """A number near this one, of the sort that pruning leaves. Widths that are multiples of 8 are faster than others,
+    and would promise too much."""
+    near = round(count)
+    return near if near <= ALL_COUNTS else near - near % 8 - 3
 
 
 def fewest_of(site: Site) -> int:

@@ -20,13 +20,16 @@ from headprune.units.linear import is_transposed
 log = logging.getLogger(__name__)
 
 
-def check_compensation(word: str, model: PreTrainedModel | None = None) -> Compensation:
-    """The word, unless it is none of ours or can do nothing for this model."""
+def check_compensation(word: str, model: PreTrainedModel | None = None, *, published: bool = False) -> Compensation:
+    """The word, unless it is none of ours or can do nothing for this model; a published method goes without then."""
     if word not in get_args(Compensation):
         raise DataError(f"There is no compensation {word!r}; choose one of {', '.join(get_args(Compensation))}.")
     if word == "mean" and model is not None:
         outputs = [model.get_submodule(site.o) for site in resolve(model)]
         if all(getattr(output, "bias", None) is None for output in outputs):
+            if published:
+                log.warning("This model has no output biases for means to go into, so nothing is compensated.")
+                return "none"
             raise DataError(
                 "compensate='mean' moves means into output biases, and this model has none; use 'lstsq' or 'none'."
             )

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from headprune.errors import DataError
 from headprune.repair.plan import apply_repairs, check_compensation, plan_repairs
-from headprune.repair.solve import Compensation, Repair
+from headprune.repair.solve import BUDGETS_ONLY, Compensation, Repair
 from headprune.signals.moments import Moments
 from headprune.surgery.check import check_removable
 from headprune.surgery.cut import cut
@@ -48,7 +48,8 @@ def remove_and_repair(
     task: Task | None = None,
 ) -> list[Repair]:
     """`remove`, for callers that want to know what the compensation did, or know the `moments` that it rests on."""
-    check_compensation(compensate)
+    if check_compensation(compensate) in BUDGETS_ONLY:
+        raise DataError(f"compensate={compensate!r} goes with a budget of prune; use 'lstsq', 'mean' or 'none' here.")
     sites = resolve(model)
     chosen = as_members(members)
     check_removable(sites, chosen)

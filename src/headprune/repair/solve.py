@@ -15,7 +15,8 @@ import torch
 
 from headprune.signals.moments import FOLDS, Moments
 
-Compensation = Literal["lstsq", "mean", "none"]
+Compensation = Literal["lstsq", "mean", "none", "site", "scale"]
+BUDGETS_ONLY = ("site", "scale")  # go through all sites front to back, as only budgets do
 # Ridge terms to choose from, relative to the mean square of the kept outputs.
 RIDGES = tuple(10.0**power for power in range(-10, 2))
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from headprune.repair.passes import Passes
 from headprune.repair.plan import apply_repairs, owners_of
+from headprune.repair.scale import best_scales
 from headprune.repair.solve import Compensation, Repair
 from headprune.repair.towards import RIDGES, Pairs, best_map
 from headprune.signals.moments import FOLDS
@@ -23,7 +24,8 @@ from headprune.units.linear import is_transposed
 
 log = logging.getLogger(__name__)
 
-CATCH_UP = 0.75  # of how far the stream is off already, that a site is to make good
+# Of how far the stream is off already, the part that a site is to make good: ours, and what the papers of others do.
+CATCH_UP: dict[Compensation, float] = {"lstsq": 0.75, "scale": 1.0, "mean": 0.0}
 
 
 @dataclass
@@ -54,7 +56,7 @@ def sweep(
         shared = any(owners_of(model, getattr(output, name, None)) > 1 for name in ("weight", "bias"))
         if shared or not targets[index].outputs or (not site.kept and output.bias is None):
             continue
-        pairs = _gathered(passes, site, targets[index])
+        pairs = _gathered(passes, site, targets[index], CATCH_UP[compensate])
         if pairs is None or not torch.isfinite(pairs.zz).all():
             log.warning("Site %d (%s) is left without compensation: what it gives is not finite.", index, site.path)
             repairs.append(Repair(index, "none", None, None))
@@ -65,16 +67,15 @@ def sweep(
     return repairs
 
 
-def _gathered(passes: Passes, site: Site, target: Target) -> Pairs | None:
+def _gathered(passes: Passes, site: Site, target: Target, catch_up: float) -> Pairs | None:
     pairs: Pairs | None = None
-    for number, (seen, wanted) in enumerate(
-        zip(passes.at(site, streams=target.streams is not None), target.outputs, strict=True)
-    ):
+    streams = target.streams is not None and catch_up > 0
+    for number, (seen, wanted) in enumerate(zip(passes.at(site, streams=streams), target.outputs, strict=True)):
         if not len(wanted):
             continue
         outputs = wanted
         if seen.stream is not None and target.streams is not None:
-            outputs = wanted + CATCH_UP * (target.streams[number] - seen.stream.cpu())
+            outputs = wanted + catch_up * (target.streams[number] - seen.stream.cpu())
         if pairs is None:
             pairs = Pairs.blank(seen.columns.shape[1], outputs.shape[1])
         weights = None if target.weights is None else target.weights[number]
@@ -92,8 +93,13 @@ def _repaired(output: Any, site: Site, pairs: Pairs, compensate: Compensation, r
     if compensate == "lstsq" and site.kept:
         new, shift, before, after = best_map(weight, bias, pairs, ridges)
         return Repair(site.index, "lstsq", before, after, new, shift)
+    if compensate == "scale" and site.kept:
+        places = torch.empty(weight.shape[1], dtype=torch.long)
+        places[site.columns(range(site.size))] = torch.arange(weight.shape[1]) // (site.width * site.group)
+        new, before, after = best_scales(weight, bias, pairs, places)
+        return Repair(site.index, "scale", before, after, new)
     before = pairs.error(weight, bias)
-    if bias is None:
+    if bias is None or compensate == "scale":
         return Repair(site.index, "none", before, before)
     count = pairs.counts.sum()
     shift = ((pairs.y.sum(0) - weight.double() @ pairs.z.sum(0)) / count).to(bias.dtype)

@@ -22,7 +22,12 @@ from headprune.store.files import is_there
 from headprune.store.rundir import read_run
 from headprune.units import Head
 
-COMPENSATIONS = {"lstsq": "with least-squares compensation", "mean": "with the mean moved into the bias"}
+COMPENSATIONS = {
+    "lstsq": "with least-squares compensation",
+    "mean": "with the mean moved into the bias",
+    "site": "with least squares site after site",
+    "scale": "with a scale per unit",
+}
 BOXES_FROM = 3  # random trials are drawn together as boxes, fewer of them as lines
 COMPARISON = "comparison.json"  # beside the runs of a comparison: what was compared, and the result
 # The settings that decide which samples a run is evaluated on, and what is right there.

@@ -31,7 +31,7 @@ from headprune.store.checkpoint import save
 from headprune.store.files import write_text
 from headprune.store.places import model_folder
 from headprune.task import Task
-from headprune.units import kept_mask, resolve, sites_of
+from headprune.units import kept_mask, resolve, sites_of, survey
 from headprune.vocabulary.shrink import RECORD, Shrunk
 
 __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
@@ -94,8 +94,9 @@ def load(experiment: Experiment) -> tuple[Subject, Examples, Examples | None]:
 def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None:
     """Refuse what a run would refuse, before anything is written or an old run is overwritten."""
     model, task = subject.model, subject.task
-    experiment.stop.heads_left(sum(site.size for site in resolve(model)))
-    check_compensation(experiment.compensate, model)
+    sites = sites_of(model, experiment.kinds)
+    experiment.stop.heads_left(sum(site.size for site in sites if site.kind in experiment.kinds))
+    check_compensation(experiment.compensate, model, published=experiment.method is not None)
     sample = Quality(task)
     with torch.no_grad(), evaluating(model):
         (batch,) = evaluated.select([0]).batches(1)
@@ -128,7 +129,7 @@ def run_experiment(
                     on_step(step)
             _publish(out, run.record)
             return run.record
-        if run.changed:
+        if run.changed and experiment.pace != "rounds":
             run.drop_short_step(experiment.every, [site.group for site in resolve(subject.model)])
         result = prune(
             subject.model,
@@ -247,7 +248,7 @@ def _result(result: PruneResult) -> dict[str, Any]:
         "units": {kind: [count, pruned.units.get(kind, 0)] for kind, count in dense.units.items()},
         "heads_before": dense.heads,
         "heads_after": pruned.heads,
-        "original_heads": [site.original for site in resolve(result.model)],
+        "original_heads": [site.original for site in survey(result.model).sites],
         "mask": _attention(dense, result.mask).int().tolist(),
         **_widths(dense, pruned),
     }

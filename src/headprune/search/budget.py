@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from headprune.errors import ScheduleError
 from headprune.measure.costs import flops, total_parameters, unit_bytes, unit_costs, unit_parameters
-from headprune.units import Site
+from headprune.units import Kind, Site
 
 Measure = Literal["parameters", "flops", "memory", "latency", "units"]
 NEAR = 0.02  # rounds that come this near to a point that was asked for are left out
@@ -27,6 +27,12 @@ class Budget:
     @property
     def last(self) -> float:
         return self.shares[-1]
+
+    def rule(self) -> str:
+        """What was asked for last, in the words of the options."""
+        names = {"latency": "speedup", "units": "keep"}
+        name = names.get(self.measure, f"keep_{self.measure}")
+        return f"{name} {1 / self.last if self.measure == 'latency' else self.last:.4g}"
 
     def label(self, share: float) -> str:
         """A point as people ask for it, and as a folder can be named."""
@@ -56,8 +62,9 @@ def _example(name: str) -> str:
 
 def ladder(points: Sequence[float], rounds: int) -> list[float]:
     """Shares to go through: in equal ratios down to the last point, with every point that was asked for among them."""
-    steps = [points[-1] ** (number / rounds) for number in range(1, rounds)]
-    between = [share for share in steps if all(abs(share / point - 1) > NEAR for point in points)]
+    last = points[-1]
+    steps = [last ** (n / rounds) if last > 0 else 1 - n / rounds for n in range(1, rounds)]
+    between = [share for share in steps if all(abs(share - point) > NEAR * point for point in points)]
     return sorted({*between, *points}, reverse=True)
 
 
@@ -78,8 +85,11 @@ def units(site: Site) -> int:
     return site.size // site.group
 
 
-def prices(model: PreTrainedModel, sites: Sequence[Site], measure: Measure) -> Prices:
-    """What the dense model and the units of its sites cost; time has a table of its own."""
+def prices(
+    model: PreTrainedModel, sites: Sequence[Site], measure: Measure, kinds: Collection[Kind] = ("heads", "neurons")
+) -> Prices:
+    """What the dense model and the units of its sites cost; time has a table of its own. Units of other `kinds` than
+    those that may go do not count as such."""
     if measure == "parameters":
         each, whole = unit_parameters(model, sites), float(total_parameters(model))
     elif measure == "memory":
@@ -88,7 +98,8 @@ def prices(model: PreTrainedModel, sites: Sequence[Site], measure: Measure) -> P
     elif measure == "flops":
         each, whole = unit_costs(model, sites), float(flops(model, sites).total)
     else:
-        each, whole = [1] * len(sites), float(sum(units(site) for site in sites))
+        each = [site.group * (site.kind in kinds) for site in sites]
+        whole = float(sum(site.size for site in sites if site.kind in kinds))
     by_site = {site.index: float(price) for site, price in zip(sites, each, strict=True)}
     rest = whole - sum(by_site[site.index] * units(site) for site in sites)
     return Prices(whole, rest, lambda site, count: by_site[site.index] * count)

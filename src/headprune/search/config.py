@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from headprune.units import Kind
 
 
-WIDTHS = ("global", "uniform")
 BUDGETS: dict[str, Measure] = {
     "keep_parameters": "parameters",
     "keep_flops": "flops",
     "keep_memory": "memory",
     "speedup": "latency",
 }
+
+
+WIDTHS = ("global", "uniform", "threshold")
 
 
 def option(
@@ -86,7 +88,7 @@ class PruneConfig:
     compensate: Compensation = option(
         defaults.COMPENSATION,
         "What makes up for removed heads: 'lstsq' (the heads that stay, by least squares), 'mean' (the output bias) or "
-        "'none'.",
+        "'none'; with budgets also 'site' (least squares site after site) and 'scale' (a factor per unit).",
     )
     keep: float | int | None = option(
         None, "Stop at this share (0.5) or number (36) of heads left.", parse=parse_keep, stops=True
@@ -131,7 +133,9 @@ class PruneConfig:
         8, "Widths of feed-forward layers are multiples of this, which hardware likes.", minimum=1, flag="--round"
     )
     widths: str = option(
-        "global", "How sites share a budget: 'global' by error for its price, 'uniform' the same share everywhere."
+        "global",
+        "How sites share a budget: 'global' by error for its price, 'uniform' the same share everywhere, 'threshold' "
+        "one score below which units leave.",
     )
     every: int = option(1, "Units to remove per step.", minimum=1)
     min_per_site: int = option(0, "Leave at least this many units at every site.", minimum=0)
@@ -144,6 +148,7 @@ class PruneConfig:
     def __post_init__(self) -> None:
         from headprune.criteria.kinds import check_kinds
         from headprune.repair.plan import check_compensation
+        from headprune.repair.solve import BUDGETS_ONLY
         from headprune.search.budget import points
         from headprune.search.stop import check_keep
         from headprune.task.checks import check_labels_word
@@ -154,7 +159,10 @@ class PruneConfig:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, points(getattr(self, name), name))
         check_kinds([self.made_criterion], self.kinds)
-        check_compensation(self.compensate)
+        if check_compensation(self.compensate) in BUDGETS_ONLY and self.pace != "rounds":
+            raise ScheduleError(
+                f"compensate={self.compensate!r} goes with a budget; give one, such as keep_flops=0.5, or use 'lstsq'."
+            )
         check_labels_word(self.labels)
         if self.widths not in WIDTHS:
             raise ScheduleError(

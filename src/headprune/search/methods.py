@@ -43,3 +43,62 @@ def method_named(name: str) -> Method:
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(METHODS)}."
         raise ScheduleError(f"There is no method {name!r}; {hint}")
     return METHODS[name]
+
+
+for one in (
+    Method(
+        "headprune",
+        "this project: docs/budgets.md",
+        "the default: errors as the logits feel them, rounds, repairs towards the dense model",
+        "elimination",
+        compensate="lstsq",
+        rounds=6,
+    ),
+    Method(
+        "kwon",
+        "Kwon et al. 2022, arXiv 2204.09656",
+        "encoders with labelled data; minutes on a GPU",
+        "fisher(rearrange=True)",
+        compensate="scale",
+    ),
+    Method(
+        "flap",
+        "FLAP, An et al. 2023, arXiv 2312.11983",
+        "language models, without gradients",
+        "fluctuation(standardize=True)",
+        compensate="mean",
+        widths="threshold",
+    ),
+    Method(
+        "wanda-sp",
+        "Wanda, arXiv 2306.11695, structured as in FLAP, arXiv 2312.11983",
+        "a baseline for language models, without gradients and repair",
+        "wanda",
+        widths="uniform",
+    ),
+    Method(
+        "ziplm",
+        "ZipLM, Kurtic et al. 2023, arXiv 2302.04089",
+        "second-order pruning site by site, widths by error",
+        "elimination(metric=output,ridge=0.01)",
+        compensate="site",
+    ),
+    Method(
+        "osscar",
+        "OSSCAR, Meng et al. 2024, arXiv 2403.12983",
+        "second-order pruning site by site, the same share everywhere",
+        "elimination(metric=output,ridge=0.01)",
+        compensate="site",
+        widths="uniform",
+    ),
+    Method(
+        "llm-pruner",
+        "LLM-Pruner, Ma et al. 2023, arXiv 2305.11627",
+        "language models that are fine-tuned afterwards",
+        "taylor",
+        widths="uniform",
+    ),
+    Method("magnitude", "the size of weights", "a baseline without data", "magnitude", widths="uniform"),
+    Method("random", "chance", "the baseline to beat; run several seeds", "random", widths="uniform"),
+):
+    register_method(one)

@@ -26,7 +26,7 @@ from headprune.measure.trajectory import Step
 from headprune.repair.plan import check_compensation
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.rounds import InRounds
-from headprune.search.stop import Decision
+from headprune.search.stop import THE_END, Decision
 from headprune.search.ways import Taken, UnitByUnit, Way
 from headprune.signals.moments import Moments
 from headprune.task import Task, rows_of, task_of
@@ -126,7 +126,7 @@ class Pruner:
         self.calibration = list(checked_batches(batches))
         if not self.calibration:
             raise DataError("There are no calibration batches; give at least one.")
-        check_compensation(self.config.compensate, model)
+        check_compensation(self.config.compensate, model, published=self.config.method is not None)
         self.observers = list(observers)
         self.known = list(known)
         self.steps: list[Step] = []
@@ -142,12 +142,13 @@ class Pruner:
         if found.left and "heads" in self.config.kinds:
             said = "; ".join(found.left_whole())
             log.warning("Some attention is left whole, as no head of it can be removed exactly: %s.", said)
-        self._way: Way = InRounds(self) if self.config.pace == "rounds" else UnitByUnit(self)
-        obstacles = [site for site in sites if site.kept and site.obstacle]
-        if obstacles and len(obstacles) == sum(1 for site in sites if site.kept):
+        present = [site for site in sites if site.kept and site.kind in self.config.kinds]
+        if present and all(site.obstacle for site in present):
             raise UnsupportedModelError(
-                f"No head of this model can be removed exactly: at {obstacles[0].path}, {obstacles[0].obstacle}."
+                f"No {present[0].word} of this model can be removed exactly: at {present[0].path}, "
+                f"{present[0].obstacle}."
             )
+        self._way: Way = InRounds(self) if self.config.pace == "rounds" else UnitByUnit(self)
 
     # --- going on ---
 
@@ -186,7 +187,9 @@ class Pruner:
     def decide(self) -> Decision:
         """The step to take, by the rules of the config."""
         assert self.metric is not None
-        return self.config.stop.decide(self.metric, *self._curve())
+        decision = self.config.stop.decide(self.metric, *self._curve())
+        at_the_end = decision.rule == THE_END and not self._way.goes_on()
+        return Decision(decision.step, self._way.rule()) if at_the_end and self._way.rule() else decision
 
     def _curve(self) -> tuple[list[float], list[int], list[torch.Tensor | None]]:
         lefts = [self._way.left(step) for step in self.steps]

@@ -6,14 +6,18 @@ always aim at the dense model, so what one round gets wrong the next can still m
 
 from __future__ import annotations
 
+import bisect
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from headprune.criteria.fitting import asked_sites
 from headprune.errors import ScheduleError
 from headprune.measure.trajectory import Step
+from headprune.repair.bysite import remove_by_site
 from headprune.repair.dense import DenseOutputs
 from headprune.repair.solve import Repair
 from headprune.search.allocate import Curve, allocate, groups
@@ -48,7 +52,10 @@ def choose(
         index: _curve(order, sites[index], known, round_to, least_left(sites[index], min_per_site))
         for index, order in orders.items()
     }
-    keep = _uniform(curves, target - fixed) if widths == "uniform" else allocate(curves, target - fixed)
+    if widths == "threshold":
+        keep = _threshold(curves, {i: [value for value, _ in order] for i, order in orders.items()}, target - fixed)
+    else:
+        keep = _uniform(curves, target - fixed) if widths == "uniform" else allocate(curves, target - fixed)
     if keep is None:
         raise ScheduleError(
             "The budget cannot be met with what may be left at every site; ask for more, or lower --min-per-site."
@@ -106,6 +113,28 @@ def _uniform(curves: Mapping[int, Curve], budget: float) -> dict[int, int] | Non
     return best
 
 
+def _threshold(
+    curves: Mapping[int, Curve], scores: Mapping[int, Sequence[float]], budget: float
+) -> dict[int, int] | None:
+    """Units of all sites in one order by their scores, whatever they cost: the lowest threshold that the budget allows.
+    `scores` of a site rise; where a width may not be kept, the next smaller one is."""
+    levels = sorted({score for own in scores.values() for score in own})
+    low, high = 0, len(levels)  # levels below a threshold: units that score less than it leave
+    best = None
+    while low <= high:
+        middle = (low + high) // 2
+        least = levels[middle] if middle < len(levels) else math.inf
+        keep = {}
+        for index, curve in curves.items():
+            above = len(scores[index]) - bisect.bisect_left(scores[index], least)
+            keep[index] = max((count for count in curve.counts if count <= above), default=curve.counts[0])
+        if sum(curve.prices[curve.counts.index(keep[index])] for index, curve in curves.items()) <= budget:
+            best, high = keep, middle - 1
+        else:
+            low = middle + 1
+    return best
+
+
 class InRounds:
     """A budget in a few steps: in each, all sites compete for what it may still cost."""
 
@@ -119,11 +148,10 @@ class InRounds:
             self.watch = Stopwatch(run.model, config.latency_batch, config.latency_tokens, config.threads)
             self.prices = self.watch.prices(sites)
         else:
-            self.prices = prices(run.model, sites, self.budget.measure)
+            self.prices = prices(run.model, sites, self.budget.measure, config.kinds)
         self.targets = ladder(self.budget.shares, config.rounds)
         check_reachable(self.budget, self.prices, sites, self._least)
         self.dense: DenseOutputs | None = None
-        self.forwards = 0.0  # passes over the calibration data
 
     def _least(self, site: Site) -> int:
         if not _competes(site, self.run.config.kinds):
@@ -153,7 +181,12 @@ class InRounds:
         share = self.targets[step - 1]
         return share if share in self.budget.shares else None
 
+    def rule(self) -> str:
+        return self.budget.rule() if self.run.config.budget is not None else ""
+
     def left(self, step: Step) -> int:
+        if self.budget.measure == "units":
+            return step.left
         return step.parameters if self.budget.measure in ("parameters", "memory") else step.flops
 
     def take(self) -> Taken:
@@ -172,6 +205,9 @@ class InRounds:
             min_per_site=config.min_per_site,
             widths=config.widths,
         )
+        labels: Any = config.labels
+        rearrange = config.made_criterion.rearranged
+        chosen = rearrange(chosen, run.model, asked_sites(run.model, config.kinds), run.calibration, run.task, labels)
         gone = [float(scores[member.site, member.index]) for member in chosen]
         repairs = self._remove(chosen, run.verification(chosen, sites))
         measured = None if self.watch is None else self.watch.share(run.model, run.sites)
@@ -183,8 +219,11 @@ class InRounds:
         if run.config.compensate == "none":
             cut(run.model, chosen, verify=verify)
             return []
+        if run.config.compensate == "site":
+            return remove_by_site(run.model, run.sites, chosen, run.calibration, run.task, verify)
         if self.dense is None:
-            self.dense = DenseOutputs(run.model, run.sites, run.calibration, run.task)
+            weighted = run.config.compensate == "lstsq"  # ours alone asks which tokens the logits depend on
+            self.dense = DenseOutputs(run.model, run.sites, run.calibration, run.task, weighted=weighted)
         cut(run.model, chosen, verify=verify)
         return self.dense.repair(run.model, run.sites, run.config.compensate)
 

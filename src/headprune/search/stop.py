@@ -17,6 +17,7 @@ from headprune.measure.metrics import Metric
 
 log = logging.getLogger(__name__)
 
+THE_END = "the end of the curve"  # the rule where none was reached
 Outcomes = Sequence[torch.Tensor | None] | None  # per step, one number per sample
 
 
@@ -112,7 +113,7 @@ class Stop:
             found.append(Decision(within, f"max_drop {self.max_drop:g}"))
         if self.knee:
             found.append(Decision(knee(metric, values, heads), "knee"))
-        return min(found, key=lambda decision: decision.step, default=Decision(last, "the end of the curve"))
+        return min(found, key=lambda decision: decision.step, default=Decision(last, THE_END))
 
     def result(self, metric: Metric, values: Sequence[float], heads: Sequence[int], outcomes: Outcomes = None) -> int:
         return self.decide(metric, values, heads, outcomes).step

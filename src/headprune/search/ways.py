@@ -64,6 +64,9 @@ class Way(Protocol):
     def left(self, step: Step) -> int:
         """What is left after a step, in the measure that its rules to stop count."""
 
+    def rule(self) -> str:
+        """The rule by which it ends, if it has one of its own."""
+
     def point(self, step: int) -> float | None:
         """The share of the dense model that was asked for, if this step is the one that reaches it."""
 
@@ -89,6 +92,9 @@ class UnitByUnit:
 
     def left(self, step: Step) -> int:
         return step.left
+
+    def rule(self) -> str:
+        return ""
 
     def point(self, step: int) -> float | None:
         return None

@@ -14,9 +14,13 @@ from headprune.units import Kind, Site
 
 @dataclass(frozen=True)
 class GateGradients(GradientRequest):
-    """<Z, dL/dZ>: the gradient at a gate of value 1 on the output of each member, one per sample."""
+    """<Z, dL/dZ>: the gradient at a gate of value 1 on the output of each member, one per sample.
+
+    With `together` there is one gate for what goes together, and each member has its gradient.
+    """
 
     kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
+    together: bool = False
 
     def meter(self, view: View) -> GateMeter:
         return GateMeter(self, view)
@@ -43,7 +47,8 @@ class GateMeter(Meter):
         return widened(outputs)
 
     def add(self, site: Site, products: torch.Tensor) -> None:
-        if self.request.objective == "logit-signs":  # what goes together is scored together
+        # What goes together is scored together.
+        if self.request.objective == "logit-signs" or getattr(self.request, "together", False):
             products = unit_sums(site, products)
         self.products[:, site.index, list(site.kept)] += products.to(self.products)
 

@@ -1,0 +1,99 @@
+"""Fisher: the loss to second order when a unit's gate closes, and which units of a site go well together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headprune.criteria.registry import Criterion, criterion
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from headprune.signals import Request
+    from headprune.task import Labels, Task
+    from headprune.units import Member, Site
+
+
+@criterion(
+    "fisher",
+    reference="Kwon et al. 2022, arXiv 2204.09656",
+    use="budgets without rounds, where labels are at hand",
+)
+@dataclass(frozen=True)
+class Fisher(Criterion):
+    """Sum over samples of (dL/dm)^2, m the gate of a unit.
+
+    That is the diagonal of the Fisher matrix. With `rearrange`, units that were chosen to leave a site are exchanged
+    for others of the same site while that lowers 1^T F 1 over what leaves, F the block of the site: two units that
+    stand in for each other are dear to remove together, which no score per unit can say. Budgets only.
+    """
+
+    rearrange: bool = False
+
+    def requests(self) -> tuple[Request, ...]:
+        from headprune.signals import GateGradients
+
+        return (GateGradients("loss", together=True),)
+
+    def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
+        (request,) = self.requests()
+        return {"squares": answers[request].square().sum(0)}
+
+    def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
+        return sums["squares"]
+
+    def rearranged(
+        self,
+        chosen: Sequence[Member],
+        model: PreTrainedModel,
+        sites: Sequence[Site],
+        batches: Sequence[Mapping[str, Any]],
+        task: Task,
+        labels: Labels,
+    ) -> list[Member]:
+        if not self.rearrange:
+            return list(chosen)
+        import torch
+
+        from headprune.signals import observe
+        from headprune.units.members import by_site
+
+        going = by_site(chosen)
+        (request,) = self.requests()
+        parts: dict[int, list[torch.Tensor]] = {index: [] for index in going}
+        for batch in batches:
+            seen = observe(model, sites, batch, [request], task=task, labels=labels).answers[request]
+            for index, own in parts.items():
+                kept = sites[index].kept[:: sites[index].group]  # all members of a unit have its gradient
+                own.append(seen[:, index, list(kept)])
+        result: list[Member] = []
+        for index, ids in going.items():
+            site = sites[index]
+            leaving = swapped(torch.cat(parts[index]).double(), len(ids) // site.group)
+            units = site.units()
+            result += [member for unit in leaving for member in units[unit]]
+        return result
+
+
+def swapped(gradients: torch.Tensor, count: int) -> list[int]:
+    """The `count` units to remove, from gate gradients [samples x units].
+
+    Starts with the smallest squares. Then every other unit in rising order is taken in, and whichever is best left out
+    leaves the set again: one pass over the units, and the effect of what is removed never rises.
+    """
+    order = gradients.square().sum(0).argsort(stable=True).tolist()
+    if count in (0, len(order)):
+        return sorted(order[:count])
+    chosen = order[:count]
+    total = gradients[:, chosen].sum(1)
+    columns = gradients.t().contiguous()
+    for unit in order[count:]:
+        chosen.append(unit)
+        total = total + columns[unit]
+        out = int((total - columns[chosen]).square().sum(1).argmin())
+        total = total - columns[chosen[out]]
+        del chosen[out]
+    return sorted(chosen)

@@ -1,0 +1,74 @@
+"""Means and squares of every input column of output maps: all that some criteria ask of the data.
+
+Full second moments of a feed-forward layer are the square of its width; these are twice its width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from headprune.hooks.outputs import evaluating
+from headprune.hooks.watch import watched
+from headprune.signals.moments import real_outputs
+from headprune.task import Task
+from headprune.units import Site
+from headprune.units.linear import is_transposed
+
+
+@dataclass
+class Columns:
+    """Sums over real tokens about a fixed `shift`, which keeps a large mean with a small spread exact."""
+
+    shift: torch.Tensor  # [width]
+    total: torch.Tensor  # [width]
+    squares: torch.Tensor  # [width]
+    tokens: int = 0
+
+    def add(self, values: torch.Tensor) -> None:
+        centred = values.double().cpu() - self.shift
+        self.total += centred.sum(0)
+        self.squares += centred.square().sum(0)
+        self.tokens += len(values)
+
+    @property
+    def variance(self) -> torch.Tensor:
+        mean = self.total / self.tokens
+        return (self.squares / self.tokens - mean.square()).clamp_min(0)
+
+    @property
+    def mean_square(self) -> torch.Tensor:
+        return self.variance + (self.shift + self.total / self.tokens).square()
+
+
+def gather_columns(
+    model: PreTrainedModel, sites: Sequence[Site], batches: Iterable[Mapping[str, Any]], task: Task
+) -> dict[int, Columns]:
+    """By site, from one forward pass; padding is left out, applications of a tied site are pooled."""
+    found: dict[int, Columns] = {}
+    for raw in batches:
+        batch = task.prepare(raw, next(model.parameters()).device)
+
+        def see(site: Site, outputs: torch.Tensor, batch: Mapping[str, Any] = batch) -> None:
+            tokens, _ = real_outputs(site, batch, outputs, task)
+            if not len(tokens):
+                return
+            if site.index not in found:
+                shift = tokens.double().mean(0).cpu()
+                found[site.index] = Columns(shift, torch.zeros_like(shift), torch.zeros_like(shift))
+            found[site.index].add(tokens)
+
+        with torch.no_grad(), evaluating(model), watched(model, sites, output=see):
+            model(**task.inputs(batch))
+    return found
+
+
+def output_weight(model: PreTrainedModel, site: Site) -> torch.Tensor:
+    """The output map of a site, [out x in], in float64."""
+    output: Any = model.get_submodule(site.o)
+    weight: torch.Tensor = output.weight.detach().double().cpu()
+    return weight.t() if is_transposed(output) else weight

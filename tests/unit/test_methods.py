@@ -1,0 +1,227 @@
+"""Published methods by name: a registry, and every one of them meets a budget on an encoder and on a language model."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import headprune
+import runs
+from headprune.cli.main import app
+from headprune.errors import DataError, RegistrationError, ScheduleError
+from headprune.measure.costs import flops
+from headprune.repair.bysite import remove_by_site, running_order
+from headprune.repair.plan import plan_repairs
+from headprune.repair.scale import best_scales
+from headprune.repair.towards import Pairs
+from headprune.search.budget import Prices
+from headprune.search.methods import METHODS, Method, method_named, register_method
+from headprune.search.rounds import choose
+from headprune.task import task_of
+from headprune.units import Member, all_sites
+from scoring import labelled, some_batches
+from zoo import ZOO
+
+NAMES = ["headprune", "kwon", "flap", "wanda-sp", "ziplm", "osscar", "llm-pruner", "magnitude", "random"]
+
+
+@pytest.fixture
+def clean_methods() -> Iterator[None]:
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)
+
+
+# --- the registry ---------------------------------------------------------------------------------------------------
+
+
+def test_every_method_names_its_parts_and_its_paper() -> None:
+    assert list(METHODS) == NAMES
+    for one in METHODS.values():
+        assert one.reference
+        assert one.use
+        config = headprune.PruneConfig(method=one.name, keep_flops=0.5)
+        assert {name: getattr(config, name) for name in one.settings()} == one.settings()
+
+
+def test_a_wrong_name_is_answered_with_the_nearest_and_a_taken_one_refused() -> None:
+    with pytest.raises(ScheduleError, match="did you mean 'flap'"):
+        method_named("flab")
+    with pytest.raises(RegistrationError, match="exists already"):
+        register_method(METHODS["flap"])
+
+
+@pytest.mark.usefixtures("clean_methods")
+def test_a_users_method_works_by_its_name() -> None:
+    headprune.register_method(Method("mine", "this test", "for this test", "his", widths="uniform"))
+    config = headprune.PruneConfig(method="mine", keep_flops=0.5)
+    assert (config.criterion, config.widths, config.compensate, config.rounds) == ("his", "uniform", "none", 1)
+
+
+def test_what_was_asked_for_goes_before_the_method() -> None:
+    config = headprune.PruneConfig(method="flap", keep_flops=0.5, criterion="wanda", rounds=3)
+    assert (config.criterion, config.rounds, config.compensate) == ("wanda", 3, "mean")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"widths": "narrow", "keep_flops": 0.5}, "choose one of global, uniform, threshold"),
+        ({"compensate": "scale"}, "goes with a budget"),
+        ({"compensate": "site", "keep": 0.5}, "goes with a budget"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ScheduleError, match=said):
+        headprune.PruneConfig(**options)
+
+
+def test_removing_by_hand_knows_the_simple_compensations_only() -> None:
+    with pytest.raises(DataError, match="goes with a budget"):
+        headprune.remove(ZOO["bert"].build(), [(0, 0)], compensate="scale", batches=some_batches(ZOO["bert"]))
+
+
+def test_the_command_line_lists_them() -> None:
+    told = CliRunner().invoke(app, ["methods", "--json"])
+    assert told.exit_code == 0
+    rows = json.loads(told.stdout)["methods"]
+    assert [row["name"] for row in rows] == NAMES
+    assert rows[2]["criterion"] == "fluctuation(standardize=True)"
+    drawn = CliRunner().invoke(app, ["methods"])
+    assert all(name in drawn.stdout for name in NAMES)
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "llama-gqa"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_meets_a_budget(name: str, family: str) -> None:
+    model = ZOO[family].build()
+    dense = flops(model, all_sites(model)).total
+    share = 0.6
+    result = headprune.prune(
+        model,
+        some_batches(ZOO[family]),
+        method=name,
+        keep_flops=share,
+        round_to=1,
+        evaluation=[labelled(ZOO[family], 3)],
+    )
+    left = flops(model, all_sites(model)).total / dense
+    assert share - 0.2 < left <= share
+    kinds = {repair["kind"] for step in result.trajectory for repair in step.compensation}
+    wanted = METHODS[name].compensate
+    if wanted == "mean" and family == "llama-gqa":
+        assert kinds <= {"none"}  # it has no biases
+    elif wanted != "none":
+        assert wanted in kinds
+    else:
+        assert not kinds
+
+
+@pytest.mark.parametrize("name", ["kwon", "flap", "osscar"])
+def test_a_run_goes_on_where_it_was_interrupted(name: str, tmp_path: Path) -> None:
+    """Repairs are repeated, and must come out as the journal says."""
+
+    def prune(out: Path) -> list[dict[str, Any]]:
+        budget = ("--method", name, "--keep-flops", "0.8,0.6", "--round", "1")
+        done = runs.headprune(*runs.prune_command(runs.material().bert, runs.material().data_tsv, out, *budget))
+        assert done.code == 0, done.err
+        return [{key: step[key] for key in ("removed", "metric", "compensation")} for step in runs.steps_of(out)]
+
+    whole = prune(tmp_path / "whole")
+    assert len(whole) == 3
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    runs.interrupt(tmp_path / "again", 2)
+    again = prune(tmp_path / "again")
+    assert again == whole
+    assert json.loads((tmp_path / "again" / "run.json").read_text())["settings"]["method"] == name
+
+
+def test_a_mean_without_a_bias_is_refused_where_no_method_asked_for_it() -> None:
+    with pytest.raises(DataError, match="this model has none"):
+        headprune.prune(ZOO["llama-gqa"].build(), some_batches(ZOO["llama-gqa"]), compensate="mean", keep_flops=0.6)
+
+
+# --- one threshold for all sites ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_a_threshold_takes_the_lowest_scores_of_all_sites(share: float) -> None:
+    """Whatever units cost, and with scores below 0: the order over all sites is cut at one place."""
+    sites = all_sites(ZOO["bert"].build())
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(len(sites), max(site.original for site in sites), generator=generator)
+    each = {site.index: 30.0 if site.kind == "heads" else 1.0 for site in sites}
+    total = sum(each[site.index] * site.size for site in sites)
+    known = Prices(total, 0.0, lambda site, count: each[site.index] * count)
+    kinds = ("heads", "neurons")
+    gone = choose(scores, sites, known, share * total, kinds=kinds, round_to=1, widths="threshold")
+    everything = sorted((float(scores[site.index, one]), (site.index, one)) for site in sites for one in site.kept)
+    prices = list(itertools.accumulate(each[member[0]] for _, member in everything))
+    count = next(number + 1 for number, price in enumerate(prices) if total - price <= share * total)
+    assert sorted(gone) == sorted(member for _, member in everything[:count])
+
+
+# --- repairs of other papers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_scales_are_those_of_least_squares(biased: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    weight, z, y = drawn(5, 6), drawn(40, 6), drawn(40, 5)
+    bias = drawn(5) if biased else None
+    units = torch.tensor([0, 1, 2, 0, 1, 2])  # columns of a unit need not lie side by side
+    y = y + z @ weight.t()
+    pairs = Pairs.blank(6, 5)
+    pairs.add(z, y, torch.arange(40) % 2)
+    new, before, after = best_scales(weight, bias, pairs, units)
+    parts = torch.stack([(z * (units == unit)) @ weight.t() for unit in range(3)], -1).reshape(-1, 3)
+    wanted = (y - (0 if bias is None else bias)).reshape(-1)
+    expected = torch.linalg.lstsq(parts, wanted[:, None]).solution[:, 0]
+    assert torch.allclose(new, weight * expected[units], rtol=1e-2)  # a small ridge holds scales near 1
+    assert after <= before
+    assert after == pytest.approx(float((wanted - parts @ expected).square().sum() / 40), rel=1e-4)
+
+
+def test_scales_out_of_bounds_leave_the_weights() -> None:
+    pairs = Pairs.blank(1, 1)
+    z = torch.ones(4, 1, dtype=torch.float64)
+    pairs.add(z, 100 * z, torch.arange(4) % 2)
+    weight = torch.ones(1, 1)
+    assert torch.equal(best_scales(weight, None, pairs, torch.tensor([0]))[0], weight)
+
+
+def test_sites_are_solved_one_after_the_other_on_what_the_last_one_gives() -> None:
+    model = ZOO["bert"].build()
+    sites, batches = all_sites(model), some_batches(ZOO["bert"])
+    task = task_of(model)
+    chosen = [Member(sites[0].index, 0), *(Member(site.index, 3) for site in sites if site.kind == "neurons")]
+    order = running_order(model, sites, batches[0], task)
+    assert order[:2] == [0, next(site.index for site in sites if site.kind == "neurons")]
+    by_hand = copy.deepcopy(model)
+    repairs = remove_by_site(model, sites, chosen, batches, task)
+    for index in [index for index in order if any(member.site == index for member in chosen)]:
+        own = [member for member in chosen if member.site == index]
+        (planned,) = plan_repairs(by_hand, sites, own, "lstsq", batches, task)
+        (found,) = (repair for repair in repairs if repair.site == index)
+        assert found.kind == "site"
+        assert found.error == pytest.approx(planned.error)
+        remove_by_site(by_hand, sites, own, batches, task)
+    for one, other in zip(model.parameters(), by_hand.parameters(), strict=True):
+        assert torch.equal(one, other)
