@@ -9,7 +9,7 @@ from headprune.criteria import make
 from headprune.criteria.registry import split_suffix
 from headprune.data.places import refuse_missing_data
 from headprune.extras import need_report
-from headprune.search.config import parse_keep
+from headprune.search.config import BUDGETS, parse_keep, parse_points
 from headprune.store.places import refuse_missing_model
 
 
@@ -21,6 +21,9 @@ def check_early(model: str, options: Mapping[str, Any], *, criteria: Iterable[st
         make(name)
     if options.get("keep") is not None:
         parse_keep(options["keep"])
+    for name in BUDGETS:
+        if options.get(name) is not None:
+            parse_points(options[name])
     refuse_missing_model(model)
     for source in (options["data"], options.get("calibration"), *(options.get("vocabulary") or ())):
         if source is not None:

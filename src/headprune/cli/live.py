@@ -12,18 +12,27 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from headprune.report.words import left_text
+
 if TYPE_CHECKING:
     from headprune.measure.trajectory import Step
 
 WIDTH, HEIGHT = 64, 10
+LEFT = {
+    "parameters": "of the parameters",
+    "memory": "of the memory",
+    "flops": "of the FLOPs",
+    "latency": "of the time",
+}
 EIGHTHS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 
 
 class LiveCurve:
-    """Called with every step; draws the metric over the heads removed, and one line on where the run is."""
+    """Called with every step; draws the metric over the heads removed, and one line on where the run is. Where neurons
+    go as well, over the FLOPs removed: a head is worth hundreds of them. `measure` is what a budget counts."""
 
-    def __init__(self, title: str, live: Live | None, console: Console) -> None:
-        self.title, self.live, self.console = title, live, console
+    def __init__(self, title: str, live: Live | None, console: Console, measure: str | None = None) -> None:
+        self.title, self.live, self.console, self.measure = title, live, console, measure
         self.steps: list[Step] = []
         self.started = self.drawn = time.monotonic()
 
@@ -37,7 +46,7 @@ class LiveCurve:
         now = time.monotonic()
         if self.live is not None:
             self.live.update(Group(*self.curve(), self.status()))
-        elif now - self.drawn > 10 or step.heads == 0:  # not a terminal: a line now and then
+        elif now - self.drawn > 10 or step.left == 0:  # not a terminal: a line now and then
             self.drawn = now
             self.console.print(self.status(), highlight=False, soft_wrap=True)
 
@@ -49,13 +58,28 @@ class LiveCurve:
         sure = f" ± {(between.high - between.low) / 2:.2g}" if between is not None and known else ""
         seconds = time.monotonic() - self.started
         return Text(
-            f"{self.title}: {first.heads - last.heads} of {first.heads} heads removed, "
+            f"{self.title}: {self.removed()}{self.left()}, "
             f"metric {last.metric:.4f}{sure} (dense {first.metric:.4f}){agree}, {seconds:.0f} s"
         )
 
+    def removed(self) -> str:
+        """What has gone of each kind: that which a run does not touch is not said."""
+        first, last = self.steps[0], self.steps[-1]
+        if list(first.units) == ["heads"]:
+            return f"{first.heads - last.heads} of {first.heads} heads removed"
+        return f"{left_text(first.units, last.units)} left"
+
+    def left(self) -> str:
+        """What is left in the measure that a budget counts."""
+        share = None if self.measure is None else share_left(self.steps[0], self.steps[-1], self.measure)
+        return "" if share is None else f", {share:.1%} {LEFT[str(self.measure)]}"
+
     def curve(self) -> list[Text]:
-        """Bars of the metric, scaled from its lowest to its highest value, over all heads from none to all removed."""
-        total = max(1, self.steps[0].heads)
+        """Bars of the metric, scaled from its lowest to its highest value, over all that can go."""
+        first = self.steps[0]
+        heads = list(first.units) == ["heads"]
+        end = f"{first.heads:>7}" if heads else "   100%"
+        start = "0 heads removed" if heads else "0% of the FLOPs removed"
         values = [step.metric for step in self.steps if math.isfinite(step.metric)] or [0.0]
         low, high = min(values), max(values)
         columns: list[float | None] = [None] * (WIDTH + 1)
@@ -63,7 +87,7 @@ class LiveCurve:
             if not math.isfinite(step.metric):
                 continue
             height = (step.metric - low) / (high - low) if high > low else 1.0
-            columns[round((total - step.heads) / total * WIDTH)] = height
+            columns[min(WIDTH, max(0, round(self._gone(step) * WIDTH)))] = height
         lines = []
         for row in range(HEIGHT - 1, -1, -1):
             cells = ""
@@ -72,15 +96,31 @@ class LiveCurve:
                 cells += EIGHTHS[max(0, min(8, filled))]
             label = f"{high:7.3f} " if row == HEIGHT - 1 else f"{low:7.3f} " if row == 0 else " " * 8
             lines.append(Text(label + cells, style="cyan"))
-        lines.append(Text(" " * 8 + f"{'0 heads removed':<{WIDTH - 6}}{total:>7}"))
+        lines.append(Text(" " * 8 + f"{start:<{WIDTH - 6}}{end}"))
         return lines
+
+    def _gone(self, step: Step) -> float:
+        first = self.steps[0]
+        if list(first.units) == ["heads"]:
+            return (first.heads - step.heads) / max(1, first.heads)
+        share = share_left(first, step, "flops")
+        return 1 - (step.flops / max(1, first.flops) if share is None else share)
+
+
+def share_left(first: Step, step: Step, measure: str) -> float | None:
+    """What a step leaves of the dense model in the measure of a budget; None where that was not measured."""
+    if measure == "latency":
+        return step.latency if step.step else None
+    if measure == "flops":
+        return step.model_flops / first.model_flops if step.model_flops and first.model_flops else None
+    return step.parameters / first.parameters if first.parameters else None
 
 
 @contextmanager
-def live_curve(title: str) -> Iterator[LiveCurve]:
+def live_curve(title: str, measure: str | None = None) -> Iterator[LiveCurve]:
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield LiveCurve(title, None, console)
+        yield LiveCurve(title, None, console, measure)
         return
     with Live(console=console, refresh_per_second=4) as live:
-        yield LiveCurve(title, live, console)
+        yield LiveCurve(title, live, console, measure)

@@ -22,10 +22,15 @@ from headprune.cli.options import (
     with_options,
 )
 from headprune.errors import HeadpruneError
-from headprune.search.config import VERB_DEFAULTS, stop_settings
+from headprune.search.config import BUDGETS, VERB_DEFAULTS, stop_settings
 
+# What is about budgets alone: criteria are compared along whole curves, which have none.
+OF_BUDGETS = (
+    *(*BUDGETS, "latency_batch", "latency_tokens", "threads", "units", "method", "rounds", "round_to", "widths"),
+)
 # What decides how a model is pruned, and not how it is scored.
 NOT_OF_SCORE = (
+    *(name for name in OF_BUDGETS if name != "units"),
     *("compensate", "keep", "max_drop", "knee", "explore", "schedule", "every", "min_per_site", "metric"),
     *("calibration", "calibration_samples", "evaluation_samples", "same_data", "vocabulary"),
 )
@@ -142,13 +147,13 @@ def score(
     *,
     options: dict[str, Any],
 ) -> None:
-    """Score every head of a model on some data, and draw the scores as a heat map."""
+    """Score every head of a model, or neuron, on some data, and draw the scores as a heat map."""
     from headprune.cli.early import check_early, quiet_transformers
 
     import_plugins(plugin)
     check_early(model, options)
 
-    from headprune.cli.tables import print_scores, progress_bar
+    from headprune.cli.tables import print_scores, progress_bar, score_rows
     from headprune.criteria.scoring import score as score_model
     from headprune.measure.trajectory import plain
     from headprune.report.scores import check_target, write_scores
@@ -170,6 +175,7 @@ def score(
             labels=experiment.labels,  # type: ignore[arg-type]  # the config refuses other words
             task=subject.task,
             progress=advance,
+            units=experiment.kinds,
         )
     if out is not None:
         write_scores(str(chosen), result, out)
@@ -186,7 +192,8 @@ def score(
                 "value": None if measured is None else plain(measured.value),
                 "interval": None if measured is None or measured.interval is None else list(measured.interval),
                 "loss": result.loss,
-                "scores": [[plain(value) for value in row] for row in result.scores.tolist()],
+                "scores": score_rows(result),
+                **({"kinds": [site.kind for site in result.sites]} if experiment.kinds != ("heads",) else {}),
             }
         )
     else:
@@ -206,7 +213,7 @@ def prune(
     *,
     options: dict[str, Any],
 ) -> None:
-    """Remove heads from a model step by step, measure it after each, and save the result."""
+    """Remove heads, or heads and neurons, step by step, measure the model after each, and save the result."""
     from headprune.cli.early import check_early, quiet_transformers
 
     import_plugins(plugin)
@@ -218,19 +225,23 @@ def prune(
 
     quiet_transformers()
     experiment = experiment_of(model, options)
-    with resumable(out), live_curve(f"Pruning by {experiment.made_criterion}") as on_step:
+    measure = None if experiment.budget is None else experiment.budget.measure
+    with resumable(out), live_curve(f"Pruning by {experiment.made_criterion}", measure) as on_step:
         record = run_experiment(experiment, out, overwrite=overwrite, on_step=on_step)
     result = record["result"]
     if as_json:
         fields = ("heads_before", "heads_after", "units", "metric", "dense", "pruned", "agreement", "step", "rule")
         intervals = ("dense_interval", "pruned_interval")
-        print_json({"run": str(out), **{name: result.get(name) for name in (*fields, *intervals)}})
+        shares = (record.get("savings") or {}).get("shares")
+        points = {"points": record["points"]} if record.get("points") else {}
+        said = {name: result.get(name) for name in (*fields, *intervals)}
+        print_json({"run": str(out), **said, "shares": shares, **points})
     else:
         print_run(out, record)
 
 
 @app.command()
-@with_options("criterion", *stop_settings(), **VERB_DEFAULTS["compare"])
+@with_options("criterion", *stop_settings(), *OF_BUDGETS, **VERB_DEFAULTS["compare"])
 def compare(
     model: Model,
     criteria: Annotated[

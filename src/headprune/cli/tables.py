@@ -16,12 +16,14 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from headprune.cli.points import print_points
 from headprune.criteria import Criterion
 from headprune.criteria.scoring import ScoreResult
 from headprune.measure.comparing import Comparison
 from headprune.measure.costs import megabytes
 from headprune.measure.inspection import Inspection
 from headprune.measure.metrics import SHARES_OF_ONE
+from headprune.measure.trajectory import plain
 from headprune.report.words import (
     interval_text,
     measured_text,
@@ -51,34 +53,11 @@ def print_inspection(name: str, seen: Inspection, console: Console | None = None
 
     console = console or Console()
     console.print(f"[bold]{escape(name)}[/bold] · {seen.model_type} · {_known_as(seen)}", soft_wrap=True)
-    shared = _shared_start([site.path for site in seen.sites])
-    sites = Table(
-        title="Attention sites" + (f" in {escape(shared)}" if shared else ""),
-        title_justify="left",
-        caption="heads: kept / original · KV: key-value heads · width: of one head · uses: per forward pass",
-        caption_justify="left",
-        **LEAN,
-    )
-    for heading in ("site", "path", "kind", "heads", "KV", "width", "uses"):
-        # A narrow terminal folds paths, and nothing else: headings and numbers stay whole.
-        sites.add_column(
-            heading,
-            justify="left" if heading in ("path", "kind") else "right",
-            no_wrap=heading != "path",
-            overflow="fold",
-        )
-    for site in seen.sites:
-        sites.add_row(
-            str(site.index),
-            site.path.removeprefix(f"{shared}."),
-            site.place,
-            f"{site.heads} / {site.original_heads}",
-            str(site.kv_heads),
-            str(site.head_dim),
-            str(site.applications),
-        )
     if seen.sites:
-        console.print(sites)
+        console.print(_attention_table(seen))
+        console.print()
+    if seen.feed_forward:
+        console.print(_feed_forward_table(seen))
         console.print()
     modules = Table(title="Parameters", title_justify="left", **LEAN)
     for heading in ("module", "parameters", "MB", "share"):
@@ -111,6 +90,48 @@ def print_inspection(name: str, seen: Inspection, console: Console | None = None
     obstacles = {site.obstacle: site.path for site in seen.sites if site.obstacle}
     for obstacle, path in obstacles.items():
         console.print(f"[yellow]Not removable at {escape(path)}: {escape(obstacle)}.[/yellow]")
+
+
+def _attention_table(seen: Inspection) -> Table:
+    legend = "heads: kept / original · KV: key-value heads · width: of one head · uses: per forward pass"
+    shared, table = _site_table("Attention sites", seen.sites, legend, ("kind", "heads", "KV", "width", "uses"))
+    for site in seen.sites:
+        table.add_row(
+            str(site.index),
+            site.path.removeprefix(f"{shared}."),
+            site.place,
+            f"{site.heads} / {site.original_heads}",
+            str(site.kv_heads),
+            str(site.head_dim),
+            str(site.applications),
+        )
+    return table
+
+
+def _feed_forward_table(seen: Inspection) -> Table:
+    legend = "neurons: kept / original · uses: per forward pass"
+    shared, table = _site_table("Feed-forward sites", seen.feed_forward, legend, ("kind", "neurons", "uses"))
+    for site in seen.feed_forward:
+        table.add_row(
+            str(site.index),
+            site.path.removeprefix(f"{shared}."),
+            site.place,
+            f"{site.size:,} / {site.original:,}",
+            str(site.applications),
+        )
+    return table
+
+
+def _site_table(title: str, sites: Sequence[Site], legend: str, headings: Sequence[str]) -> tuple[str, Table]:
+    """An empty table of sites, and what all their paths begin with."""
+    shared = _shared_start([site.path for site in sites])
+    where = f" in {escape(shared)}" if shared else ""
+    table = Table(title=title + where, title_justify="left", caption=legend, caption_justify="left", **LEAN)
+    for heading in ("site", "path", *headings):
+        # A narrow terminal folds paths, and nothing else: headings and numbers stay whole.
+        left = heading in ("path", "kind")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "path", overflow="fold")
+    return shared, table
 
 
 def _known_as(seen: Inspection) -> str:
@@ -166,6 +187,14 @@ def print_scores(model: PreTrainedModel, name: str, result: ScoreResult, console
     places = "tokens" if model.main_input_name == "input_ids" else "positions"  # patches of images, frames of sounds
     seen = [f"{result.samples} samples", f"{result.tokens} {places}"] if result.samples else []
     console.print(", ".join([*seen, f"{result.seconds:.1f} s"]) + _measured(result), highlight=False, markup=False)
+
+
+def score_rows(result: ScoreResult) -> list[list[float | None]]:
+    """Scores as JSON can hold them: a row per site, as long as its heads, or as its own units where neurons are
+    among them, which are thousands."""
+    rows = [[plain(value) for value in row] for row in result.scores.tolist()]
+    wide = any(site.kind == "neurons" for site in result.sites)
+    return [row[: site.original] if wide else row for row, site in zip(rows, result.sites, strict=True)]
 
 
 def _print_neurons(result: ScoreResult, sites: Sequence[Site], width: int, console: Console) -> None:
@@ -249,6 +278,7 @@ def print_run(out: Path, record: Mapping[str, Any], console: Console | None = No
     if vocabulary_text(record):
         console.print(vocabulary_text(record), highlight=False, markup=False)
     saved = record.get("savings")
+    print_points(record, out, console)
     if saved:
         console.print(_savings_table(saved))
         if "note" in saved:

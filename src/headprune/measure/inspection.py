@@ -47,7 +47,7 @@ class Inspection:
             ],
             "feed_forward": [
                 {
-                    **{name: getattr(site, name) for name in ("path", "place", "applications")},
+                    **{name: getattr(site, name) for name in ("path", "kind", "place", "applications")},
                     "neurons": site.size,
                     "original_neurons": site.original,
                     "obstacle": site.obstacle or None,

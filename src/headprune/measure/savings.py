@@ -36,7 +36,8 @@ def savings(
 ) -> dict[str, Any]:
     """Parameters, size, FLOPs, latency, peak memory and, where the machine tells it, energy of both models, the shares
     that are left, and a sentence where heads are not the bottleneck. `batch` is a full batch of real data; latency is
-    also taken on its first sample alone. `folders` are the checkpoints of both, for their size on disk."""
+    also taken on its first sample alone. `folders` are the checkpoints of both, for their size on disk. The share of
+    FLOPs is that of an input of the usual length, as budgets count it."""
     task = task or task_of(dense)
     sites, costs = _counted(dense, pruned, batch)
     tokens = costs["dense"].tokens
@@ -63,7 +64,7 @@ def savings(
         for name, model in (("dense", dense), ("pruned", pruned))
     }
     result["latency"] = latency
-    result["shares"] = _shares(result["dense"], result["pruned"], latency[f"batch_{size}"]["ratio"])
+    result["shares"] = _shares(dense, pruned, sites, latency[f"batch_{size}"]["ratio"])
     for name, joules in _energy(dense, pruned, batch, task).items():
         result[name]["joules_per_1000"] = round(joules, 2)
     share = costs["dense"].head_share
@@ -79,26 +80,33 @@ def savings(
 def shares(
     dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any], *, task: Task | None = None
 ) -> dict[str, float]:
-    """What is left of the parameters, of the FLOPs of a sample, and of the time of this batch: pruned by dense."""
-    _, costs = _counted(dense, pruned, batch)
-    models = {"dense": dense, "pruned": pruned}
-    held = {name: {"parameters": total_parameters(models[name]), "flops": costs[name].total} for name in models}
-    return _shares(held["dense"], held["pruned"], 1 / measure_speedup(dense, pruned, batch, task=task))
+    """What is left of the parameters, of the FLOPs of an input of the usual length, which budgets count, and of the
+    time of this batch: pruned by dense."""
+    sites = _sites(dense, pruned)
+    return _shares(dense, pruned, sites, 1 / measure_speedup(dense, pruned, batch, task=task))
 
 
-def _shares(dense: Mapping[str, Any], pruned: Mapping[str, Any], latency: float) -> dict[str, float]:
-    kept = {name: pruned[name] / dense[name] if dense[name] else 1.0 for name in ("parameters", "flops")}
-    return {name: round(share, 4) for name, share in {**kept, "latency": latency}.items()}
+def _shares(
+    dense: PreTrainedModel, pruned: PreTrainedModel, sites: Mapping[str, Sequence[Site]], latency: float
+) -> dict[str, float]:
+    before, after = flops(dense, sites["dense"]).total, flops(pruned, sites["pruned"]).total
+    parameters = total_parameters(pruned) / max(total_parameters(dense), 1)
+    kept = {"parameters": parameters, "flops": after / before if before else 1.0, "latency": latency}
+    return {name: round(share, 4) for name, share in kept.items()}
+
+
+def _sites(dense: PreTrainedModel, pruned: PreTrainedModel) -> dict[str, Sequence[Site]]:
+    """Sites of both, feed-forward layers among them where some of their neurons have gone."""
+    kinds: list[Kind] = ["heads", "neurons"] if removed_members(pruned, "neurons") else ["heads"]
+    return {name: sites_of(model, kinds) for name, model in _named(dense, pruned)}
 
 
 def _counted(
     dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any]
 ) -> tuple[dict[str, Sequence[Site]], dict[str, Flops]]:
-    """Sites and FLOPs of both, with feed-forward layers where some of their neurons have gone."""
-    kinds: list[Kind] = ["heads", "neurons"] if removed_members(pruned, "neurons") else ["heads"]
-    models = {"dense": dense, "pruned": pruned}
-    sites = {name: sites_of(model, kinds) for name, model in models.items()}
-    return sites, {name: flops(model, sites[name], batch=batch) for name, model in models.items()}
+    """Sites of both, and the FLOPs of a sample of this batch."""
+    sites = _sites(dense, pruned)
+    return sites, {name: flops(model, sites[name], batch=batch) for name, model in _named(dense, pruned)}
 
 
 def measure_speedup(

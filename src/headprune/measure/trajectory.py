@@ -51,6 +51,7 @@ class Step:
     widths: Mapping[int, int] = field(default_factory=dict)  # neurons left, by feed-forward site
     neuron_scores: Mapping[int, Deciles | None] | None = None  # of `scores`, by site
     latency: float | None = None  # measured time relative to the dense model, where a budget asks for it
+    model_flops: int | None = None  # of the whole model, for one sequence; older journals do not have it
 
     def __post_init__(self) -> None:
         """One order, in memory and on disk: heads as they went, then neurons by site and id."""
@@ -110,6 +111,8 @@ class Step:
             "outcomes": None if self.outcomes is None else packed(self.outcomes),
             "scores": None if scores is None else [[plain(v) for v in row] for row in scores.tolist()],
         }
+        if self.model_flops is not None:
+            line["model_flops"] = self.model_flops
         if self.latency is not None:
             line["latency"] = plain(self.latency)
         if self.attention is not None:
@@ -164,6 +167,7 @@ class Step:
             interval=None if between is None else Interval(*_numbers(between)),
             outcomes=None if outcomes is None else unpacked(outcomes),
             latency=line.get("latency"),
+            model_flops=line.get("model_flops"),
             attention=tuple(line["attention"]) if "attention" in line else None,
             widths={int(site): width for site, width in line.get("widths", {}).items()},
             neuron_scores=summary,

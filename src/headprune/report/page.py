@@ -23,8 +23,10 @@ from headprune.report.loading import (
     entries,
     finite,
     load_runs,
+    named_path,
     scores_of,
 )
+from headprune.report.points import points_of
 from headprune.report.words import (
     interval_text,
     left_text,
@@ -39,6 +41,8 @@ from headprune.store.files import is_there, write_text
 
 VEGA = "window.vegaEmbed = vegaEmbed;"  # what the bundled libraries hand to the page
 NOTHING = "\u2013"  # stands where there is no value
+MEASURED_SHARES = ("parameters", "flops", "latency")
+TIMED = "as the budget counts it, on inputs of {latency_batch} sequences at once"
 
 
 def write_report(paths: Sequence[str | Path], out: Path, *, figure_folder: Path | None = None) -> Path:
@@ -65,11 +69,12 @@ def write_report(paths: Sequence[str | Path], out: Path, *, figure_folder: Path 
 
 
 def charts(runs: Sequence[ReportRun]) -> dict[str, Any]:
-    """All figures by name: the curves of all runs, and mask, widths and first scores of each run that has a line."""
-    from headprune.report import figures
+    """All figures by name: the curves of all runs, what budgets buy, and mask, widths and first scores of each run that
+    has a line."""
+    from headprune.report import family, figures
     from headprune.report import widths as strips
 
-    result = _curves(runs)
+    result = {**_curves(runs), **family.figures(runs)}
     shown = entries(runs)
     lines = [run for entry in shown if not entry.boxes for run in entry.runs]
     for run in lines or shown[0].runs[:1]:
@@ -104,7 +109,7 @@ def render(runs: Sequence[ReportRun]) -> str:
     import jinja2
     from altair.utils.schemapi import debug_mode
 
-    from headprune.report import figures
+    from headprune.report import family, figures
     from headprune.report import widths as strips
 
     template = resources.files("headprune.report").joinpath("page.html.j2").read_text(encoding="utf-8")
@@ -114,8 +119,8 @@ def render(runs: Sequence[ReportRun]) -> str:
     shown = entries(runs)
     # Checking every mark and channel against Vega-Lite's schema takes most of the time of a page, and the tests do it.
     with debug_mode(False):
-        curves = _curves(runs)
-        charts = {**curves, "mask": figures.mask(runs[0]), "scores": figures.scores(runs[0])}
+        curves, bought = _curves(runs), family.figures(runs)
+        charts = {**curves, **bought, "mask": figures.mask(runs[0]), "scores": figures.scores(runs[0])}
         wide = next((run for run in runs if run.has_neurons), None)
         if wide is not None:
             charts["widths"] = strips.widths(wide)
@@ -137,6 +142,8 @@ def render(runs: Sequence[ReportRun]) -> str:
         replay=_script_json([_replay(run, figures.colour(runs, run)) for run in runs]),
         percents=_script_json(SHARES_OF_ONE),
         javascript=_libraries(),
+        bought=list(bought),
+        families=[_family(run, figures.colour(runs, run)) for run in family.with_budget(runs)],
         saved=[_saved(run) for run in runs if run.record.get("savings")],
         comparison=[_shown_row(row) for row in rows],
         comparable=ranked,
@@ -205,6 +212,43 @@ def _scores(run: ReportRun) -> list[list[float | None] | bool | None]:
         result.append(True if same else [None if value is None else float(f"{value:.3g}") for value in now])
         before = now
     return result
+
+
+def _family(run: ReportRun, colour: str) -> dict[str, Any]:
+    """The rows of the table of points: the dense model, then each point with the line that loads it."""
+    name, dense = run.metric.name, run.steps[0]
+    kinds = [kind for kind, count in dense.units.items() if count]
+    first = {
+        "text": "dense",
+        "measured": _measured(name, dense.metric, dense.interval),
+        "units": [f"{dense.units[kind]:,}" for kind in kinds],
+        "shares": ["100.0%"] * len(MEASURED_SHARES),
+        "folder": NOTHING,
+    }
+    rows, loads = [first], []
+    for point in points_of(run.record):
+        left = [point.shares.get(measure) for measure in MEASURED_SHARES]
+        rows.append(
+            {
+                "text": point.text,
+                "measured": _measured(name, point.metric, point.interval),
+                "units": [f"{point.units.get(kind, 0):,} of {dense.units[kind]:,}" for kind in kinds],
+                "shares": [NOTHING if share is None else f"{share:.1%}" for share in left],
+                "folder": point.folder,
+            }
+        )
+        loads.append(f"model = headprune.load({json.dumps(f'{named_path(run.path)}/{point.folder}')})")
+    said = [point.came_out for point in points_of(run.record) if point.came_out]
+    timed = any(step.latency is not None for step in run.steps)
+    return {
+        "name": run.name,
+        "colour": colour,
+        "kinds": kinds,
+        "rows": rows,
+        "loads": loads,
+        "said": "; ".join(said),
+        "how": TIMED.format(**run.settings) if timed else "on a batch of the evaluation data, at the end of the run",
+    }
 
 
 def _saved(run: ReportRun) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from headprune.store.checkpoint import save
 from headprune.store.files import write_text
 from headprune.store.places import model_folder
 from headprune.task import Task
-from headprune.units import resolve, sites_of, survey
+from headprune.units import kept_mask, resolve, sites_of, survey
 from headprune.vocabulary.shrink import RECORD, Shrunk
 
 __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
@@ -146,6 +147,9 @@ def run_experiment(
             "task": subject.task.name,
         }
         record["result"] = _result(result)
+        points = _settled(result)
+        for number in set(points) - set(result.points):
+            _keep_point(out, points[number], experiment, result.model, again=True)
         shrunk: Shrunk | None = getattr(result.model, RECORD, None)
         if shrunk is not None:
             record["vocabulary"] = shrunk.to_json()
@@ -155,28 +159,50 @@ def run_experiment(
             if shrunk is not None:  # the one that is measured is in no folder
                 del folders["dense"]
             record["savings"] = savings(result.dense, result.model, batch, folders=folders, task=subject.task)
-            record["points"] = _points(result, out, experiment, batch, subject.task)
+            record["points"] = _points(result, points, out, batch, subject.task, {**run.record, **record})
+            if result.result.latency is not None:
+                record["savings"]["shares"]["latency"] = round(result.result.latency, 4)
         run.finish(record)
         _publish(out, run.record)
         return run.record
 
 
-def _keep_point(out: Path, label: str, experiment: Experiment, model: PreTrainedModel) -> None:
+def _keep_point(out: Path, label: str, experiment: Experiment, model: PreTrainedModel, *, again: bool = False) -> None:
     """The model of one point of a budget, unless an earlier process wrote it."""
     folder = out / "models" / label
-    if not folder.is_dir():
+    if again or not folder.is_dir():
         save(_in_precision_of(model_folder(experiment.model), model), folder)
 
 
+def _settled(result: PruneResult) -> dict[int, str]:
+    """The steps of all points. Where the clock asked for rounds after that of the last point, it is where they end."""
+    last = max(result.points, default=result.stopped_at)
+    if result.stopped_at <= last:
+        return dict(result.points)
+    return {result.stopped_at if number == last else number: label for number, label in result.points.items()}
+
+
 def _points(
-    result: PruneResult, out: Path, experiment: Experiment, batch: Mapping[str, Any], task: Task
+    result: PruneResult,
+    points: Mapping[int, str],
+    out: Path,
+    batch: Mapping[str, Any],
+    task: Task,
+    record: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """What was measured of the model at each point of a budget, where there are several."""
+    """What was measured of the model at each point of a budget, where there are several, and its model card; for
+    budgets of time, the time is that which the budget counts."""
     assert result.dense is not None
     found = []
-    for number, label in result.points.items():
+    for number, label in points.items():
         folder, step = out / "models" / label, result.trajectory[number]
         model = load_model(folder, dtype=result.dense.dtype).to(result.dense.device)
+        mask = kept_mask(sites_of(model, tuple(step.units)))  # type: ignore[arg-type]  # whose keys are kinds
+        at = replace(result, model=model, stopped_at=number, mask=mask, rule=f"the point {label} of its budget")
+        write_text(folder / "README.md", model_card({**record, "result": _result(at), "savings": None}))
+        left = shares(result.dense, model, batch, task=task)
+        if step.latency is not None:
+            left["latency"] = round(step.latency, 4)
         found.append(
             {
                 "label": label,
@@ -185,7 +211,7 @@ def _points(
                 "metric": plain(step.metric),
                 "interval": None if step.interval is None else list(map(plain, step.interval)),
                 "units": dict(step.units),
-                "shares": shares(result.dense, model, batch, task=task),
+                "shares": left,
             }
         )
     return found

@@ -50,8 +50,9 @@ def points(value: Any, name: str) -> tuple[float, ...]:
         ) from None
     valid = (number > 1 for number in numbers) if name == "speedup" else (0 < number < 1 for number in numbers)
     if not numbers or not all(valid):
+        given = ",".join(f"{number:g}" for number in numbers)
         between = "above 1" if name == "speedup" else "between 0 and 1"
-        raise ScheduleError(f"{name} must be {between}, such as {_example(name)}, but it is {value!r}.")
+        raise ScheduleError(f"{name} must be {between}, such as {_example(name)}, but it is {given}.")
     return tuple(sorted(set(numbers), reverse=name != "speedup"))
 
 

@@ -329,7 +329,7 @@ def command_words(settings: Mapping[str, Any], verb: str = "prune") -> list[str]
         if verb == "compare" and (field.name == "criterion" or field.metadata["stops"]):
             continue  # which are asked for as --criteria, and run to the end
         flag = field.metadata.get("flag") or f"--{field.name.replace('_', '-')}"
-        if field.name in IMPLIED and value == implied.get(field.name):
+        if field.name in IMPLIED and field.name not in own and value == implied.get(field.name):
             continue
         if value is True:
             words.append(flag)

@@ -168,9 +168,10 @@ class Pruner:
 
     def reached(self, step: int) -> None:
         """Tell whoever asked for it that the model is at a point of its budget."""
-        label = self.points.get(step)
-        if label is not None and self.at_point is not None:
-            self.at_point(label)
+        budget = self.config.budget
+        share = self._way.point(step)  # while steps are replayed, `points` does not know them yet
+        if budget is not None and len(budget.shares) > 1 and share is not None and self.at_point is not None:
+            self.at_point(budget.label(share))
 
     @property
     def points(self) -> dict[int, str]:
@@ -308,6 +309,7 @@ class Pruner:
         sites = self.sites
         measured = measured or self.metric.of(quality, self.reference)
         kinds = self.config.kinds
+        counted = flops(self.model, sites)
         step = Step(
             step=len(self.steps),
             removed=taken.removed,
@@ -320,7 +322,8 @@ class Pruner:
             units={kind: sum(s.size for s in sites if s.kind == kind) for kind in kinds},
             applied={kind: sum(s.size * s.applications for s in sites if s.kind == kind) for kind in kinds},
             parameters=total_parameters(self.model),
-            flops=flops(self.model, sites).units_total,
+            flops=counted.units_total,
+            model_flops=counted.total,
             compensation=tuple(repair.to_json() for repair in taken.repairs),
             scores=taken.scores,
             latency=taken.latency,
