@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import headprune
 from headprune.surgery.cut import cut
 from headprune.units import NeuronSite, all_sites
 from headprune.units.everything import layouts_for, neuron_sites
@@ -184,3 +185,24 @@ def test_in_another_precision(dtype: torch.dtype) -> None:
     assert all(isinstance(site, NeuronSite) and not site.measured for site in layers_of(model))
     scale = 8 if dtype == torch.bfloat16 else 1  # few digits: sums in another order round elsewhere
     assert difference(reference, outputs(model, batch)) <= scale * allowed(reference)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama-gqa", "gpt2", "camembert"])
+def test_remove_takes_neurons_and_lets_the_others_take_over(name: str) -> None:
+    """The public verb: neurons of a site go, and what stays makes up for them on the calibration data."""
+    batches = [ZOO[name].batch(seed) for seed in range(4)]
+    dense = ZOO[name].build().eval()
+    site = all_sites(dense)[-1]
+    gone = [(site.index, neuron) for neuron in range(4)]
+    errors = {}
+    for compensate in ("none", "lstsq"):
+        model = copy.deepcopy(dense)
+        headprune.remove(model, gone, compensate=compensate, batches=batches, verify=batches[0])
+        assert all_sites(model)[-1].kept == tuple(range(4, site.original))
+        errors[compensate] = 0.0
+        with torch.no_grad():
+            for batch in batches:
+                change = (model(**batch)[0] - dense(**batch)[0]).square().sum(-1)
+                real = batch["attention_mask"].bool() if change.dim() == 2 else torch.ones_like(change).bool()
+                errors[compensate] += float(change[real].sum())
+    assert errors["lstsq"] < errors["none"]

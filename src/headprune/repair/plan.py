@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import DataError
-from headprune.repair.solve import Compensation, Repair, solve
+from headprune.repair.solve import BUDGETS_ONLY, Compensation, Repair, solve
 from headprune.signals.moments import Moments, gather
 from headprune.task import Task
 from headprune.units import Member, Site, by_site, resolve
@@ -20,10 +20,14 @@ from headprune.units.linear import is_transposed
 log = logging.getLogger(__name__)
 
 
-def check_compensation(word: str, model: PreTrainedModel | None = None, *, published: bool = False) -> Compensation:
-    """The word, unless it is none of ours or can do nothing for this model; a published method goes without then."""
-    if word not in get_args(Compensation):
-        raise DataError(f"There is no compensation {word!r}; choose one of {', '.join(get_args(Compensation))}.")
+def check_compensation(
+    word: str, model: PreTrainedModel | None = None, *, published: bool = False, budget: bool = True
+) -> Compensation:
+    """The word, unless it is none of ours or can do nothing for this model; a published method goes without then.
+    Without a `budget` there are fewer."""
+    known = [own for own in get_args(Compensation) if budget or own not in BUDGETS_ONLY]
+    if word not in known:
+        raise DataError(f"There is no compensation {word!r}; choose one of {', '.join(known)}.")
     if word == "mean" and model is not None:
         outputs = [model.get_submodule(site.o) for site in resolve(model)]
         if all(getattr(output, "bias", None) is None for output in outputs):

@@ -12,9 +12,9 @@ from headprune.repair.plan import apply_repairs, check_compensation, plan_repair
 from headprune.repair.solve import BUDGETS_ONLY, Compensation, Repair
 from headprune.signals.moments import Moments
 from headprune.surgery.check import check_removable
-from headprune.surgery.cut import cut
+from headprune.surgery.cut import cut, sites_with
 from headprune.task import Task, task_of
-from headprune.units import as_members, resolve
+from headprune.units import as_members
 
 
 def remove(
@@ -25,9 +25,10 @@ def remove(
     compensate: Compensation = "none",
     batches: Iterable[Mapping[str, Any]] | None = None,
 ) -> PreTrainedModel:
-    """Take heads out of the weights, in place, and return the model.
+    """Take heads out of the weights, in place, and return the model; neurons as well.
 
-    `heads` are (site, head) pairs in original ids. With `verify=batch` the outputs on that batch are compared with
+    `heads` are (site, head) pairs in original ids; feed-forward sites, whose neurons go the same way, are numbered
+    after those of attention, as `inspect` shows them. With `verify=batch` the outputs on that batch are compared with
     those of the gated model; if they differ, the removal is undone and `EquivalenceError` tells by how much.
     With `compensate="lstsq"` the heads that stay take over what they can of what these heads did on the calibration
     `batches`; with "mean" the bias of the output projection takes over its mean.
@@ -50,8 +51,8 @@ def remove_and_repair(
     """`remove`, for callers that want to know what the compensation did, or know the `moments` that it rests on."""
     if check_compensation(compensate) in BUDGETS_ONLY:
         raise DataError(f"compensate={compensate!r} goes with a budget of prune; use 'lstsq', 'mean' or 'none' here.")
-    sites = resolve(model)
     chosen = as_members(members)
+    sites = sites_with(model, chosen)
     check_removable(sites, chosen)
     if compensate != "none" and batches is None:
         raise DataError(f"compensate={compensate!r} needs calibration data; give it as batches=[...].")

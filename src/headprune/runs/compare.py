@@ -129,7 +129,7 @@ def expand(criteria: Sequence[str], compensate: str = "none") -> list[str]:
 def combination(spec: str, compensate: str) -> tuple[str, Compensation]:
     """The full name of a criterion and its compensation: its own, as in "gnorm+lstsq", or `compensate`."""
     criterion, suffix = split_suffix(spec)
-    own = check_compensation(suffix[1:] if suffix else compensate)
+    own = check_compensation(suffix[1:] if suffix else compensate, budget=False)
     return str(make(criterion)), own
 
 
