@@ -2,10 +2,11 @@
 
     python -m benchmarks.budgets [--subjects A,B] [--methods A,B] [--shares 0.8,0.5] [--seeds 0,1,2] [--long] [--out F]
 
-Every cell, a model, a method, a share and a seed of the calibration data, is a run of `headprune.prune` of its own from
-the dense model. Cells are written to the file one by one, and those that it has already are not run again, so it can be
-stopped at any time. A cell that fails says why, and is tried again next time. The models are those of
-benchmarks/subjects.py that can be had; `--long` takes SmolLM2-135M as well. The table is written as markdown beside.
+Every cell, a model, a method, a share and a seed of the calibration data, comes from a run of `headprune.prune` from
+the dense model: one of its own, or, where a method goes in rounds, one through all shares. Cells are written to the
+file as they come, and those that it has already are not run again, so it can be stopped at any time. A cell that fails
+says why, and is tried again next time. The models are those of benchmarks/subjects.py that can be had; `--long` takes
+SmolLM2-135M as well. The table is written as markdown beside.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,13 @@ KEY = ("subject", "method", "share", "seed")
 Cell = dict[str, Any]
 
 
+CALIBRATION = {"minilm-sst2": 256}  # samples, where they are others than a subject has in other benchmarks
+
+
 @cache
 def subject(name: str) -> Subject:
-    return {**MAKERS, **LONG}[name]()
+    made = {**MAKERS, **LONG}[name]()
+    return replace(made, calibration_samples=CALIBRATION.get(name, made.calibration_samples))
 
 
 def metric_of(name: str) -> Metric:
@@ -77,8 +83,8 @@ def add_biases(model: PreTrainedModel) -> None:
             output.bias = nn.Parameter(output.weight.new_zeros(output.weight.shape[0]), requires_grad=False)
 
 
-def run(name: str, method: str, share: float, seed: int) -> Cell:
-    """One cell, from the dense model."""
+def run(name: str, method: str, shares: Sequence[float], seed: int) -> dict[float, Cell]:
+    """The cells of these shares from one run, which goes through all of them, or of one share alone."""
     chosen = subject(name)
     model = copy.deepcopy(chosen.model)
     if METHODS[method].compensate == "mean":
@@ -86,23 +92,42 @@ def run(name: str, method: str, share: float, seed: int) -> Cell:
     before = flops(model, all_sites(model)).units_total
     options = {"criterion": f"random(seed={seed})"} if method == "random" else {}
     started = time.perf_counter()
+    found: dict[float, Cell] = {}
+
+    def note(label: str = "") -> None:
+        left = flops(model, all_sites(model)).units_total / before
+        found[max(share for share in shares if share not in found)] = {
+            "metric": metric_of(name).name,
+            "value": quality(model, chosen),
+            "dense": dense_quality(name),
+            "left": left,
+            "seconds": round(time.perf_counter() - started, 1),
+        }
+
     headprune.prune(
         model,
         chosen.calibration(seed),
         method=method,
-        keep_flops=total_share(model, share),
+        keep_flops=tuple(total_share(model, share) for share in shares),
         metric=metric_of(name).name,
-        evaluation=chosen.evaluation[:1],  # the result is evaluated in full, and only once
+        evaluation=chosen.evaluation[:1],  # the results are evaluated in full, each once
+        at_point=note,
         **options,
     )
-    seconds = time.perf_counter() - started
-    return {
-        "metric": metric_of(name).name,
-        "value": quality(model, chosen),
-        "dense": dense_quality(name),
-        "left": flops(model, all_sites(model)).units_total / before,
-        "seconds": round(seconds, 1),
-    }
+    if len(shares) == 1:
+        note()
+    return found
+
+
+def runs(wanted: Sequence[Any], done: Collection[Any]) -> Iterator[tuple[str, str, list[float], int]]:
+    """What is left to do: a method of several rounds goes through all shares in one run, others start anew for each."""
+    left = [place for place in wanted if place not in done]
+    while left:
+        name, method, _, seed = left[0]
+        alike = [p for p in left if (p[0], p[1], p[3]) == (name, method, seed)]
+        own = alike if METHODS[method].rounds > 1 else left[:1]
+        yield name, method, sorted((p[2] for p in own), reverse=True), seed
+        left = [place for place in left if place not in own]
 
 
 def key(cell: Cell) -> tuple[Any, ...]:
@@ -194,15 +219,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells = [cell for cell in read(asked.out) if "error" not in cell]
     done = {key(cell) for cell in cells}
     wanted = [(name, method, share, seed) for seed in seeds for name in names for share in shares for method in methods]
-    for place in [place for place in wanted if place not in done]:
-        cell: Cell = dict(zip(KEY, place, strict=True))
+    for name, method, own, seed in runs(wanted, done):
+        places = [(name, method, share, seed) for share in own]
         try:
-            cell |= run(*place)
-            said.print(f"{' '.join(map(str, place))}: {cell['value']:.4g} in {cell['seconds']} s")
-        except Exception as error:  # whatever one cell runs into, the others shall be run
-            cell["error"] = f"{type(error).__name__}: {error}"
-            said.print(f"{' '.join(map(str, place))} failed: {cell['error']}")
-        cells.append(cell)
+            results = run(name, method, own, seed)
+        except Exception as error:  # whatever one run runs into, the others shall be run
+            results = {share: {"error": f"{type(error).__name__}: {error}"} for share in own}
+        for place in places:
+            cell: Cell = {**dict(zip(KEY, place, strict=True)), **results[place[2]]}
+            came = f"failed: {cell['error']}" if "error" in cell else f"{cell['value']:.4g} in {cell['seconds']} s"
+            said.print(f"{' '.join(map(str, place))}: {came}")
+            cells.append(cell)
         write(asked.out, cells)
     # What was asked for now; the file may hold more.
     told = tables([cell for cell in cells if key(cell) in set(wanted)])
