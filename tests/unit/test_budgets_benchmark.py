@@ -94,9 +94,17 @@ def test_a_share_is_one_of_the_units_and_flap_has_its_biases() -> None:
     counted = flops(model, all_sites(model))
     left = budgets.total_share(model, 0.5) * counted.total
     assert counted.total - left == pytest.approx(counted.units_total / 2)
-    cell = budgets.run("llama-gqa", "flap", 0.5, 0)
+    cell = budgets.run("llama-gqa", "flap", [0.5], 0)[0.5]
     assert cell["left"] <= 0.5 + 1e-9
     assert all(model.get_submodule(site.o).bias is None for site in all_sites(model))  # the dense one is as it was
+
+
+def test_a_method_of_several_rounds_goes_through_all_shares_in_one_run() -> None:
+    wanted = [("bert", method, share, 0) for share in (0.8, 0.5) for method in ("headprune", "flap")]
+    assert list(budgets.runs(wanted, [wanted[3]])) == [("bert", "headprune", [0.8, 0.5], 0), ("bert", "flap", [0.8], 0)]
+    cells = budgets.run("bert", "headprune", [0.8, 0.5], 0)
+    assert all(cells[share]["left"] <= share + 1e-9 for share in (0.8, 0.5))
+    assert cells[0.8]["left"] > cells[0.5]["left"]
 
 
 @pytest.mark.parametrize("wrong", [["--methods", "flab"], ["--subjects", "nothing"]])
