@@ -204,3 +204,42 @@ def test_a_drop_of_the_metric_ends_rounds_too() -> None:
     values = [step.metric for step in result.trajectory]
     assert result.stopped_at <= len(values) - 1
     assert result.stopped_at == 0 or values[result.stopped_at] >= values[0] - 1e-9 or result.rule.startswith("max_drop")
+
+
+def test_without_a_budget_a_run_goes_as_far_as_it_can() -> None:
+    """Most of this model is its vocabulary head, so a tenth of its FLOPs cannot be reached; it ends where it must."""
+    model = ZOO["llama-gqa"].build()
+    result = headprune.prune(model, data("llama-gqa"), units="heads,neurons", rounds=2, round_to=2)
+    sites = all_sites(model)
+    assert len(result.trajectory) == 3
+    assert sum(site.size for site in sites) < 0.2 * sum(site.original for site in sites)
+
+
+def test_experts_are_pruned_and_left_without_repair() -> None:
+    """Tokens of an expert are others in every model, so its outputs cannot be compared with those of the dense one."""
+    from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = SwitchTransformersConfig(
+        vocab_size=61,
+        d_model=16,
+        d_kv=4,
+        d_ff=16,
+        num_layers=2,
+        num_sparse_encoder_layers=1,
+        num_decoder_layers=2,
+        num_sparse_decoder_layers=1,
+        num_heads=4,
+        num_experts=2,
+        decoder_start_token_id=0,
+    )
+    model = SwitchTransformersForConditionalGeneration(config).eval()
+    batches = [{**ZOO["t5"].batch(seed), "labels": ZOO["t5"].batch(seed)["decoder_input_ids"]} for seed in range(2)]
+    before = sum(site.size for site in all_sites(model))
+    result = headprune.prune(model, batches, keep_flops=0.9, rounds=1, round_to=2)
+    assert sum(site.size for site in all_sites(model)) < before
+    kinds = {repair["site"]: repair["kind"] for repair in result.trajectory[1].compensation}
+    experts = [site.index for site in all_sites(model) if "expert_" in site.path]
+    assert experts
+    assert all(kinds.get(index, "none") == "none" for index in experts)
+    assert "lstsq" in kinds.values()

@@ -1,7 +1,7 @@
 """What a dense model does on the calibration data, for repairs of what becomes of it.
 
-Kept for every site and every real token: the residual stream after the site has added to it (or, where the output is
-not simply added to a stream, the output itself), and how much the logits depend on it there.
+Kept for every site and every real token: what the site gives, the residual stream that this is added to (if it simply
+is), and how much the logits depend on it.
 """
 
 from __future__ import annotations

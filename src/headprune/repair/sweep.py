@@ -19,6 +19,7 @@ from headprune.repair.scale import best_scales
 from headprune.repair.solve import Compensation, Repair
 from headprune.repair.towards import RIDGES, Pairs, best_map
 from headprune.signals.moments import FOLDS
+from headprune.signals.spec import is_expert
 from headprune.units import Site
 from headprune.units.linear import is_transposed
 
@@ -56,9 +57,11 @@ def sweep(
         shared = any(owners_of(model, getattr(output, name, None)) > 1 for name in ("weight", "bias"))
         if shared or not targets[index].outputs or (not site.kept and output.bias is None):
             continue
-        pairs = _gathered(passes, site, targets[index], CATCH_UP[compensate])
+        # Which tokens an expert is given depends on what was pruned before it, so there is nothing to compare with.
+        pairs = None if is_expert(site) else _gathered(passes, site, targets[index], CATCH_UP[compensate])
         if pairs is None or not torch.isfinite(pairs.zz).all():
-            log.warning("Site %d (%s) is left without compensation: what it gives is not finite.", index, site.path)
+            why = "its tokens are chosen for it" if is_expert(site) else "what it gives is not finite"
+            log.warning("Site %d (%s) is left without compensation: %s.", index, site.path, why)
             repairs.append(Repair(index, "none", None, None))
             continue
         repair = _repaired(output, site, pairs, compensate, ridges)

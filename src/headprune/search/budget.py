@@ -105,10 +105,14 @@ def prices(
     return Prices(whole, rest, lambda site, count: by_site[site.index] * count)
 
 
+def least_share(known: Prices, sites: Sequence[Site], least: Callable[[Site], int]) -> float:
+    """What is left of the dense model's price with as few units as may be."""
+    return (known.rest + sum(known.of(site, least(site)) for site in sites)) / known.dense
+
+
 def check_reachable(budget: Budget, known: Prices, sites: Sequence[Site], least: Callable[[Site], int]) -> None:
     """Refuse a budget that is not met with as little left as may be."""
-    cheapest = known.rest + sum(known.of(site, least(site)) for site in sites)
-    floor = cheapest / known.dense
+    floor = least_share(known, sites, least)
     if floor > budget.last:
         what = "the vocabulary" if budget.measure in ("parameters", "memory") else "the rest of the model"
         fast = budget.measure == "latency"

@@ -21,7 +21,7 @@ from headprune.repair.bysite import remove_by_site
 from headprune.repair.dense import DenseOutputs
 from headprune.repair.solve import Repair
 from headprune.search.allocate import Curve, allocate, groups
-from headprune.search.budget import Budget, Prices, check_reachable, ladder, prices, units
+from headprune.search.budget import NEAR, Budget, Prices, check_reachable, ladder, least_share, prices, units
 from headprune.search.config import PruneConfig
 from headprune.search.replay import check_replay
 from headprune.search.speed import Stopwatch
@@ -149,6 +149,9 @@ class InRounds:
             self.prices = self.watch.prices(sites)
         else:
             self.prices = prices(run.model, sites, self.budget.measure, config.kinds)
+        if config.budget is None and config.keep is None:  # as far as it goes
+            floor = least_share(self.prices, sites, self._least)
+            self.budget = Budget("flops", (max(EXPLORED, floor * (1 + NEAR)),))
         self.targets = ladder(self.budget.shares, config.rounds)
         check_reachable(self.budget, self.prices, sites, self._least)
         self.dense: DenseOutputs | None = None
@@ -230,7 +233,7 @@ class InRounds:
     def replay(self, steps: Sequence[Step]) -> None:
         self.dense = None
         for step in steps:
-            if step.removed:
+            if step.step:  # a round may remove nothing, and repair all the same
                 check_replay(step, self._remove(step.removed))
                 self.run.reached(step.step)
         if self.watch is not None and len(steps) > 1:
