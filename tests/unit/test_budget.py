@@ -45,11 +45,12 @@ def test_points_that_make_no_sense(value: object, name: str, said: str) -> None:
 def test_a_ladder_goes_down_in_equal_ratios_through_every_point() -> None:
     assert ladder((0.5,), 2) == pytest.approx([0.5**0.5, 0.5])
     rungs = ladder((0.8, 0.5), 3)
-    assert rungs == sorted(rungs, reverse=True)
+    assert rungs == pytest.approx([0.8, (0.8 * 0.5) ** 0.5, 0.5])  # one third of the way, then two
     assert {0.8, 0.5} <= {*rungs}
-    # 0.5 ** (1/3) = 0.794 is near enough to 0.8 to be left out
-    assert rungs == pytest.approx([0.8, 0.5 ** (2 / 3), 0.5])
     assert ladder((0.3,), 1) == [0.3]
+    assert ladder((0.6, 0.5, 0.4, 0.3, 0.2), 1) == [0.6, 0.5, 0.4, 0.3, 0.2]
+    assert len(ladder((0.6, 0.5, 0.4, 0.3, 0.2), 6)) == 7  # few more than the last alone takes
+    assert ladder((0.0,), 2) == [0.5, 0.0]
 
 
 @pytest.mark.parametrize("name", ["bert", "llama-gqa", "gpt2", "albert", "phi3"])

@@ -14,7 +14,6 @@ from headprune.measure.costs import flops, total_parameters, unit_bytes, unit_co
 from headprune.units import Kind, Site
 
 Measure = Literal["parameters", "flops", "memory", "latency", "units"]
-NEAR = 0.02  # rounds that come this near to a point that was asked for are left out
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,18 @@ def _example(name: str) -> str:
 
 
 def ladder(points: Sequence[float], rounds: int) -> list[float]:
-    """Shares to go through: in equal ratios down to the last point, with every point that was asked for among them."""
+    """Shares to go through, every point that was asked for among them: down to the last point in so many steps of
+    about the same ratio, and to each of the others in as many of these as the way to it takes."""
     last = points[-1]
-    steps = [last ** (n / rounds) if last > 0 else 1 - n / rounds for n in range(1, rounds)]
-    between = [share for share in steps if all(abs(share - point) > NEAR * point for point in points)]
-    return sorted({*between, *points}, reverse=True)
+    if last <= 0:
+        return [1 - number / rounds for number in range(1, rounds)] + [0.0]
+    shares = []
+    before = 1.0
+    for point in points:
+        steps = max(1, round(rounds * math.log(point / before) / math.log(last)))
+        shares += [before * (point / before) ** (number / steps) for number in range(1, steps)] + [point]
+        before = point
+    return shares
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from headprune.repair.bysite import remove_by_site
 from headprune.repair.dense import DenseOutputs
 from headprune.repair.solve import Repair
 from headprune.search.allocate import Curve, allocate, groups
-from headprune.search.budget import NEAR, Budget, Prices, check_reachable, ladder, least_share, prices, units
+from headprune.search.budget import Budget, Prices, check_reachable, ladder, least_share, prices, units
 from headprune.search.config import PruneConfig
 from headprune.search.replay import check_replay
 from headprune.search.speed import Stopwatch
@@ -151,7 +151,7 @@ class InRounds:
             self.prices = prices(run.model, sites, self.budget.measure, config.kinds)
         if config.budget is None and config.keep is None:  # as far as it goes
             floor = least_share(self.prices, sites, self._least)
-            self.budget = Budget("flops", (max(EXPLORED, floor * (1 + NEAR)),))
+            self.budget = Budget("flops", (max(EXPLORED, 1.02 * floor),))
         self.targets = ladder(self.budget.shares, config.rounds)
         check_reachable(self.budget, self.prices, sites, self._least)
         self.dense: DenseOutputs | None = None
