@@ -23,6 +23,7 @@ from headprune.repair.sweep import Target, sweep
 from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
 from headprune.signals.sensitivity import token_weights
+from headprune.signals.spec import is_expert
 from headprune.task import Task
 from headprune.units import Site
 
@@ -52,11 +53,13 @@ class DenseOutputs:
         given: dict[int, list[torch.Tensor]] = {}
         streaming: dict[int, list[torch.Tensor]] = {}
         pulls: dict[int, list[torch.Tensor]] = {}
+        flat: dict[int, list[bool]] = {}  # whether tokens come without an axis of samples, as those of experts do
 
         def keep(site: Site) -> Any:
             def note(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
                 if weighted and not output.requires_grad:
                     output = output.detach().requires_grad_(True)
+                flat.setdefault(site.index, []).append(output.dim() == 2)
                 given.setdefault(site.index, []).append(real_outputs(site, batch, output, self.task)[0].cpu())
                 if weighted:
                     output.register_hook(lambda gradient: _note_pull(pulls, site, batch, gradient, self.task))
@@ -78,10 +81,12 @@ class DenseOutputs:
                 if root.requires_grad:
                     root.backward(gradient)
         for index, parts in given.items():
+            routed = is_expert(sites[index]) and any(flat[index])
             both = streaming.get(index, [])
             whole = len(both) == len(parts) and all(a.shape == b.shape for a, b in zip(parts, both, strict=True))
             target = self.targets.setdefault(index, Target([], [] if whole else None, [] if weighted else None))
             target.outputs.append(torch.cat(parts))
+            target.routed |= routed
             if target.streams is not None and whole:
                 target.streams.append(torch.cat(both))
             else:

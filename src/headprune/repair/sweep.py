@@ -19,7 +19,6 @@ from headprune.repair.scale import best_scales
 from headprune.repair.solve import Compensation, Repair
 from headprune.repair.towards import RIDGES, Pairs, best_map
 from headprune.signals.moments import FOLDS
-from headprune.signals.spec import is_expert
 from headprune.units import Site
 from headprune.units.linear import is_transposed
 
@@ -36,6 +35,7 @@ class Target:
     outputs: list[torch.Tensor]  # [tokens x out]: what the dense model gives there
     streams: list[torch.Tensor] | None  # [tokens x out]: what it is added to there; None where that is not known
     weights: list[torch.Tensor] | None  # [tokens]
+    routed: bool = False  # whether it is given some tokens alone, which others choose
 
 
 def sweep(
@@ -58,9 +58,10 @@ def sweep(
         if shared or not targets[index].outputs or (not site.kept and output.bias is None):
             continue
         # Which tokens an expert is given depends on what was pruned before it, so there is nothing to compare with.
-        pairs = None if is_expert(site) else _gathered(passes, site, targets[index], CATCH_UP[compensate])
+        routed = targets[index].routed
+        pairs = None if routed else _gathered(passes, site, targets[index], CATCH_UP[compensate])
         if pairs is None or not torch.isfinite(pairs.zz).all():
-            why = "its tokens are chosen for it" if is_expert(site) else "what it gives is not finite"
+            why = "its tokens are chosen for it" if routed else "what it gives is not finite"
             log.warning("Site %d (%s) is left without compensation: %s.", index, site.path, why)
             repairs.append(Repair(index, "none", None, None))
             continue

@@ -49,18 +49,22 @@ class Pairs:
             self.counts[fold] += share.sum()
             self.z[fold] += weighted.sum(0)
             self.y[fold] += (outputs * share[:, None]).sum(0)
-            self.zz[fold] += weighted.t() @ inputs
-            self.zy[fold] += weighted.t() @ outputs
+            self.zz[fold].addmm_(weighted.t(), inputs)  # in place: of a wide layer it is a gigabyte
+            self.zy[fold].addmm_(weighted.t(), outputs)
             self.yy[fold] += (outputs.square().sum(1) * share).sum()
 
     def only(self, fold: int) -> Pairs:
         part = slice(fold, fold + 1)
         return Pairs(self.counts[part], self.z[part], self.y[part], self.zz[part], self.zy[part], self.yy[part])
 
+    def means(self) -> tuple[torch.Tensor, ...]:
+        """The count, and the means of z, y, z z^T and z y^T, as tensors of their own."""
+        count = self.counts.sum().clamp_min(torch.finfo(torch.float64).tiny)
+        return count, *(part.sum(0).div_(count) for part in (self.z, self.y, self.zz, self.zy))
+
     def error(self, weight: torch.Tensor, bias: torch.Tensor | None) -> float:
         """E |y - W z - b|^2."""
-        count = self.counts.sum().clamp_min(torch.finfo(torch.float64).tiny)
-        z, y, zz, zy = (part.sum(0) / count for part in (self.z, self.y, self.zz, self.zy))
+        count, z, y, zz, zy = self.means()
         shift = y.new_zeros(y.shape) if bias is None else bias.double()
         weight = weight.double()
         square = ((weight @ zz) * weight).sum() + shift.square().sum() + 2 * shift @ (weight @ z)
@@ -107,18 +111,17 @@ def _solve(
     weight: torch.Tensor, bias: torch.Tensor | None, pairs: Pairs, ridge: float
 ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """The minimum of E |y - W z - b|^2 + ridge |W - W_old|^2, about the means where there is a bias."""
-    count = pairs.counts.sum().clamp_min(torch.finfo(torch.float64).tiny)
-    z, y, zz, zy = (part.sum(0) / count for part in (pairs.z, pairs.y, pairs.zz, pairs.zy))
+    _, z, y, zz, zy = pairs.means()
     if bias is not None:
-        zz, zy = zz - torch.outer(z, z), zy - torch.outer(z, y)
+        zz.addr_(z, z, alpha=-1)
+        zy.addr_(z, y, alpha=-1)
     old = weight.double()
     scale = zz.diagonal().mean()
     if not scale > 0:
         return None
-    left_over = zy - zz @ old.t()  # [in x out]: what the old map misses
-    held = zz.clone()
-    held.diagonal().add_(ridge * scale)
-    factor, failed = torch.linalg.cholesky_ex(held)
+    left_over = zy.addmm_(zz, old.t(), alpha=-1)  # [in x out]: what the old map misses
+    zz.diagonal().add_(ridge * scale)
+    factor, failed = torch.linalg.cholesky_ex(zz)
     if int(failed):
         return None
     new = old + torch.cholesky_solve(left_over, factor).t()
