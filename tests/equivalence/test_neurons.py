@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import headprune
+from headprune.errors import HeadSelectionError
 from headprune.surgery.cut import cut
 from headprune.units import NeuronSite, all_sites
 from headprune.units.everything import layouts_for, neuron_sites
@@ -197,7 +198,7 @@ def test_remove_takes_neurons_and_lets_the_others_take_over(name: str) -> None:
     errors = {}
     for compensate in ("none", "lstsq"):
         model = copy.deepcopy(dense)
-        headprune.remove(model, gone, compensate=compensate, batches=batches, verify=batches[0])
+        headprune.remove(model, neurons=gone, compensate=compensate, batches=batches, verify=batches[0])
         assert all_sites(model)[-1].kept == tuple(range(4, site.original))
         errors[compensate] = 0.0
         with torch.no_grad():
@@ -206,3 +207,13 @@ def test_remove_takes_neurons_and_lets_the_others_take_over(name: str) -> None:
                 real = batch["attention_mask"].bool() if change.dim() == 2 else torch.ones_like(change).bool()
                 errors[compensate] += float(change[real].sum())
     assert errors["lstsq"] < errors["none"]
+
+
+def test_heads_are_not_taken_for_neurons() -> None:
+    model = ZOO["bert"].build()
+    with pytest.raises(HeadSelectionError, match=r"Neuron \(0, 1\) does not exist: sites 3 to 5 of this model"):
+        headprune.remove(model, neurons=[(0, 1)])
+    with pytest.raises(HeadSelectionError, match=r"Head \(3, 0\) does not exist: the model has 3 sites"):
+        headprune.remove(model, [(3, 0)])
+    headprune.remove(model, [(0, 1)], neurons=[(3, 1)])
+    assert [site.size for site in all_sites(model)] == [3, 4, 4, 19, 20, 20]

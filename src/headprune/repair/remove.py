@@ -7,35 +7,52 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from headprune.errors import DataError
+from headprune.errors import DataError, HeadSelectionError
 from headprune.repair.plan import apply_repairs, check_compensation, plan_repairs
 from headprune.repair.solve import BUDGETS_ONLY, Compensation, Repair
 from headprune.signals.moments import Moments
 from headprune.surgery.check import check_removable
 from headprune.surgery.cut import cut, sites_with
 from headprune.task import Task, task_of
-from headprune.units import as_members
+from headprune.units import Member, all_sites, as_members, resolve
 
 
 def remove(
     model: PreTrainedModel,
-    heads: Iterable[tuple[int, int]],
+    heads: Iterable[tuple[int, int]] = (),
     *,
+    neurons: Iterable[tuple[int, int]] = (),
     verify: Mapping[str, Any] | None = None,
     compensate: Compensation = "none",
     batches: Iterable[Mapping[str, Any]] | None = None,
 ) -> PreTrainedModel:
-    """Take heads out of the weights, in place, and return the model; neurons as well.
+    """Take heads, neurons or both out of the weights, in place, and return the model.
 
-    `heads` are (site, head) pairs in original ids; feed-forward sites, whose neurons go the same way, are numbered
-    after those of attention, as `inspect` shows them. With `verify=batch` the outputs on that batch are compared with
+    `heads` are (site, head) pairs in original ids, `neurons` (site, neuron) pairs; sites are numbered as `inspect`
+    shows them, feed-forward layers after attention. With `verify=batch` the outputs on that batch are compared with
     those of the gated model; if they differ, the removal is undone and `EquivalenceError` tells by how much.
     With `compensate="lstsq"` the heads that stay take over what they can of what these heads did on the calibration
     `batches`; with "mean" the bias of the output projection takes over its mean.
     Parameters are replaced by smaller ones, so make an optimizer after this and not before.
     """
-    remove_and_repair(model, heads, verify=verify, compensate=compensate, batches=batches)
+    chosen = _of_kinds(model, as_members(heads), as_members(neurons, "neuron"))
+    remove_and_repair(model, chosen, verify=verify, compensate=compensate, batches=batches)
     return model
+
+
+def _of_kinds(model: PreTrainedModel, heads: list[Member], neurons: list[Member]) -> list[Member]:
+    """All of them, unless what is said to be a head is a neuron, or the other way round."""
+    if heads or not neurons:
+        check_removable(resolve(model), heads)
+    sites = all_sites(model) if neurons else []
+    for member in neurons:
+        if not 0 <= member.site < len(sites) or sites[member.site].kind != "neurons":
+            places = [site.index for site in sites if site.kind == "neurons"]
+            there = f"sites {places[0]} to {places[-1]}" if places else "no site"
+            raise HeadSelectionError(
+                f"Neuron {tuple(member)} does not exist: {there} of this model have neurons that can be removed."
+            )
+    return [*heads, *neurons]
 
 
 def remove_and_repair(
