@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from headprune.criteria.registry import KINDS, Criterion, criterion
+from headprune.criteria.columns import ColumnCriterion
+from headprune.criteria.registry import criterion
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
-    from headprune.task import Labels, Task
-    from headprune.units import Site
+    from headprune.signals.columns import Columns
 
 
 @criterion(
@@ -22,43 +20,22 @@ if TYPE_CHECKING:
     use="with compensate='mean' and widths='threshold', as FLAP does; forward passes only",
 )
 @dataclass(frozen=True)
-class Fluctuation(Criterion):
+class Fluctuation(ColumnCriterion):
     """Var(x) * |w|^2 of every input column of the output map, x what it is given and w its weights.
 
     With `standardize` the columns of a site have mean 0 and deviation 1, so that sites can be compared by one
     threshold, and a unit has the mean of its columns; without, their sum.
     """
 
-    kinds = KINDS
-    gathers = True
-
     standardize: bool = False
 
-    @property
-    def needs(self) -> list[str]:
-        return ["data"]
+    def of_columns(self, weight: torch.Tensor, seen: Columns | None) -> torch.Tensor:
+        own = weight.square().sum(0)
+        own = own * 0 if seen is None else own * seen.variance
+        if not self.standardize:
+            return own
+        spread = own.std() if len(own) > 1 else own.new_zeros(())
+        return (own - own.mean()) / spread if spread > 0 else own * 0
 
-    def from_data(
-        self,
-        model: PreTrainedModel,
-        sites: Sequence[Site],
-        batches: Sequence[Mapping[str, Any]],
-        task: Task,
-        labels: Labels,
-    ) -> torch.Tensor:
-        from headprune.signals.columns import gather_columns, output_weight
-        from headprune.units import nan_scores
-
-        scores = nan_scores(sites)
-        found = gather_columns(model, sites, batches, task)
-        for site in sites:
-            if not site.kept:
-                continue
-            own = output_weight(model, site).square().sum(0)
-            own = own * found[site.index].variance if site.index in found else own * 0
-            if self.standardize:
-                spread = own.std() if len(own) > 1 else own.new_zeros(())
-                own = (own - own.mean()) / spread if spread > 0 else own * 0
-            members = site.split(own)
-            scores[site.index, list(site.kept)] = members.mean(-1) if self.standardize else members.sum(-1)
-        return scores
+    def of_members(self, columns: torch.Tensor) -> torch.Tensor:
+        return columns.mean(-1) if self.standardize else columns.sum(-1)
