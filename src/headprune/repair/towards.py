@@ -13,7 +13,7 @@ import torch
 
 from headprune.signals.moments import FOLDS
 
-RIDGES = (1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0)  # relative to the mean square of the inputs
+RIDGES = (1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)  # relative to the mean square of the inputs
 
 
 @dataclass
