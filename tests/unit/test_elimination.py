@@ -125,6 +125,15 @@ def test_gradients_are_those_of_the_outputs(name: str) -> None:
         assert float((own.gradients[0] * given).sum()) == pytest.approx(float(slope), rel=1e-3, abs=1e-5)
 
 
+def test_draws_of_signs_differ() -> None:
+    """Of many logits every draw is another sum; of two there is one only."""
+    model = ZOO["llama-gqa"].build().eval()
+    found = gather_sensitivity(model, all_sites(model), [ZOO["llama-gqa"].batch(0)], task_of(model))
+    first, second = found[0].gradients
+    assert not torch.allclose(first, second)
+    assert first.square().sum() == pytest.approx(float(second.square().sum()), rel=1.0)
+
+
 def test_scores_of_a_site_rank_units_and_add_up_to_its_error() -> None:
     model = ZOO["bert"].build().eval()
     batches = [ZOO["bert"].batch(seed) for seed in range(6)]

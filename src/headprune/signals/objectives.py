@@ -17,6 +17,7 @@ from headprune.task import Task
 from headprune.task.batch import real_keys, widened
 
 BLOCK = 1 << 18  # signs that are drawn together
+STRIDE = 0x9E3779B1  # from the seed of one draw to that of the next; the generator looks at 32 bits
 NOT_CONTENT = ("labels", "attention_mask", "token_type_ids", "decoder_attention_mask", "pixel_mask")
 
 
@@ -88,7 +89,7 @@ def sign_gradient(task: Task, logits: torch.Tensor, batch: Mapping[str, Any], dr
     gradient = torch.zeros_like(logits.detach())
     real = task.real_tokens(batch, logits) if task.per_token and logits.dim() == 3 else None
     for row in range(len(logits)):
-        generator = torch.Generator().manual_seed(content_seed(batch, row) + (draw << 32))
+        generator = torch.Generator().manual_seed((content_seed(batch, row) + draw * STRIDE) % 2**32)
         if real is None:
             gradient[row] = vector_signs(logits[row].numel(), generator).view(logits.shape[1:]).to(gradient)
             continue
