@@ -14,6 +14,7 @@ from headprune.measure.costs import flops, total_parameters
 from headprune.measure.trajectory import Step
 from headprune.search.config import PruneConfig
 from headprune.search.pruner import Journal, Pruner
+from headprune.search.stop import Stop
 from headprune.units import all_sites
 from zoo import ZOO
 
@@ -199,11 +200,18 @@ def test_a_budget_that_cannot_be_met_is_refused_before_anything_goes() -> None:
 
 
 def test_a_drop_of_the_metric_ends_rounds_too() -> None:
-    model = ZOO["bert"].build()
-    result = headprune.prune(model, data("bert"), keep_flops=whole(0.2, model), rounds=4, round_to=2, max_drop=0.0)
-    values = [step.metric for step in result.trajectory]
-    assert result.stopped_at <= len(values) - 1
-    assert result.stopped_at == 0 or values[result.stopped_at] >= values[0] - 1e-9 or result.rule.startswith("max_drop")
+    """The model that comes back is that of the last round within the limit, not of the last round."""
+    model = ZOO["llama-gqa"].build()
+    options = {"keep_flops": whole(0.2, model), "rounds": 4, "round_to": 2}
+    result = headprune.prune(model, data("llama-gqa"), metric="fidelity", max_drop=0.0, explore=True, **options)
+    steps = result.trajectory
+    curve = [step.metric for step in steps], [step.flops for step in steps], [step.outcomes for step in steps]
+    assert len(steps) == 5
+    assert result.stopped_at == Stop(None, 0.0, False).result(result.metric, *curve)
+    assert result.stopped_at < 4, "the metric never fell, so that this shows nothing"
+    sites = all_sites(model)
+    left = {kind: sum(site.size for site in sites if site.kind == kind) for kind in ("heads", "neurons")}
+    assert left == steps[result.stopped_at].units
 
 
 def test_without_a_budget_a_run_goes_as_far_as_it_can() -> None:

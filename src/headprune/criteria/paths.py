@@ -108,11 +108,10 @@ class Unseen:
         change = self.wanted - self.inputs[:, left] @ staying  # what the columns that go have added
         if len(left):
             for fold in range(FOLDS):
-                others = [other for other in range(FOLDS) if other != fold]
-                inner = sum(self.products[other] for other in others)[left][:, left]  # type: ignore[index]
-                cross = sum(self.crosses[other] for other in others)[left] - inner @ staying  # type: ignore[index]
                 if not bool((self.fold != fold).any()):
                     continue
+                inner = self.products[1 - fold][left][:, left]
+                cross = self.crosses[1 - fold][left] - inner @ staying
                 inner.diagonal().add_(self.ridge * inner.diagonal().mean().clamp_min(torch.finfo(inner.dtype).tiny))
                 factor, failed = torch.linalg.cholesky_ex(inner)
                 if not int(failed):
