@@ -8,6 +8,9 @@ from headprune.late import late
 if TYPE_CHECKING:
     from headprune.criteria import Criterion, criterion
     from headprune.criteria.scoring import ScoreResult, score
+    from headprune.gates.callback import GateCallback
+    from headprune.gates.config import GateConfig
+    from headprune.gates.learned import LearnedGates
     from headprune.hooks.gates import Gates, gated
     from headprune.measure.inspection import inspect
     from headprune.repair.remove import remove
@@ -23,8 +26,11 @@ else:  # the same once more, for importing each of them when it is used: `import
         __name__,
         {
             "Criterion": "headprune.criteria",
+            "GateCallback": "headprune.gates.callback",
+            "GateConfig": "headprune.gates.config",
             "Gates": "headprune.hooks.gates",
             "Layout": "headprune.units",
+            "LearnedGates": "headprune.gates.learned",
             "Method": "headprune.search.methods",
             "PruneConfig": "headprune.search.config",
             "PruneResult": "headprune.search.pruner",
@@ -51,9 +57,12 @@ else:  # the same once more, for importing each of them when it is used: `import
 __version__ = "0.1.0"
 __all__ = [
     "Criterion",
+    "GateCallback",
+    "GateConfig",
     "Gates",
     "HeadpruneError",
     "Layout",
+    "LearnedGates",
     "Method",
     "PruneConfig",
     "PruneResult",

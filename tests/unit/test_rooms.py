@@ -24,6 +24,7 @@ ORDER = (
     {"criteria"},
     {"repair"},
     {"search"},
+    {"gates"},
     {"store"},
     {"data"},
     {"report"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from torch import nn
 from headprune.errors import GateError
 from headprune.hooks.watch import hooks
 from headprune.units import Site, resolve, widest
+
+Own = TypeVar("Own", bound="Installed")
 
 
 @contextmanager
@@ -30,7 +32,45 @@ def gated(model: nn.Module, gates: torch.Tensor, *, sites: Sequence[Site] | None
         yield
 
 
-class Gates(nn.Module):
+class Installed(nn.Module):
+    """What stays on a model and multiplies the outputs of members until it is taken off; subclasses say by what."""
+
+    def __init__(self, model: nn.Module, sites: Sequence[Site]) -> None:
+        super().__init__()
+        self._model = [model]  # in a list, so that it does not become a submodule
+        self.sites = sites
+        self._handles: list[Any] = []
+
+    @property
+    def model(self) -> Any:
+        return self._model[0]
+
+    @property
+    def attached(self) -> bool:
+        return bool(self._handles)
+
+    def forward(self, site: Site) -> torch.Tensor:
+        """What multiplies the members of this site, by their original ids."""
+        raise NotImplementedError
+
+    def attach(self: Own) -> Own:
+        """Install the gates; the model computes with them from now on."""
+        if self.attached:
+            raise GateError("These gates are on the model already; detach them first.")
+        for site in self.sites:
+            if site.kept:
+                hook = _hook(site, functools.partial(self, site))
+                self._handles.append(self.model.get_submodule(site.o).register_forward_pre_hook(hook))
+        return self
+
+    def detach(self) -> None:
+        """Take the gates off; the model computes as it did without them."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+class Gates(Installed):
     """Gates that stay on a model until they are taken off, one value per member of every site.
 
         gates = headprune.Gates(model, trainable=True)
@@ -41,11 +81,10 @@ class Gates(nn.Module):
 
     The values are parameters if `trainable`, buffers otherwise; they start at 1, or at `values` [sites x members].
     Those of neurons come with the `sites` of `all_sites(model)`. The model is not a part of this module, so its
-    parameters are its own.
+    parameters are its own. Gates that learn to close are `LearnedGates`.
     """
 
     values: torch.Tensor
-    kept: torch.Tensor
 
     def __init__(
         self,
@@ -55,9 +94,7 @@ class Gates(nn.Module):
         trainable: bool = False,
         sites: Sequence[Site] | None = None,
     ) -> None:
-        super().__init__()
-        self._model = [model]  # in a list, so that it does not become a submodule
-        self.sites = resolve(model) if sites is None else sites
+        super().__init__(model, resolve(model) if sites is None else sites)
         parameter = next(model.parameters())
         start = torch.ones(len(self.sites), widest(self.sites)) if values is None else values.detach().clone()
         check_gates(start, self.sites)
@@ -68,32 +105,10 @@ class Gates(nn.Module):
             self.values = nn.Parameter(start)
         else:
             self.register_buffer("values", start)
-        self._handles: list[Any] = []
-
-    @property
-    def attached(self) -> bool:
-        return bool(self._handles)
 
     def forward(self, site: Site) -> torch.Tensor:
         """What multiplies the members of this site, [members]; a subclass may draw them."""
         return self.values[site.index]
-
-    def attach(self) -> Gates:
-        """Install the gates; the model computes with them from now on."""
-        if self.attached:
-            raise GateError("These gates are on the model already; detach them first.")
-        (model,) = self._model
-        for site in self.sites:
-            if site.kept:
-                hook = _hook(site, functools.partial(self, site))
-                self._handles.append(model.get_submodule(site.o).register_forward_pre_hook(hook))
-        return self
-
-    def detach(self) -> None:
-        """Take the gates off; the model computes as it did without them."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
 
 def check_gates(gates: torch.Tensor, sites: Sequence[Site]) -> None:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from headprune.errors import CheckpointError, HeadpruneError
+from headprune.hooks.gates import Installed
 from headprune.store import fingerprint, portability
 from headprune.store.files import replaced_directory
 from headprune.store.native import dense_numbers, native_numbers
@@ -52,6 +53,8 @@ def save(
         raise CheckpointError(
             f"headprune.save writes transformers models; {type(model).__name__} is none: use torch.save(model, path)."
         )
+    if any(isinstance(module, Installed) for module in model.modules()):
+        raise CheckpointError("This model has learned gates on it; close them with gates.remove() before you save it.")
     sites = all_sites(model) if removed_members(model, "neurons") else survey(model).sites
     target = Path(path)
     try:

@@ -1,0 +1,1 @@
+"""Gates that learn which units a model can do without, while it trains."""

@@ -1,0 +1,66 @@
+"""How much the output of a layer changes without each of its units, measured while a model trains."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from headprune.gates.places import Place
+from headprune.task import task_of
+from headprune.units.linear import is_transposed
+
+if TYPE_CHECKING:
+    from headprune.gates.learned import LearnedGates
+
+MEMORY = 0.9  # share of what was known that stays when a batch has been seen
+
+
+class Changes:
+    """Keeps `gates.costs` up to date: per gate the mean of |W_u x_u|^2, relative to that of the whole output |W x|^2,
+    over real tokens, as a running mean over batches."""
+
+    def __init__(self, gates: LearnedGates) -> None:
+        self.gates = gates
+        self.task = task_of(gates.model)
+
+    def attach(self) -> list[Any]:
+        model = self.gates.model
+        return [
+            # Before the gate's own hook: a closed unit has a change, too.
+            model.get_submodule(place.site.o).register_forward_pre_hook(
+                functools.partial(self._see, place), prepend=True
+            )
+            for place in self.gates.places
+        ]
+
+    @torch.no_grad()
+    def _see(self, place: Place, module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        gates, site = self.gates, place.site
+        if not gates.training:
+            return
+        columns = args[0].detach()
+        mask = self.task.site_tokens(site, gates.batch, columns.shape[-2]) if columns.dim() == 3 else None
+        rows = columns.reshape(-1, columns.shape[-1]) if mask is None else columns[mask.to(columns.device)]
+        rows = rows.float()
+        weight = _weight(module).float()
+        whole = (rows @ weight.T).square().sum()
+        changes = []
+        for ids in place.members:
+            own = site.columns(site.position(member) for member in ids)
+            part = weight[:, own]
+            # |W_u x_u|^2 by the small matrix W_u^T W_u, as often narrower than the output is wide.
+            seen = rows[:, own]
+            changes.append(((seen @ (part.T @ part)) * seen).sum())
+        found = torch.stack(changes) / whole.clamp_min(torch.finfo(torch.float32).tiny)
+        known = gates.costs[place.gates]
+        first = not bool(known.any())
+        gates.costs[place.gates] = found if first else MEMORY * known + (1 - MEMORY) * found
+
+
+def _weight(module: Any) -> torch.Tensor:
+    """[out x in], of an adapter's map that of what it is built around."""
+    module = getattr(module, "base_layer", module)
+    return module.weight.T if is_transposed(module) else module.weight

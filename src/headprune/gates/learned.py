@@ -1,0 +1,280 @@
+"""Gates that learn, installed on a model: a parameter per gate, drawn anew in every forward pass of the training."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from headprune.errors import GateError
+from headprune.gates.change import Changes
+from headprune.gates.config import GateConfig
+from headprune.gates.hard_concrete import THRESHOLD
+from headprune.gates.places import Place, places_of, without_adapters
+from headprune.gates.target import target_of
+from headprune.hooks.gates import Installed
+from headprune.units import Member, Site, sites_of
+
+NAME = "headprune_gates"  # of the module that is installed on a model
+MEMORY = 0.95  # share of what a multiplier rests on that stays from step to step
+
+
+class LearnedGates(Installed):
+    """Hard-concrete gates on the heads of a model, its groups of neurons, or both, which learn what can be closed.
+
+        gates = headprune.LearnedGates(model, keep=0.5, steps=1000)
+        optimizer = torch.optim.AdamW(gates.parameter_groups(5e-5))
+        ...
+            loss = model(**batch).loss + gates.loss()
+        ...
+        model = gates.remove(verify=batch)
+
+    Options are the fields of `GateConfig`. `steps` is how long the training is, in calls of `loss`, which a warm-up
+    goes by. From the start the gates are a part of the model: its `parameters()`, its `state_dict()`, its `train()` and
+    `eval()` include them, and so do whatever saves, restores or distributes it. In evaluation nothing is drawn: gates
+    are open or closed as they would be if the training ended now.
+    """
+
+    bias: nn.Parameter
+    taken: torch.Tensor
+    worth: torch.Tensor
+    costs: torch.Tensor
+    _gradient: torch.Tensor
+
+    def __init__(
+        self, model: nn.Module, config: GateConfig | None = None, *, steps: int | None = None, **options: Any
+    ) -> None:
+        config = GateConfig(**options) if config is None else dataclasses.replace(config, **options)
+        plain = _plain(model)
+        if hasattr(plain, NAME):
+            raise GateError("This model has learned gates already; remove() or detach() them first.")
+        with without_adapters(plain):
+            sites = sites_of(plain, config.kinds)
+            places = places_of(sites, config.kinds, config.group)
+            target = target_of(plain, sites, places, config)
+        super().__init__(plain, [place.site for place in places])
+        self.config, self.places, self.target, self.total = config, places, target, steps
+        self._given: list[Any] = [model]
+        self._of_site = {place.site.index: place for place in self.places}
+        self._decided: tuple[Any, torch.Tensor] | None = None
+        self._shift: tuple[Any, float] | None = None
+        self.observing = config.l0 is None  # whether gradients are looked at as they come
+        self.noise: torch.Tensor | None = None
+        device = next(plain.parameters()).device
+        # log alpha, but for the shift of a target. Trainers leave what is called a bias out of weight decay, which
+        # would pull gates towards half open.
+        self.bias = nn.Parameter(torch.full((len(target.each),), float(self.config.start), device=device))
+        self.register_buffer("taken", torch.zeros((), dtype=torch.long, device=device))
+        # Of a target: what open gates did for the task, and what they took of the budget, in the last steps.
+        self.register_buffer("worth", torch.zeros(2, device=device))
+        self.register_buffer("_gradient", torch.zeros(len(target.each), device=device), persistent=False)
+        self.register_buffer("costs", torch.zeros(len(target.each), device=device))
+        for place in self.places:
+            self.register_buffer(f"owners_{place.site.index}", place.owners().to(device), persistent=False)
+        self.train(plain.training)
+        self.attach()
+
+    def __len__(self) -> int:
+        return len(self.bias)
+
+    # --- on the model ---
+
+    def attach(self) -> LearnedGates:
+        super().attach()
+        self.model.add_module(NAME, self)
+        # The outermost call draws; under an adapter the model's own `__call__` is left out, and that of its base runs.
+        for module in {id(part): part for part in (self.model, getattr(self.model, "base_model", self.model))}.values():
+            self._handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
+        if self.config.difference:
+            self._handles += Changes(self).attach()
+        return self
+
+    def detach(self) -> None:
+        super().detach()
+        if getattr(self.model, NAME, None) is self:
+            delattr(self.model, NAME)
+
+    def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self.batch: Mapping[str, Any] = kwargs
+        if self.training:
+            self.draw()
+
+    def draw(self) -> None:
+        """New noise, for all sites at once and outside of what gradient checkpointing computes twice."""
+        self.noise = torch.rand_like(self.bias)
+
+    # --- what they are ---
+
+    @property
+    def log_alpha(self) -> torch.Tensor:
+        """[gates], with the shift that a target asks for."""
+        bias = self.bias.float()
+        return bias - self.shift
+
+    @property
+    def shift(self) -> float:
+        """By how much all gates are less open than their biases say, to meet the target as it is now."""
+        if self.config.l0 is not None:
+            return 0.0
+        if self._shift is None or self._shift[0] != self._key:
+            self._shift = self._key, self.target.shift(self.bias, self._offset, self.ramp)
+        return self._shift[1]
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        """What the shift and the decision depend on."""
+        return self.bias._version, int(self.taken), self.total
+
+    @property
+    def _offset(self) -> float:
+        """A straight-through gate is open above its threshold, which log alpha 0 is at; others above 0."""
+        return 0.0 if self.config.straight_through else self.config.distribution.offset
+
+    def forward(self, site: Site) -> torch.Tensor:
+        place = self._of_site[site.index]
+        values = self.values(place)
+        members = values[self.get_buffer(f"owners_{site.index}")]
+        if self.config.rescale:
+            present = members.detach()[list(site.kept)].sum()
+            members = members * torch.where(present > 0, site.size / present.clamp_min(1e-6), 1.0)
+        return members
+
+    def values(self, place: Place) -> torch.Tensor:
+        """The gates of a site: drawn in training, decided in evaluation."""
+        log_alpha, distribution = self.log_alpha[place.gates], self.config.distribution
+        if self.training:
+            if self.noise is None:
+                self.draw()
+            assert self.noise is not None
+            if self.observing and log_alpha.requires_grad:
+                log_alpha.register_hook(functools.partial(self._observe, place))
+            return distribution.draw(log_alpha, self.noise[place.gates], straight_through=self.config.straight_through)
+        is_open = self.open()[place.gates].to(log_alpha)
+        return is_open if self.config.straight_through else is_open * distribution.evaluated(log_alpha)
+
+    def _observe(self, place: Place, gradient: torch.Tensor) -> None:
+        self._gradient[place.gates] += gradient
+
+    def open(self) -> torch.Tensor:
+        """Bool [gates]: those that would stay if the training ended now. With a target they are the most open ones that
+        it allows; without, those above the threshold (straight-through) or above 0."""
+        if self._decided is None or self._decided[0] != self._key:
+            self._decided = self._key, self._decide().to(self.bias.device)
+        return self._decided[1]
+
+    def _decide(self) -> torch.Tensor:
+        worth = self.bias.detach().float().cpu()
+        protected = [place.gates for place in self.places if place.site.obstacle_to_emptying]
+        if self.config.l0 is None:
+            return self.target.affordable(worth, protected, self.ramp)
+        above = self.config.distribution.evaluated(worth) > (THRESHOLD if self.config.straight_through else 0.0)
+        for own in protected:
+            above[own.start + int(worth[own].argmax())] = True
+        return above
+
+    def open_probability(self) -> torch.Tensor:
+        """How likely each gate is to be open in a forward pass of the training."""
+        return torch.sigmoid(self.log_alpha + self._offset)
+
+    # --- what they cost ---
+
+    @property
+    def ramp(self) -> float:
+        """How much of the warm-up is over, 0 to 1."""
+        if self.config.warmup == 0:
+            return 1.0
+        if self.total is None:
+            raise GateError("A warm-up needs to know how long the training is; give steps=..., or warmup=0.")
+        return min(1.0, int(self.taken) / max(1.0, self.config.warmup * self.total))
+
+    def loss(self) -> torch.Tensor:
+        """What to add to the loss of the task, once per step of the optimizer; every call counts as a step.
+
+        It is the L0 loss with its weight, or the price of what is open under a target; and the squared changes that
+        closing would bring, if they are asked for.
+        """
+        if self.training and self.observing:
+            self.learn_price(self._gradient)
+            self._gradient.zero_()
+        value = self.l0_loss() if self.config.l0 is not None else self._priced()
+        if self.config.difference:
+            value = value + self.config.difference * ((1 - self.open_probability()) * self.costs).sum()
+        if self.training:
+            self.taken += 1
+        return value
+
+    def _priced(self) -> torch.Tensor:
+        return self.multiplier * (self.target.each.to(self.bias) * self.open_probability()).sum()
+
+    @property
+    def multiplier(self) -> float:
+        """What a unit of budget is worth to the task; 0 while there is enough of it."""
+        done, taken = self.worth.tolist()
+        return max(0.0, done / taken) if taken > 0 and self.shift > 0 else 0.0
+
+    @torch.no_grad()
+    def learn_price(self, gradient: torch.Tensor) -> None:
+        """Take over what a gradient of the task's loss, with respect to the biases, says about the multiplier."""
+        taken = self.target.slopes(self.open_probability()).sum()
+        self.worth.mul_(MEMORY).add_(torch.stack([-gradient.sum(), taken]))
+
+    def l0_loss(self) -> torch.Tensor:
+        """The expected number of gates that are not 0, with the weight that it has now if there is one."""
+        expected = self.config.distribution.open_probability(self.log_alpha).sum()
+        return expected if self.config.l0 is None else self.config.l0 * self.ramp * expected
+
+    def parameter_groups(self, learning_rate: float, **settings: Any) -> list[dict[str, Any]]:
+        """Groups for an optimizer: the parameters of the model that train, and the gates with their own learning rate
+        and without weight decay."""
+        (given,) = self._given
+        own = {id(parameter) for parameter in self.parameters()}
+        others = [p for p in given.parameters() if p.requires_grad and id(p) not in own]
+        rate = self.config.rate * learning_rate
+        return [
+            {"params": others, "lr": learning_rate, **settings},
+            {"params": list(self.parameters()), "lr": rate, **settings, "weight_decay": 0.0},
+        ]
+
+    # --- what to say of them ---
+
+    @torch.no_grad()
+    def report(self) -> dict[str, float]:
+        """Numbers for a log: members that are expected to be left, those that would stay now, and the L0 loss."""
+        sizes = torch.tensor([len(ids) for place in self.places for ids in place.members], device=self.bias.device)
+        return {
+            "expected_units": round(float((self.open_probability() * sizes).sum()), 4),
+            "open_units": int((self.open() * sizes).sum()),
+            "l0_loss": float(self.l0_loss()),
+        }
+
+    def closed(self) -> list[Member]:
+        """The members behind closed gates, in original ids."""
+        is_open = self.open().tolist()
+        return [
+            member
+            for place in self.places
+            for number in range(len(place.members))
+            if not is_open[place.first + number]
+            for member in place.behind(number)
+        ]
+
+    # --- the end ---
+
+    def remove(self, *, verify: Mapping[str, Any] | None = None) -> Any:
+        """Take the gates off and what is closed out of the weights, in place; returns the model.
+
+        What open gates multiply by goes into the output maps. With `verify=batch` the outputs on that batch are
+        compared with those of the model with its gates; if they differ, everything is as it was. Adapters are merged.
+        """
+        from headprune.gates.closing import close
+
+        return close(self, verify)
+
+
+def _plain(model: Any) -> Any:
+    """The model without what peft wraps it in."""
+    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
