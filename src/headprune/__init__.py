@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from headprune.criteria.scoring import ScoreResult, score
     from headprune.hooks.gates import Gates, gated
     from headprune.measure.inspection import inspect
+    from headprune.models import AllAttentionConfig, AllAttentionForCausalLM
     from headprune.repair.remove import remove
     from headprune.search.config import PruneConfig
     from headprune.search.methods import Method, register_method
@@ -22,6 +23,8 @@ else:  # the same once more, for importing each of them when it is used: `import
     __getattr__, __dir__ = late(
         __name__,
         {
+            "AllAttentionConfig": "headprune.models",
+            "AllAttentionForCausalLM": "headprune.models",
             "Criterion": "headprune.criteria",
             "Gates": "headprune.hooks.gates",
             "Layout": "headprune.units",
@@ -50,6 +53,8 @@ else:  # the same once more, for importing each of them when it is used: `import
 
 __version__ = "0.1.0"
 __all__ = [
+    "AllAttentionConfig",
+    "AllAttentionForCausalLM",
     "Criterion",
     "Gates",
     "HeadpruneError",
