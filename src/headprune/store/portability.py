@@ -53,7 +53,7 @@ def write(model: PreTrainedModel, sites: Sequence[Site], settings: dict[str, Any
 
 
 def _ship(kind: Any, folder: Path) -> tuple[str, str]:
-    """Copy the files of a model of our own, which need transformers alone; its config's and its module's names there."""
+    """Copy the files of a model of our own, which need transformers alone; the names of its config and module there."""
     homes = []
     for part in (kind.config_class, kind):
         file = Path(inspect.getfile(part))

@@ -13,9 +13,10 @@ from transformers import PreTrainedConfig
 class AllAttentionConfig(PreTrainedConfig):
     """Settings of the All-attention Transformer (Sukhbaatar et al. 2019, arXiv 1907.01470).
 
-    Each head of a layer has `num_persistent_vectors` keys and values of its own beside those of the tokens; they stand in
-    for a feed-forward layer. As many parameters as a feed-forward layer of width f has are in f / 2 of them per head, if
-    `head_dim` x `num_attention_heads` is `hidden_size`; the paper takes 2048 for a width of 512.
+    Each head of a layer has `num_persistent_vectors` keys and values of its own beside those of the tokens; they stand
+    in for a feed-forward layer, and have as many parameters as one of that width where `head_dim` x
+    `num_attention_heads` is `hidden_size`. The position turns a part of each head, `partial_rotary_factor` of
+    `rope_parameters`.
     """
 
     model_type = "all_attention"
@@ -26,7 +27,7 @@ class AllAttentionConfig(PreTrainedConfig):
     num_hidden_layers: int = 12
     num_attention_heads: int = 8
     head_dim: int | None = None  # hidden_size / num_attention_heads where it is not given
-    num_persistent_vectors: int = 1024
+    num_persistent_vectors: int = 2048
     max_position_embeddings: int = 2048
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-5
@@ -43,11 +44,21 @@ class AllAttentionConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.rope_parameters is None:
+            self.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
         """Called by `@strict`: numbers that no model can be built from are refused."""
         if self.num_persistent_vectors < 1:
             raise ValueError(f"num_persistent_vectors must be 1 or more, not {self.num_persistent_vectors}.")
-        if self.head_dim is None or self.head_dim < 2 or self.head_dim % 2:
-            raise ValueError(f"head_dim must be even, as rotary positions turn pairs of numbers, not {self.head_dim}.")
+        if self.head_dim is None or self.head_dim < 2:
+            raise ValueError(f"head_dim must be 2 or more, as positions turn pairs of numbers, not {self.head_dim}.")
+        if (self.rope_parameters or {}).get("rope_type", "default") != "default":
+            raise ValueError("rope_parameters must be of rope_type 'default': this model knows no other.")
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many numbers of each head are turned by the position: an even number, 2 or more."""
+        width, rope = self.head_dim or 0, self.rope_parameters or {}
+        return max(2, int(width * rope.get("partial_rotary_factor", 1.0)) // 2 * 2)

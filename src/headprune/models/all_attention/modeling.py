@@ -18,7 +18,6 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -47,6 +46,22 @@ def eager_attention_forward(
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
+def rotations(config: AllAttentionConfig, position_ids: torch.Tensor, like: torch.Tensor) -> Rotations:
+    """Cosines and sines of the angles at these positions, [batch, 1, tokens, half of what is turned]."""
+    precision = torch.promote_types(like.dtype, torch.float32)
+    steps = torch.arange(0, config.rotary_dim, 2, device=like.device, dtype=precision) / config.rotary_dim
+    theta = (config.rope_parameters or {}).get("rope_theta", 10000.0)
+    angles = position_ids[:, None, :, None].to(precision) * theta**-steps
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def turned(states: torch.Tensor, position_embeddings: Rotations) -> torch.Tensor:
+    """The first numbers of each head, those that show its position."""
+    cosines, sines = position_embeddings
+    first, second = states[..., : 2 * cosines.shape[-1]].chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+
+
 class AllAttention(nn.Module):
     """Attention to the tokens so far and, in the same softmax, to the persistent vectors of each head."""
 
@@ -54,14 +69,17 @@ class AllAttention(nn.Module):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.head_dim = config.head_dim
+        self.head_dim = int(config.head_dim or 0)
+        self.rotary_dim = config.rotary_dim
         self.scaling = self.head_dim**-0.5
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
         heads, memory = config.num_attention_heads, config.num_persistent_vectors
-        for name in ("q_proj", "k_proj", "v_proj"):
-            setattr(self, name, nn.Linear(config.hidden_size, heads * self.head_dim, bias=config.attention_bias))
-        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
+        width, bias = heads * self.head_dim, config.attention_bias
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, width, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, width, bias=bias)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=bias)
         self.persistent_keys = nn.Parameter(torch.empty(heads, memory, self.head_dim))
         self.persistent_values = nn.Parameter(torch.empty(heads, memory, self.head_dim))
 
@@ -77,11 +95,17 @@ class AllAttention(nn.Module):
         query = self.q_proj(hidden_states).view(shape).transpose(1, 2)
         key = self.k_proj(hidden_states).view(shape).transpose(1, 2)
         value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
-        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        key = torch.cat([turned(key, position_embeddings), key[..., self.rotary_dim :]], dim=-1)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        # Behind the cache, which holds tokens only, and behind the rotation: these vectors have no position.
-        key, value = self._with_memory(key, value)
+        # The memory joins behind the cache, which holds tokens only. It has no position, so a query must not be turned
+        # for it: queries are given both ways, and each sort of key has zeros where the other sort is looked at.
+        query = torch.cat([query, turned(query, position_embeddings)], dim=-1)
+        own_keys, own_values = (own.to(key.dtype).expand(len(key), -1, -1, -1) for own in self.memory())
+        plain, shown = key[..., self.rotary_dim :], key[..., : self.rotary_dim]
+        key = torch.cat([nn.functional.pad(plain, (self.rotary_dim, 0)), shown], dim=-1)
+        key = torch.cat([key, nn.functional.pad(own_keys, (0, self.rotary_dim))], dim=2)
+        value = torch.cat([value, own_values], dim=2)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         heads, weights = attend(
             self,
@@ -95,16 +119,11 @@ class AllAttention(nn.Module):
         )
         return self.o_proj(heads.flatten(2).contiguous()), weights
 
-    def _with_memory(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # The parameters are small, so that they are of the size of other weights for an optimiser, and are scaled up to
-        # numbers of unit size, as keys and values are.
-        own_keys = self.persistent_keys * math.sqrt(self.head_dim)
-        own_values = self.persistent_values * math.sqrt(self.persistent_values.shape[1])
-        batch = key.shape[0]
-        return (
-            torch.cat([key, own_keys.to(key.dtype).expand(batch, -1, -1, -1)], dim=2),
-            torch.cat([value, own_values.to(value.dtype).expand(batch, -1, -1, -1)], dim=2),
-        )
+    def memory(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The persistent keys and values, [heads, vectors, width]. As parameters they are as small as other weights,
+        for the sake of the optimiser; as keys and values they are scaled up to numbers of unit size."""
+        keys, values = self.persistent_keys, self.persistent_values
+        return keys * math.sqrt(self.head_dim), values * math.sqrt(values.shape[1])
 
 
 class AllAttentionLayer(GradientCheckpointingLayer):
@@ -152,7 +171,6 @@ class AllAttentionModel(AllAttentionPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList([AllAttentionLayer(config, index) for index in range(config.num_hidden_layers)])
-        self.rotary_emb = LlamaRotaryEmbedding(config)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -162,7 +180,7 @@ class AllAttentionModel(AllAttentionPreTrainedModel):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
+        position_ids: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
@@ -185,7 +203,7 @@ class AllAttentionModel(AllAttentionPreTrainedModel):
             allow_is_causal_skip=False,  # a kernel's own causal mask would not let the memory through
         )
         mask = memory_visible(mask, self.config.num_persistent_vectors)
-        position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
+        position_embeddings = rotations(self.config, position_ids, hidden_states)
         hidden_states = self.dropout(hidden_states)
         for layer in self.layers:
             hidden_states = layer(
@@ -223,7 +241,7 @@ class AllAttentionForCausalLM(AllAttentionPreTrainedModel, GenerationMixin):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
+        position_ids: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.FloatTensor | None = None,
         labels: torch.LongTensor | None = None,
