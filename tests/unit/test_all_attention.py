@@ -186,7 +186,7 @@ def test_training_learns_and_dropout_is_used() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
     with torch.no_grad():
         assert not torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
