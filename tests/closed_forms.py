@@ -87,6 +87,12 @@ def _llama(c: Any, *, bias: bool | None = None) -> list[int]:
     return [unit(c.hidden_size, c.head_dim, group=group, bias=(bias,) * 3)] * c.num_hidden_layers
 
 
+def _all_attention(c: Any) -> list[int]:
+    """A head has learned keys and values of its own as well."""
+    own = 2 * c.num_persistent_vectors * c.head_dim
+    return [unit(c.hidden_size, c.head_dim, bias=(c.attention_bias,) * 3) + own] * c.num_hidden_layers
+
+
 def _qwen2(c: Any) -> list[int]:
     return _llama(c, bias=True)
 
@@ -130,6 +136,7 @@ def _clip(c: Any) -> list[int]:
 UNIT_PARAMETERS: dict[str, Callable[[Any], list[int]]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "mpnet", "camembert", "bert-decoder-cross"), _bert),
     "albert": _albert,
+    "all-attention": _all_attention,
     "distilbert": _distilbert,
     **dict.fromkeys(("deberta-v2", "deberta-v3"), _deberta),
     "modernbert": _modernbert,

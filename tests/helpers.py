@@ -24,6 +24,7 @@ SAME_CODE = (
     *("roberta", "xlm-roberta", "camembert", "electra", "deberta-v3", "mt5", "marian"),
     *("llama", "llama-mqa", "mistral", "qwen2", "granite", "clip-text", "clip-vision", "siglip-vision"),
 )
+NO_NEURONS = ("all-attention",)  # families without feed-forward layers
 NAMES = {"tied": "tied-layers", "cross": "cross-attention", "gqa": "GQA"}
 
 Tensors = dict[str, torch.Tensor]

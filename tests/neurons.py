@@ -65,8 +65,7 @@ def neighbours(model: Any) -> Members:
 
 
 def first_layer(model: Any) -> Members:
-    site = layers_of(model)[0]
-    return [(site.index, neuron) for neuron in site.kept]
+    return [(site.index, neuron) for site in layers_of(model)[:1] for neuron in site.kept]
 
 
 def with_heads(model: Any) -> Members:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import transformers as tf
 
+import headprune.models
+
 VOCAB, LABELS = 61, 3
 
 
@@ -75,7 +77,7 @@ def _class(name: str, config: Any) -> Any:
 def _model(auto: str, config_class: str, **settings: Any) -> Callable[[], Any]:
     @functools.cache
     def original() -> Any:
-        config = getattr(tf, config_class)(**settings)
+        config = (getattr(tf, config_class, None) or getattr(headprune.models, config_class))(**settings)
         torch.manual_seed(0)
         model = _class(auto, config)._from_config(config)
         spread(model)
@@ -117,6 +119,8 @@ BERT = {
 }
 LLAMA = {**BERT, "head_dim": 6, "num_key_value_heads": 4, "tie_word_embeddings": False}
 GQA = {**LLAMA, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 4}
+ALL_ATTENTION = {name: value for name, value in LLAMA.items() if not name.startswith(("intermediate", "num_key"))}
+ALL_ATTENTION |= {"num_persistent_vectors": 5, "eos_token_id": 2}
 VISION = {
     "hidden_size": 24,
     "num_hidden_layers": 3,
@@ -388,6 +392,16 @@ def _entries() -> list[Entry]:
             3,
             4,
             _tags("decoder", "native", "gqa"),
+        ),
+        Entry(
+            "all-attention",
+            _model(generate, "AllAttentionConfig", **ALL_ATTENTION),
+            decoder_batch,
+            3,
+            4,
+            4,
+            6,
+            _tags("decoder", "native"),
         ),
         Entry(
             "phi3",

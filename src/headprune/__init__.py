@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from headprune.gates.learned import LearnedGates
     from headprune.hooks.gates import Gates, gated
     from headprune.measure.inspection import inspect
+    from headprune.models import AllAttentionConfig, AllAttentionForCausalLM
     from headprune.repair.remove import remove
     from headprune.search.config import PruneConfig
     from headprune.search.methods import Method, register_method
@@ -25,6 +26,8 @@ else:  # the same once more, for importing each of them when it is used: `import
     __getattr__, __dir__ = late(
         __name__,
         {
+            "AllAttentionConfig": "headprune.models",
+            "AllAttentionForCausalLM": "headprune.models",
             "Criterion": "headprune.criteria",
             "GateCallback": "headprune.gates.callback",
             "GateConfig": "headprune.gates.config",
@@ -56,6 +59,8 @@ else:  # the same once more, for importing each of them when it is used: `import
 
 __version__ = "0.1.0"
 __all__ = [
+    "AllAttentionConfig",
+    "AllAttentionForCausalLM",
     "Criterion",
     "GateCallback",
     "GateConfig",

@@ -20,7 +20,9 @@ from zoo import ZOO, Entry
 # Families whose plain config can say that every layer has fewer heads, and the class that plain transformers loads.
 CAUSAL, IMAGES = transformers.AutoModelForCausalLM, transformers.AutoModelForImageClassification
 NATIVE = {
-    **dict.fromkeys(("llama", "llama-gqa", "mistral", "qwen2", "qwen3", "gemma2", "phi3", "granite"), CAUSAL),
+    **dict.fromkeys(
+        ("llama", "llama-gqa", "mistral", "qwen2", "qwen3", "gemma2", "phi3", "granite", "all-attention"), CAUSAL
+    ),
     **dict.fromkeys(("vit", "dinov2"), IMAGES),
 }
 

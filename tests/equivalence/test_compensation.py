@@ -131,6 +131,9 @@ def duplicated(model: Any, site: AttentionSite) -> list[tuple[int, int]]:
                 module.weight[target] = module.weight[source]
             if module.bias is not None:
                 module.bias[target] = module.bias[source]
+        for name in site.tensors:
+            parameter = model.get_parameter(name)
+            parameter[site.position(units[-1][0].index)] = parameter[0]
     return [tuple(head) for head in units[-1]]
 
 

@@ -18,7 +18,7 @@ from headprune.units import NeuronSite, all_sites
 from headprune.units.everything import layouts_for, neuron_sites
 from headprune.units.families import family_of
 from headprune.units.neurons.find import feed_forward_sites
-from helpers import MATTERS, SAME_CODE, difference, families, flat, hook_count, outputs
+from helpers import MATTERS, NO_NEURONS, SAME_CODE, difference, families, flat, hook_count, outputs
 from neurons import (
     CHOICES,
     Members,
@@ -56,14 +56,14 @@ def check(entry: Entry, dense: Any, *rounds: Members) -> Any:
     return model
 
 
-@pytest.mark.parametrize("entry", families())
+@pytest.mark.parametrize("entry", families(without=NO_NEURONS))
 def test_removed_is_gated(entry: Entry) -> None:
     dense = entry.build()
     for choose in CHOICES.values():
         check(entry, dense, choose(dense))
 
 
-@pytest.mark.parametrize("entry", families(without=SAME_CODE))
+@pytest.mark.parametrize("entry", families(without=(*SAME_CODE, *NO_NEURONS)))
 def test_rounds_go_on_in_original_ids(entry: Entry) -> None:
     """A layer loses some, then the rest, then attention and another layer lose theirs."""
     dense = entry.build()
@@ -76,7 +76,7 @@ def first_head(model: Any) -> Members:
     return flat(heads_of(model)[0].units()[:1])
 
 
-@pytest.mark.parametrize("entry", families())
+@pytest.mark.parametrize("entry", families(without=NO_NEURONS))
 def test_closed_form_of_parameters(entry: Entry) -> None:
     """Some of every layer, and a layer as a whole, whose output bias stays."""
     dense = entry.build()
@@ -91,7 +91,7 @@ def test_closed_form_of_parameters(entry: Entry) -> None:
         assert before - after == len(members) * neuron_parameters(entry, dense.config)
 
 
-@pytest.mark.parametrize("entry", families(having=(), without=(*SAME_CODE, "dinov2", "camembert")))
+@pytest.mark.parametrize("entry", families(having=(), without=(*SAME_CODE, *NO_NEURONS, "dinov2", "camembert")))
 def test_the_table_says_what_the_experiment_says(entry: Entry) -> None:
     model = entry.build()
     assert family_of(model.config.model_type).feed_forward

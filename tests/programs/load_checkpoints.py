@@ -39,7 +39,7 @@ def load_with_headprune(folder: Path) -> tuple[Any, list[str]]:
 
 def load_with_transformers(folder: Path) -> tuple[Any, list[str]]:
     auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
-    auto = getattr(transformers, next(iter(auto_map)))
+    auto = getattr(transformers, next(name for name in auto_map if name.startswith("AutoModel")))
     model, found = auto.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
     return model, [f"{what}: {sorted(map(str, names))}" for what, names in found.items() if names]
 
@@ -95,7 +95,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     for file in folder.glob("plain/*/checkpoint/*/config.json"):
         for name in json.loads(file.read_text())["architectures"]:
-            getattr(transformers, name)
+            getattr(transformers, name, None)  # some are headprune's own
 
     def portable() -> dict[str, list[str]]:
         block_headprune()

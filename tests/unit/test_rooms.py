@@ -14,6 +14,7 @@ ROOT = Path(headprune.__file__).parent
 ORDER = (
     {"errors", "defaults", "late"},
     {"extras"},
+    {"models"},
     {"units"},
     {"task"},
     {"hooks"},

@@ -77,6 +77,9 @@ def _owned(model: PreTrainedModel, site: Site) -> Iterator[tuple[torch.Tensor, i
         for path in {projection.module for projection in site.projections}:
             for parameter in model.get_submodule(path).parameters():
                 yield parameter, parameter.numel() // units
+        for name in site.tensors:
+            parameter = model.get_parameter(name)
+            yield parameter, parameter.numel() // units
         output: Any = model.get_submodule(site.o)
         yield output.weight, output.weight.numel() // units
 
@@ -168,7 +171,9 @@ def _by_weights(model: PreTrainedModel, sites: Sequence[Site], tokens: int) -> C
         paths = maps_of_units(site)
         counted |= paths
         weights = sum(model.get_submodule(path).weight.numel() for path in paths)
-        attention = 2 * length * length * site.size * site.width if isinstance(site, AttentionSite) else 0
+        attention = 0
+        if isinstance(site, AttentionSite):
+            attention = 2 * length * (length + own_keys(model, site)) * site.size * site.width
         own = site.applications * 2 * (length * weights + attention)
         units.append(own // max(site.size // site.group, 1))
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
@@ -183,6 +188,11 @@ def _by_weights(model: PreTrainedModel, sites: Sequence[Site], tokens: int) -> C
             rows = tokens if every_token else 1
         rest += 2 * weight.numel() * rows
     return Counted(tokens, tuple(units), rest)
+
+
+def own_keys(model: PreTrainedModel, site: AttentionSite) -> int:
+    """Keys that each head has learned and looks at beside those of the tokens."""
+    return model.get_parameter(site.tensors[0]).shape[1] if site.tensors else 0
 
 
 def _stack(site: Site) -> str:

@@ -75,6 +75,7 @@ def _structure(model: PreTrainedModel, sites: Sequence[Site]) -> Any:
     what stays, and what a unit is."""
     cut = {path for site in sites for path in (*_producers(site), site.o)}
     cut_tensors = {strip.tensor for site in sites if isinstance(site, NeuronSite) for strip in site.strips}
+    cut_tensors |= {path for site in sites if isinstance(site, AttentionSite) for path in site.tensors}
     settings = {name: value for name, value in model.config.to_dict().items() if name not in NAMES.values()}
     shapes = tuple(
         (name, tuple(parameter.shape))

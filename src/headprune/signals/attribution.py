@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from transformers import PreTrainedModel
 
 from headprune.errors import DataError, UnsupportedModelError
 from headprune.hooks.probe import probabilities
@@ -77,7 +78,7 @@ def _site_attribution(view: View, site: AttentionSite, steps: int, targets: torc
         values: list[torch.Tensor] = []
         outputs: list[torch.Tensor] = []
         with (
-            watched(model, [site], projection=_collector(site, values)),
+            watched(model, [site], projection=_collector(model, site, values)),
             hooks(
                 [(model.get_submodule(site.o), _replacement(site, step / steps, maps, values, outputs))],
                 before=True,
@@ -87,7 +88,7 @@ def _site_attribution(view: View, site: AttentionSite, steps: int, targets: torc
             scalar = task.label_probabilities(task.logits(model(**inputs)), targets).sum()
         for place, gradient in enumerate(torch.autograd.grad(scalar, outputs)):
             heads = widened(gradient).unflatten(-1, (site.heads, -1)).transpose(1, 2)
-            own = _by_head(site, widened(values[place])).detach()
+            own = widened(values[place]).detach()
             sums[place] += heads @ own.transpose(-1, -2) / steps
     best: torch.Tensor | None = None
     for (weights, counted), mean in zip(maps, sums, strict=True):
@@ -99,11 +100,11 @@ def _site_attribution(view: View, site: AttentionSite, steps: int, targets: torc
 
 
 def _collector(
-    site: AttentionSite, values: list[torch.Tensor]
+    model: PreTrainedModel, site: AttentionSite, values: list[torch.Tensor]
 ) -> Callable[[AttentionSite, str, torch.Tensor, torch.Tensor], None]:
     def collect(_: AttentionSite, path: str, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
         if path == site.v.module:
-            values.append(outputs)
+            values.append(_by_head(model, site, outputs))
 
     return collect
 
@@ -119,16 +120,22 @@ def _replacement(
 
     def replace(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         weights, _ = maps[len(outputs)]
-        heads = (scale * weights).to(args[0].dtype) @ _by_head(site, values[len(outputs)])
+        heads = (scale * weights).to(args[0].dtype) @ values[len(outputs)]
         outputs.append(heads.transpose(1, 2).reshape(args[0].shape))
         return (outputs[-1], *args[1:])
 
     return replace
 
 
-def _by_head(site: AttentionSite, projected: torch.Tensor) -> torch.Tensor:
-    """Values [batch, query heads, keys, width] from the output of the value projection."""
-    return site.v.of(projected).transpose(1, 2).repeat_interleave(site.group, dim=1)
+def _by_head(model: PreTrainedModel, site: AttentionSite, projected: torch.Tensor) -> torch.Tensor:
+    """Values [batch, query heads, keys, width] from the output of the value projection, and those that heads have
+    learned."""
+    values = site.v.of(projected).transpose(1, 2).repeat_interleave(site.group, dim=1)
+    if not site.tensors:
+        return values
+    module: Any = model.get_submodule(site.path)
+    learned = module.memory()[1].to(values)
+    return torch.cat([values, learned.expand(len(values), -1, -1, -1)], dim=2)
 
 
 def _counted(site: AttentionSite, view: View, weights: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

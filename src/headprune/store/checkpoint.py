@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from headprune.errors import CheckpointError, HeadpruneError
 from headprune.hooks.gates import Installed
+from headprune.models import OWN
 from headprune.store import fingerprint, portability
 from headprune.store.files import replaced_directory
 from headprune.store.native import dense_numbers, native_numbers
@@ -232,7 +233,7 @@ def _removed(config: Any, kind: Kind, place: str | Path) -> dict[int, list[int]]
 
 def _model_class(config: Any, place: str | Path) -> type[PreTrainedModel]:
     for name in config.architectures or ():
-        found = getattr(transformers, name, None)
+        found = OWN.get(name) or getattr(transformers, name, None)
         if isinstance(found, type) and issubclass(found, PreTrainedModel):
             return found
     raise CheckpointError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedModel
 
+from headprune.models import OWN
 from headprune.units import Site, called, quirks, replaced
 from headprune.units.cutting.plan import plan
 
@@ -18,7 +21,7 @@ TEMPLATE = """
 
 # --- made by headprune: the class that this checkpoint was saved from, built with the shapes of its weights ----------
 
-from transformers import {name} as _Dense  # noqa: E402
+from {home} import {name} as _Dense  # noqa: E402
 
 
 class {name}(_Dense):
@@ -42,7 +45,21 @@ def write(model: PreTrainedModel, sites: Sequence[Site], settings: dict[str, Any
     settings["headprune"] = {**settings.get("headprune", {}), "plan": plan(model, sites, kept)}
     autos = [auto for auto in dir(transformers) if auto.startswith("AutoModel") and _serves(auto, model)]
     settings["auto_map"] = dict.fromkeys(autos, f"{MODULE}.{name}")
-    (folder / f"{MODULE}.py").write_text(_source() + TEMPLATE.format(name=name))
+    home = "transformers"
+    if name in OWN:  # transformers does not have it, so the checkpoint brings it
+        config, home = _ship(OWN[name], folder)
+        settings["auto_map"]["AutoConfig"] = config
+    (folder / f"{MODULE}.py").write_text(_source() + TEMPLATE.format(name=name, home=home))
+
+
+def _ship(kind: Any, folder: Path) -> tuple[str, str]:
+    """Copy the files of a model of our own, which need transformers alone; the names of its config and module there."""
+    homes = []
+    for part in (kind.config_class, kind):
+        file = Path(inspect.getfile(part))
+        shutil.copyfile(file, folder / file.name)
+        homes.append(file.stem)
+    return f"{homes[0]}.{kind.config_class.__name__}", f".{homes[1]}"
 
 
 def _source() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from headprune.errors import RegistrationError
@@ -28,6 +28,7 @@ class Layout:
     interleaved: bool = False
     like_q: tuple[str, ...] = ()  # further projections whose rows follow the query heads
     like_k: tuple[str, ...] = ()  # further projections whose rows follow the key heads
+    tensors: tuple[str, ...] = ()  # further parameters whose first axis has an entry of every query head
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,13 @@ FAMILIES: list[Family] = [
         _LLAMA,
         stack="decoder",
         feed_forward=(FeedForward(("gate_proj", "up_proj"), "down_proj"),),
+    ),
+    Family(
+        "all-attention",
+        ("all_attention",),
+        (replace(_LLAMA[0], tensors=("persistent_keys", "persistent_values")),),
+        stack="decoder",
+        per_head=("persistent keys and values",),
     ),
     Family(
         "phi3",

@@ -242,7 +242,8 @@ def _read(
         kept=tuple(head for head in range(original) if head not in removed),
         original=original,
         extras=extras,
-        obstacle=_obstacle(module, family, width, heads, kv_heads),
+        tensors=tuple(absolute(path, name) for name in layout.tensors),
+        obstacle=_obstacle(module, layout, family, width, heads, kv_heads),
     )
 
 
@@ -314,13 +315,13 @@ def _norms(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in module.named_children() if "norm" in name.lower() and role.search(name.lower()))
 
 
-def _obstacle(module: Any, family: Family, width: int, heads: int, kv_heads: int) -> str:
+def _obstacle(module: Any, layout: Layout, family: Family, width: int, heads: int, kv_heads: int) -> str:
     """Why heads cannot be removed exactly here, as the end of a sentence; empty where they can."""
     for name in _norms(module):
         if any(parameter.numel() != width for parameter in getattr(module, name).parameters()):
             return f"{name} normalises across heads, so every head depends on all the others"
     for name, parameter in module.named_parameters(recurse=False):
-        if heads in parameter.shape or kv_heads in parameter.shape:
+        if name not in layout.tensors and (heads in parameter.shape or kv_heads in parameter.shape):
             return f"its parameter {name} has a head axis that headprune does not know"
     if not family.quirk:
         for name, child in module.named_children():

@@ -197,6 +197,7 @@ class AttentionSite(Site):
     storage: Literal["separate", "fused", "interleaved"]
     conv1d: bool
     extras: tuple[Projection, ...] = ()  # further projections with a head axis (DeBERTa's positions)
+    tensors: tuple[str, ...] = ()  # further parameters whose first axis has an entry of every head, by the table
     per_head: tuple[str, ...] = ()  # what else depends on the head axis, for people to read
     quirk: str = ""  # name of the behaviour in quirks.py that this family needs
     dense_axes: tuple[Axis, ...] = ()  # every axis that units own in the dense model, where the layout was measured

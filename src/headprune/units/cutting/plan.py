@@ -74,7 +74,7 @@ def _by_table(model: nn.Module, site: AttentionSite, kept: list[int]) -> dict[st
     entry["config"] = {name: n for name, n in numbers.items() if name not in module.__dict__ and hasattr(config, name)}
     if not kept:
         # A site that is empty already remembers what it lost: a portable checkpoint starts from the dense class again.
-        lost = list(dict.fromkeys(projection.module for projection in site.projections))
+        lost = [*dict.fromkeys(projection.module for projection in site.projections), *site.tensors]
         entry["delete"] = module.headprune_empty["gone"] if is_empty(module) else lost
         return entry
     rows: dict[str, int] = {}
@@ -84,6 +84,8 @@ def _by_table(model: nn.Module, site: AttentionSite, kept: list[int]) -> dict[st
     for path, outputs in rows.items():
         entry["linears"][path] = [in_features(model.get_submodule(path)), outputs]
     entry["linears"][site.o] = [queries * site.head_dim, out_features(model.get_submodule(site.o))]
+    if site.tensors:
+        entry["tensors"] = {path: [queries, *model.get_parameter(path).shape[1:]] for path in site.tensors}
     return entry
 
 

@@ -67,4 +67,6 @@ def _select_heads(slices: Slices, site: AttentionSite, kept: Sequence[int], posi
         rows.setdefault(path, set()).update(wanted)
     for path, selected in rows.items():
         slices.add(path, "out", sorted(selected))
+    for tensor in site.tensors:
+        slices.add_axis(tensor, 0, list(positions))
     slices.add(site.o, "in", sorted(site.columns(positions)))

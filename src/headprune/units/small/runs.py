@@ -38,9 +38,11 @@ class Run:
 def attention_modules(model: nn.Module) -> list[str]:
     """The paths of the modules that attend, without those that only wrap one."""
     named = {path: module for path, module in model.named_modules() if is_attention(module)}
-    return [
-        path for path in named if not any(other.startswith(f"{path}.") for other in named) or owns_maps(named[path])
-    ]
+
+    def wraps(path: str) -> bool:
+        return any(other != path and other.startswith(f"{path}." if path else "") for other in named)
+
+    return [path for path in named if not wraps(path) or owns_maps(named[path])]
 
 
 def is_attention(module: nn.Module) -> bool:
