@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from headprune.criteria.scoring import ScoreResult, score
     from headprune.hooks.gates import Gates, gated
     from headprune.measure.inspection import inspect
+    from headprune.recovery.config import TrainConfig
+    from headprune.recovery.finetune import FinetuneResult, finetune
     from headprune.repair.remove import remove
     from headprune.search.config import PruneConfig
     from headprune.search.methods import Method, register_method
@@ -23,6 +25,7 @@ else:  # the same once more, for importing each of them when it is used: `import
         __name__,
         {
             "Criterion": "headprune.criteria",
+            "FinetuneResult": "headprune.recovery.finetune",
             "Gates": "headprune.hooks.gates",
             "Layout": "headprune.units",
             "Method": "headprune.search.methods",
@@ -31,7 +34,9 @@ else:  # the same once more, for importing each of them when it is used: `import
             "Pruner": "headprune.search.pruner",
             "ScoreResult": "headprune.criteria.scoring",
             "Task": "headprune.task",
+            "TrainConfig": "headprune.recovery.config",
             "criterion": "headprune.criteria",
+            "finetune": "headprune.recovery.finetune",
             "gated": "headprune.hooks.gates",
             "inspect": "headprune.measure.inspection",
             "load": "headprune.store.checkpoint",
@@ -51,6 +56,7 @@ else:  # the same once more, for importing each of them when it is used: `import
 __version__ = "0.1.0"
 __all__ = [
     "Criterion",
+    "FinetuneResult",
     "Gates",
     "HeadpruneError",
     "Layout",
@@ -60,7 +66,9 @@ __all__ = [
     "Pruner",
     "ScoreResult",
     "Task",
+    "TrainConfig",
     "criterion",
+    "finetune",
     "gated",
     "inspect",
     "load",

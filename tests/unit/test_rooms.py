@@ -26,6 +26,7 @@ ORDER = (
     {"search"},
     {"store"},
     {"data"},
+    {"recovery"},
     {"report"},
     {"runs"},
     {"papers"},
