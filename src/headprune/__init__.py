@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from headprune.hooks.gates import Gates, gated
     from headprune.measure.inspection import inspect
     from headprune.models import AllAttentionConfig, AllAttentionForCausalLM
+    from headprune.recovery.config import TrainConfig
+    from headprune.recovery.finetune import FinetuneResult, finetune
     from headprune.repair.remove import remove
     from headprune.search.config import PruneConfig
     from headprune.search.methods import Method, register_method
@@ -31,6 +33,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "Criterion": "headprune.criteria",
             "GateCallback": "headprune.gates.callback",
             "GateConfig": "headprune.gates.config",
+            "FinetuneResult": "headprune.recovery.finetune",
             "Gates": "headprune.hooks.gates",
             "Layout": "headprune.units",
             "LearnedGates": "headprune.gates.learned",
@@ -40,7 +43,9 @@ else:  # the same once more, for importing each of them when it is used: `import
             "Pruner": "headprune.search.pruner",
             "ScoreResult": "headprune.criteria.scoring",
             "Task": "headprune.task",
+            "TrainConfig": "headprune.recovery.config",
             "criterion": "headprune.criteria",
+            "finetune": "headprune.recovery.finetune",
             "gated": "headprune.hooks.gates",
             "inspect": "headprune.measure.inspection",
             "load": "headprune.store.checkpoint",
@@ -62,6 +67,7 @@ __all__ = [
     "AllAttentionConfig",
     "AllAttentionForCausalLM",
     "Criterion",
+    "FinetuneResult",
     "GateCallback",
     "GateConfig",
     "Gates",
@@ -74,7 +80,9 @@ __all__ = [
     "Pruner",
     "ScoreResult",
     "Task",
+    "TrainConfig",
     "criterion",
+    "finetune",
     "gated",
     "inspect",
     "load",

@@ -69,5 +69,9 @@ class ReplayError(HeadpruneError):
     """A step of a journal does not come out as it did when it was written."""
 
 
+class TrainingError(HeadpruneError, ValueError):
+    """A model cannot be trained as asked for."""
+
+
 class RunError(HeadpruneError):
     """A run directory cannot be used, or belongs to another run."""

@@ -127,7 +127,7 @@ MOMENTS = {
     "code": (portability, "write"),
     "fingerprint": (fingerprint, "write"),
     "other-files": (headprune.store.files, "_keep_other_files"),
-    "sync": (headprune.store.files, "_sync"),
+    "sync": (headprune.store.files, "sync"),
     "swap": (headprune.store.files, "_swap"),
 }
 ERRORS = {

@@ -28,6 +28,7 @@ ORDER = (
     {"gates"},
     {"store"},
     {"data"},
+    {"recovery"},
     {"report"},
     {"runs"},
     {"papers"},

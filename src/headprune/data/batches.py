@@ -60,12 +60,16 @@ class Examples:
         return [self._collate(order[start : start + size]) for start in range(0, len(order), size)]
 
     def _collate(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        rows = [self.rows[index] for index in indices]
-        batch = {}
-        for name in rows[0]:
-            fill = self.padding.get(name, IGNORED if name == "labels" else 0)
-            batch[name] = _stacked([row[name] for row in rows], fill)
-        return batch
+        return collate([self.rows[index] for index in indices], self.padding)
+
+
+def collate(rows: Sequence[Mapping[str, torch.Tensor]], padding: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """One batch of these rows; shorter ones are filled up."""
+    batch = {}
+    for name in rows[0]:
+        fill = padding.get(name, IGNORED if name == "labels" else 0)
+        batch[name] = _stacked([row[name] for row in rows], fill)
+    return batch
 
 
 def _stacked(values: Sequence[torch.Tensor], fill: int) -> torch.Tensor:

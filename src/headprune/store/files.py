@@ -59,7 +59,7 @@ def replaced_directory(target: Path, outdated: Sequence[str] = ()) -> Iterator[P
         yield fresh
         if target.is_dir():
             _keep_other_files(target, fresh, (*WEIGHTS, *outdated))
-        _sync(fresh)
+        sync(fresh)
         _swap(fresh, target)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -129,7 +129,8 @@ def _keep_other_files(old: Path, new: Path, patterns: Sequence[str]) -> None:
             shutil.copy2(entry, new / entry.name, follow_symlinks=False)
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
+    """Wait until everything in a folder is on the disk."""
     for file in [*folder.rglob("*"), folder]:
         if file.is_symlink():
             continue

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from headprune.errors import DataError
-from headprune.task.batch import IGNORED, widened
+from headprune.task.batch import IGNORED, batch_size, widened
 from headprune.task.spec import Parts, Task, counted_parts, cross_entropies, task
 
 SINGLE, MULTIPLE, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
@@ -36,6 +36,10 @@ class SequenceClassification(Task):
         return said or (REGRESSION if getattr(self.config, "num_labels", 2) == 1 else SINGLE)
 
     @property
+    def same(self) -> str:
+        return self._problem or self.name
+
+    @property
     def classes(self) -> bool:  # type: ignore[override]
         return self.problem != REGRESSION
 
@@ -60,6 +64,13 @@ class SequenceClassification(Task):
         if labels.shape != logits.shape:
             raise DataError(f"Labels of shape {list(labels.shape)} do not fit logits of shape {list(logits.shape)}.")
         return labels
+
+    def counts(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
+        labels = batch.get("labels")
+        single = self.problem == SINGLE and labels is not None and not labels.is_floating_point()
+        if labels is None or (single and labels.numel() == batch_size(batch)):
+            return super().counts(batch)
+        return torch.tensor([batch_size(batch)], device=labels.device)
 
     def own_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
         if self.problem == REGRESSION:

@@ -31,6 +31,9 @@ class Features(PerToken):
     def has_labels(self, batch: Mapping[str, Any]) -> bool:
         return False
 
+    def counts(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
+        return None
+
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in super().inputs(batch).items() if name != "labels"}
 

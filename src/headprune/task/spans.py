@@ -50,6 +50,12 @@ class QuestionAnswering(Task):
         # As in transformers: what lies beyond the text does not count, and what lies before it is its first token.
         return targets.clamp_min(0).masked_fill(targets >= tokens, IGNORED)
 
+    def counts(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
+        if not self.has_labels(batch):
+            return None
+        shaped = (batch[name] for name in ("input_ids", "inputs_embeds", "attention_mask", "bbox") if name in batch)
+        return (self.given_targets(batch, next(shaped)) != IGNORED).sum(0)
+
     def parts(self, logits: torch.Tensor, targets: torch.Tensor) -> Parts:
         losses = cross_entropies(logits.transpose(1, 2), targets)  # [batch x 2]
         return Parts(losses, (targets != IGNORED).to(losses.dtype))

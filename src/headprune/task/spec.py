@@ -55,6 +55,11 @@ class Task:
         """The metrics that fit, the usual one first."""
         return ("accuracy", "f1", "matthews")
 
+    @property
+    def same(self) -> str:
+        """The name that makes this task for another model."""
+        return self.name
+
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 
@@ -133,6 +138,13 @@ class Task:
         """The task loss of each sample [batch], so that samples can be told apart after one backward pass."""
         return self.parts(logits, targets).per_sample()
 
+    def counts(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
+        """How much each part of the loss counts in a batch [parts], before the model has run; None without targets.
+
+        The loss of several batches together is that of one large one when each is divided by the counts of all.
+        """
+        return (batch["labels"] != IGNORED).sum().reshape(1) if self.has_labels(batch) else None
+
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The loss of the batch as the model itself computes it."""
         parts = self.parts(logits, targets)
@@ -180,7 +192,7 @@ class Task:
 
     def real_tokens(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
         """Bool [batch x tokens] for the token axis of the logits: True where a token is not padding."""
-        mask = self._fitted(self.token_mask(batch, decoder=self.has_decoder(batch)), logits.shape[1])
+        mask = self.fitted(self.token_mask(batch, decoder=self.has_decoder(batch)), logits.shape[1])
         return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device) if mask is None else mask
 
     def site_tokens(self, site: Site, batch: Mapping[str, Any], tokens: int) -> torch.Tensor | None:
@@ -188,17 +200,17 @@ class Task:
         if getattr(site, "stack", "") == "vision":
             return None
         decoder = self.has_decoder(batch) and getattr(site, "stack", "") == "decoder"
-        return self._fitted(self.token_mask(batch, decoder=decoder), tokens)
+        return self.fitted(self.token_mask(batch, decoder=decoder), tokens)
 
     def key_tokens(self, site: Site, batch: Mapping[str, Any], tokens: int) -> torch.Tensor | None:
         """The same for the tokens that a site looks at, which in cross attention are those of the other side."""
         if getattr(site, "attention", "self") != "cross":
             return self.site_tokens(site, batch, tokens)
         if self.has_decoder(batch) and getattr(site, "stack", "") == "decoder":
-            return self._fitted(self.token_mask(batch, decoder=False), tokens)
-        return self._fitted(real_keys(batch.get("encoder_attention_mask")), tokens)
+            return self.fitted(self.token_mask(batch, decoder=False), tokens)
+        return self.fitted(real_keys(batch.get("encoder_attention_mask")), tokens)
 
-    def _fitted(self, mask: torch.Tensor | None, tokens: int) -> torch.Tensor | None:
+    def fitted(self, mask: torch.Tensor | None, tokens: int) -> torch.Tensor | None:
         """The mask where it has this many tokens; of audio, one of frames from one of samples of sound."""
         if mask is None or mask.shape[-1] == tokens:
             return mask

@@ -69,6 +69,14 @@ class CausalLM(LanguageModel):
         self.check_classes(labels, logits)
         return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
+    def counts(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
+        if self.has_labels(batch):
+            return (batch["labels"][:, 1:] != IGNORED).sum().reshape(1)
+        if "input_ids" not in batch:
+            return None
+        targets = self.implied_targets(batch, batch["input_ids"].unsqueeze(-1))
+        return None if targets is None else (targets != IGNORED).sum().reshape(1)
+
     def implied_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor | None:
         if "input_ids" not in batch or batch["input_ids"].shape != logits.shape[:2]:
             return None
@@ -121,6 +129,9 @@ class SpeechCTC(Task):
         """A sample's frames, which the loss needs as well, and then its labels."""
         frames = self.real_tokens(batch, logits).sum(-1, keepdim=True)
         return torch.cat([frames, batch["labels"]], dim=1)
+
+    def counts(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
+        return torch.tensor([len(batch["labels"])]) if self.has_labels(batch) else None
 
     def own_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
         return self.given_targets({**batch, "labels": self.predictions(logits.detach(), batch)}, logits)

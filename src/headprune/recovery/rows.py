@@ -1,0 +1,132 @@
+"""Training data of every form as rows, which are shuffled and put into new batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import torch
+from torch import nn
+
+from headprune.data import Examples
+from headprune.data.batches import collate
+from headprune.errors import DataError
+from headprune.task import IGNORED, batch_size
+from headprune.task.checks import checked_batches
+
+Row = Mapping[str, Any]
+
+
+class Part(Sequence[Row]):
+    """Some rows of a source, made when they are looked at, as tensors."""
+
+    def __init__(self, source: Any, numbers: Sequence[int]) -> None:
+        self.source, self.numbers = source, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Part: ...
+
+    def __getitem__(self, index: int | slice) -> Row | Part:
+        if isinstance(index, slice):
+            return Part(self.source, self.numbers[index])
+        return _row(self.source[self.numbers[index]])
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[index] for index in range(len(self)))
+
+
+class Collator:
+    """Puts rows into a batch; a class, since worker processes have to be handed it."""
+
+    def __init__(self, padding: Mapping[str, int]) -> None:
+        self.padding = dict(padding)
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        return collate(rows, self.padding)
+
+
+def as_examples(data: Any, model: nn.Module) -> Examples:
+    """Rows from examples, from batches, or from a data set with rows as a model takes them."""
+    if isinstance(data, Examples):
+        found = data
+    elif _is_dataset(data):
+        found = Examples(Part(data, range(len(data))), _padding(model))
+    else:
+        found = Examples(_rows_of(data), _padding(model))
+    if not len(found):
+        raise DataError("There is no training data; give at least one sample.")
+    return found
+
+
+def split(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
+    """The rows to train on, and a seeded share of them that is held out; both have at least one row."""
+    if len(examples) < 2:
+        raise DataError("One sample cannot be split into training and validation data; give more, or validation=0.")
+    count = min(max(1, round(share * len(examples))), len(examples) - 1)
+    drawn = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).tolist()
+    held, rest = sorted(drawn[:count]), sorted(drawn[count:])
+    return _part(examples, rest), _part(examples, held)
+
+
+def _part(examples: Examples, numbers: Sequence[int]) -> Examples:
+    return Examples(Part(examples.rows, numbers), examples.padding)
+
+
+def _is_dataset(data: Any) -> bool:
+    """Whether its rows can be had by number, in any order; a list of batches is none."""
+    if isinstance(data, torch.utils.data.IterableDataset):
+        raise DataError("Training data is shuffled, so it needs a length; give a map-style data set or a list.")
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (list, tuple, Mapping))
+
+
+def _row(row: Any) -> Row:
+    """A row as tensors. Data sets say "label" for one label, and keep texts beside what a model takes."""
+    if not isinstance(row, Mapping):
+        raise DataError(f"A row of training data must be a dict of what the model takes, not {row!r:.60}.")
+    found = {}
+    for name, value in row.items():
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif value is not None and not isinstance(value, (str, bytes)):
+            try:
+                found[name] = torch.as_tensor(value)
+            except (TypeError, ValueError, RuntimeError):
+                continue  # texts, lists of texts, and what else was not made for models
+    if "label" in found and "labels" not in found:
+        found["labels"] = found.pop("label")
+    return found
+
+
+def _rows_of(batches: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Every sample of the batches by itself, with the padding that it has."""
+    rows: list[Row] = []
+    for number, batch in enumerate(checked_batches(batches)):
+        size = batch_size(batch)
+        for name, value in batch.items():
+            if not isinstance(value, torch.Tensor) or value.shape[:1] != (size,):
+                raise DataError(
+                    f"{name!r} of batch {number} is not one tensor row per sample, so its samples cannot be put into "
+                    "other batches; leave it out, or give a data set of rows."
+                )
+        rows += [{name: value[row] for name, value in batch.items()} for row in range(size)]
+    lengths = {row["input_ids"].shape for row in rows if "input_ids" in row}
+    if len(lengths) > 1 and not any("attention_mask" in row for row in rows):
+        # Batches of different lengths without padding get some when they are mixed, which the model must be told.
+        rows = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
+    if len({frozenset(row) for row in rows}) > 1:
+        raise DataError("Some batches have entries that others have not; give the same to all of them.")
+    return rows
+
+
+def _padding(model: nn.Module) -> dict[str, int]:
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    pad = getattr(text, "pad_token_id", None)
+    filler = pad if isinstance(pad, int) and pad >= 0 else 0
+    return {"input_ids": filler, "decoder_input_ids": filler, "labels": IGNORED}
