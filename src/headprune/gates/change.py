@@ -15,16 +15,17 @@ from headprune.units.linear import is_transposed
 if TYPE_CHECKING:
     from headprune.gates.learned import LearnedGates
 
-MEMORY = 0.9  # share of what was known that stays when a batch has been seen
+MEMORY = 0.9  # share of what was known that stays when a step has seen its batches
 
 
 class Changes:
-    """Keeps `gates.costs` up to date: per gate the mean of |W_u x_u|^2, relative to that of the whole output |W x|^2,
-    over real tokens, as a running mean over batches."""
+    """Per gate |W_u x_u|^2, relative to the whole output |W x|^2, over the real tokens of all batches of a step, as a
+    running mean over steps."""
 
     def __init__(self, gates: LearnedGates) -> None:
         self.gates = gates
         self.task = task_of(gates.model)
+        self.sums = torch.zeros(2, len(gates.bias), dtype=torch.float64, device=gates.bias.device)
 
     def attach(self) -> list[Any]:
         model = self.gates.model
@@ -54,10 +55,20 @@ class Changes:
             # |W_u x_u|^2 by the small matrix W_u^T W_u, as often narrower than the output is wide.
             seen = rows[:, own]
             changes.append(((seen @ (part.T @ part)) * seen).sum())
-        found = torch.stack(changes) / whole.clamp_min(torch.finfo(torch.float32).tiny)
-        known = gates.costs[place.gates]
-        first = not bool(known.any())
-        gates.costs[place.gates] = found if first else MEMORY * known + (1 - MEMORY) * found
+        self.sums[0, place.gates] += torch.stack(changes)
+        self.sums[1, place.gates] += whole
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Bring `gates.costs` up to date with what all processes saw since the last time."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(self.sums)
+        parts, whole = self.sums
+        found = (parts / whole.clamp_min(torch.finfo(torch.float64).tiny)).to(self.gates.costs)
+        known = self.gates.costs
+        mixed = torch.where(known == 0, found, MEMORY * known + (1 - MEMORY) * found)
+        known.copy_(torch.where(whole > 0, mixed, known))
+        self.sums.zero_()
 
 
 def _weight(module: Any) -> torch.Tensor:

@@ -75,6 +75,7 @@ class LearnedGates(Installed):
         self.register_buffer("costs", torch.zeros(len(target.each), device=device))
         for place in self.places:
             self.register_buffer(f"owners_{place.site.index}", place.owners().to(device), persistent=False)
+        self.changes = Changes(self) if config.difference else None
         self.train(plain.training)
         self.attach()
 
@@ -89,8 +90,8 @@ class LearnedGates(Installed):
         # The outermost call draws; under an adapter the model's own `__call__` is left out, and that of its base runs.
         for module in {id(part): part for part in (self.model, getattr(self.model, "base_model", self.model))}.values():
             self._handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
-        if self.config.difference:
-            self._handles += Changes(self).attach()
+        if self.changes is not None:
+            self._handles += self.changes.attach()
         return self
 
     def detach(self) -> None:
@@ -201,7 +202,9 @@ class LearnedGates(Installed):
             self.learn_price(self._gradient)
             self._gradient.zero_()
         value = self.l0_loss() if self.config.l0 is not None else self._priced()
-        if self.config.difference:
+        if self.changes is not None:
+            if self.training:
+                self.changes.take()
             value = value + self.config.difference * ((1 - self.open_probability()) * self.costs).sum()
         if self.training:
             self.taken += 1
