@@ -111,3 +111,9 @@ class GateConfig:
         from headprune.gates.hard_concrete import HardConcrete
 
         return HardConcrete(self.beta, self.gamma, self.zeta)
+
+
+def reaching_rate(steps: float, learning_rate: float, start: float = 2.0) -> float:
+    """The multiple of a learning rate with which a gate can get from open to closed in a training of so many steps, as
+    it falls to 0 on the way; at least the paper's, whose trainings are long."""
+    return max(10.0, 4 * max(abs(start), 1.0) / (steps * learning_rate))

@@ -1,0 +1,170 @@
+"""What a short training gives back: learned gates, and models that were pruned without training.
+
+    python -m benchmarks.gates [--rows A,B] [--seeds 0,1,2] [--out F]
+
+minilm-sst2, 2,000 training sentences drawn by the seed, 872 of dev to evaluate on, one epoch of recovery from the
+labels and the dense model. Rows: gates (50 % of heads, learned in two epochs), heads (the default of `prune` down to
+20 % of heads), flops-30 and flops-20 (heads and neurons, so much of the encoder's FLOPs left). Rows are written to the
+file as they come, and those that it has already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel
+
+import headprune
+from benchmarks.budgets import total_share
+from benchmarks.subjects import BATCH, available, minilm_sst2
+from headprune.data import Examples
+from headprune.gates.callback import GateCallback
+from headprune.gates.config import reaching_rate
+from headprune.gates.learned import LearnedGates
+from headprune.measure.costs import flops
+from headprune.measure.evaluator import Evaluator
+from headprune.measure.metrics import METRICS
+from headprune.recovery.config import TrainConfig
+from headprune.recovery.trainer import fit
+from headprune.task import task_of
+from headprune.units import all_sites, resolve
+
+SENTENCES = 2000
+CALIBRATION = 256
+SEEDS = (0, 1, 2)
+OUT = Path("benchmarks/results/gates.json")
+GATES = TrainConfig(epochs=2.0, learning_rate=5e-5)
+RECOVERY = TrainConfig(epochs=1.0, learning_rate=5e-5)
+# How far below the dense model each may be, in points of accuracy.
+ALLOWED = {"gates": 1.0, "heads": 0.5, "flops-30": 0.0, "flops-20": 1.0}
+Row = dict[str, Any]
+
+
+def gates(model: PreTrainedModel, dense: PreTrainedModel, training: Examples, seed: int) -> None:
+    steps = -(-len(training) // GATES.batch_size) * GATES.epochs
+    learned = LearnedGates(model, keep=0.5, rate=reaching_rate(steps, GATES.learning_rate))
+    with tempfile.TemporaryDirectory() as folder:
+        config = TrainConfig(**{**GATES.settings(), "validation": 0.0, "seed": seed})
+        callbacks = [GateCallback(gates=learned)]
+        fit(model, training, task=task_of(model), config=config, folder=folder, teacher=dense, callbacks=callbacks)
+    learned.remove(verify=training.select([0, 1]).batches(2)[0])
+
+
+def heads(model: PreTrainedModel, dense: PreTrainedModel, training: Examples, seed: int) -> None:
+    batches = training.sample(CALIBRATION, seed).batches(BATCH)
+    headprune.prune(model, batches, keep=0.2, evaluation=batches[:1])
+
+
+def flops_left(share: float) -> Callable[..., None]:
+    def prune(model: PreTrainedModel, dense: PreTrainedModel, training: Examples, seed: int) -> None:
+        batches = training.sample(CALIBRATION, seed).batches(BATCH)
+        headprune.prune(model, batches, keep_flops=total_share(model, share), evaluation=batches[:1])
+
+    return prune
+
+
+ROWS: dict[str, Callable[..., None]] = {
+    "gates": gates,
+    "heads": heads,
+    "flops-30": flops_left(0.3),
+    "flops-20": flops_left(0.2),
+}
+
+
+def accuracy(model: PreTrainedModel, batches: Sequence[Any]) -> float:
+    return float(METRICS["accuracy"].of(Evaluator(batches, cache_bytes=0)(model, ())).value)
+
+
+def run(name: str, seed: int, subject: Any) -> Row:
+    model = copy.deepcopy(subject.model)
+    training = subject.pool.sample(SENTENCES, seed)
+    before = flops(model, all_sites(model)).units_total
+    started = time.perf_counter()
+    ROWS[name](model, subject.model, training, seed)
+    pruned, at = accuracy(model, subject.evaluation), time.perf_counter()
+    config = TrainConfig(**{**RECOVERY.settings(), "seed": seed})
+    headprune.finetune(model, training, teacher=subject.model, config=config)
+    return {
+        "row": name,
+        "seed": seed,
+        "pruned": pruned,
+        "recovered": accuracy(model, subject.evaluation),
+        "heads": sum(site.size for site in resolve(model)),
+        "flops": round(flops(model, all_sites(model)).units_total / before, 4),
+        "seconds": {"pruning": round(at - started, 1), "recovery": round(time.perf_counter() - at, 1)},
+    }
+
+
+def table(dense: float, rows: Sequence[Row]) -> str:
+    lines = [
+        f"minilm-sst2: accuracy on dev, dense {dense:.2%}; {SENTENCES:,} training sentences, one epoch of recovery.",
+        "",
+        "| what | heads | FLOPs of units | pruned | recovered | by seed | may be | |",
+        "|---|---:|---:|---:|---:|---|---:|---|",
+    ]
+    for name in ROWS:
+        own = sorted((row for row in rows if row["row"] == name), key=lambda row: row["seed"])
+        if not own:
+            continue
+        pruned, recovered = (statistics.mean(row[key] for row in own) for key in ("pruned", "recovered"))
+        least = dense - ALLOWED[name] / 100
+        each = " / ".join(f"{row['recovered']:.2%}" for row in own)
+        lines.append(
+            f"| {name} | {own[0]['heads']} | {own[0]['flops']:.0%} | {pruned:.2%} | **{recovered:.2%}** | {each} "
+            f"| {least:.2%} | {'met' if recovered >= least else 'MISSED'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gates", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
+    parser.add_argument("--out", type=Path, default=OUT)
+    asked = parser.parse_args(arguments)
+    names, seeds = asked.rows.split(","), [int(seed) for seed in asked.seeds.split(",")]
+    unknown = [name for name in names if name not in ROWS]
+    if unknown:
+        parser.error(f"there is no row {unknown[0]}; there are: {', '.join(ROWS)}.")
+    if "minilm-sst2" not in available():
+        parser.error("minilm-sst2 cannot be had here.")
+    said = Console(stderr=True, highlight=False, markup=False)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    subject = minilm_sst2()
+    settings = {"sentences": SENTENCES, "gates": GATES.settings(), "recovery": RECOVERY.settings()}
+    kept = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.is_file() else {}
+    rows: list[Row] = kept.get("rows", []) if kept.get("settings") == settings else []
+    dense = accuracy(subject.model, subject.evaluation)
+    for seed in seeds:
+        for name in names:
+            if not any((row["row"], row["seed"]) == (name, seed) for row in rows):
+                rows.append(run(name, seed, subject))
+                said.print(f"{name}, seed {seed}: {rows[-1]['pruned']:.2%} -> {rows[-1]['recovered']:.2%}")
+                write(asked.out, {"settings": settings, "dense": dense, "rows": rows})
+    told = table(dense, rows)
+    asked.out.with_suffix(".md").write_text(told, encoding="utf-8")
+    sys.stdout.write(told)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
