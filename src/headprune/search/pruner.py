@@ -306,33 +306,45 @@ class Pruner:
         measured: Measured | None = None,
     ) -> Step:
         assert self.metric is not None
-        sites = self.sites
         measured = measured or self.metric.of(quality, self.reference)
-        kinds = self.config.kinds
-        counted = flops(self.model, sites)
-        step = Step(
-            step=len(self.steps),
-            removed=taken.removed,
-            score=taken.score,
-            metric=measured.value,
-            interval=measured.interval,
-            outcomes=measured.outcomes,
-            agreement=agreement(self.reference, quality),
-            loss=quality.loss,
-            units={kind: sum(s.size for s in sites if s.kind == kind) for kind in kinds},
-            applied={kind: sum(s.size * s.applications for s in sites if s.kind == kind) for kind in kinds},
-            parameters=total_parameters(self.model),
-            flops=counted.units_total,
-            model_flops=counted.total,
-            compensation=tuple(repair.to_json() for repair in taken.repairs),
-            scores=taken.scores,
-            latency=taken.latency,
-            **_about_neurons(sites, kinds),
-        )
+        step = describe(self.model, self.config.kinds, len(self.steps), taken, quality, self.reference, measured)
         self.steps.append(step)
         for observer in self.observers:
             observer.step(step, {"seconds": seconds, "scoring": taken.scoring})
         return step
+
+
+def describe(
+    model: PreTrainedModel,
+    kinds: Sequence[Kind],
+    number: int,
+    taken: Taken,
+    quality: Quality,
+    reference: Quality,
+    measured: Measured,
+) -> Step:
+    """A step of this number: what was taken from the model, and what was measured after it."""
+    sites = sites_of(model, kinds)
+    counted = flops(model, sites)
+    return Step(
+        step=number,
+        removed=taken.removed,
+        score=taken.score,
+        metric=measured.value,
+        interval=measured.interval,
+        outcomes=measured.outcomes,
+        agreement=agreement(reference, quality),
+        loss=quality.loss,
+        units={kind: sum(s.size for s in sites if s.kind == kind) for kind in kinds},
+        applied={kind: sum(s.size * s.applications for s in sites if s.kind == kind) for kind in kinds},
+        parameters=total_parameters(model),
+        flops=counted.units_total,
+        model_flops=counted.total,
+        compensation=tuple(repair.to_json() for repair in taken.repairs),
+        scores=taken.scores,
+        latency=taken.latency,
+        **_about_neurons(sites, kinds),
+    )
 
 
 def _about_neurons(sites: Sequence[Site], kinds: Sequence[Kind]) -> dict[str, Any]:
