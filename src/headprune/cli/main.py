@@ -21,6 +21,7 @@ from headprune.cli.options import (
     resumable,
     with_options,
 )
+from headprune.cli.training import finetune
 from headprune.errors import HeadpruneError
 from headprune.search.config import BUDGETS, VERB_DEFAULTS, stop_settings
 
@@ -298,6 +299,9 @@ def compare(
         print_json({"runs": str(out), "criteria": [row.to_json() for row in rows]})
     else:
         print_comparison(out, rows)
+
+
+app.command()(finetune)
 
 
 @app.command()

@@ -29,14 +29,16 @@ Plugin = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again where a run is already.")]
 
 
-def with_options(*leave_out: str, **defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb an option for every field of an experiment but those left out, after its own; with other defaults
-    where these say so. It gets their values as one keyword, `options`."""
+def with_options(
+    *leave_out: str, declared: type = Experiment, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb an option for every field of an experiment, or of what else is declared, but those left out, after
+    its own; with other defaults where these say so. It gets their values as one keyword, `options`."""
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(verb, eval_str=True).parameters.values() if p.name != "options"]
         names = {parameter.name for parameter in own}
-        fields = [f for f in dataclasses.fields(Experiment) if f.name not in names and f.name not in leave_out]
+        fields = [f for f in dataclasses.fields(declared) if f.name not in names and f.name not in leave_out]
         made = [_parameter(field, defaults.get(field.name, field.default)) for field in fields]
 
         def call(**values: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -82,3 +82,14 @@ class Pace(TrainerCallback):
         best = best_of(found, self.metric)
         if sum(one.step > best.step for one in found) >= self.patience:
             control.should_training_stop = True
+
+
+class Teller(TrainerCallback):
+    """Tells whoever watches what is logged: the step, how many there are, losses and evaluations."""
+
+    def __init__(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
+        self.tell = tell
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if state.is_world_process_zero:
+            self.tell({**(logs or {}), "step": state.global_step, "steps": state.max_steps})

@@ -68,7 +68,7 @@ def fit(
     on, to the same weights. `callbacks` go to transformers' Trainer; `penalty` is a term of the loss of every step, by
     its number; `rates` are learning rates of parameters with these words in their names.
     """
-    need(("accelerate",), "train", "Training needs")
+    need_training(config)
     if teacher is model:
         raise TrainingError("The model cannot be its own teacher; give a copy that was made before it was pruned.")
     teaches = teacher is not None and (config.distill > 0 or config.hidden > 0)
@@ -76,7 +76,7 @@ def fit(
     held = None if validation is None else as_examples(validation, model)
     if held is None and config.chooses:
         rows, held = split(rows, config.validation, config.seed)
-    _refuse_nothing_to_learn(task, rows, teaches)
+    refuse_nothing_to_learn(task, rows, teaches)
     about = {**config.settings(), "samples": len(rows), "distilled": teaches, "model": checkpoints.weights_hash(model)}
     with _as_before(model, config.seed), _without_recorders(model, teacher), adapted(model, config.lora) as trained:
         args = _arguments(model, config, Path(folder))
@@ -161,12 +161,19 @@ def _prepare_choice(
     trainer.start = Evaluated(0, float(trainer.metric.of(start, trainer.reference).value), start.loss)
 
 
-def _refuse_nothing_to_learn(task: Task, rows: Examples, teaches: bool) -> None:
+def refuse_nothing_to_learn(task: Task, rows: Examples, teaches: bool) -> None:
     if not teaches and task.counts(Collator(rows.padding)([rows.rows[0]])) is None:
         raise TrainingError(
             f"There is nothing to learn from: the training data has no labels for the task {task.name!r} and no dense "
             "model teaches; give either."
         )
+
+
+def need_training(config: TrainConfig) -> None:
+    """Refuse early what a training would be refused for later."""
+    need(("accelerate",), "train", "Training needs")
+    if config.lora:
+        need(("peft",), "lora", "LoRA needs")
 
 
 def _arguments(model: PreTrainedModel, config: TrainConfig, folder: Path) -> TrainingArguments:

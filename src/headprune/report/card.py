@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from headprune.report.recovery import how, measured_of
 from headprune.report.words import measured_text, removed_text, stop_text, value_text, vocabulary_text
 
 
@@ -64,6 +65,22 @@ def model_card(record: Mapping[str, Any]) -> str:
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def recovered_card(card: str, record: Mapping[str, Any]) -> str:
+    """The card of a pruned model when it has been recovered: what was done, and what came of it."""
+    found = measured_of(record)
+    lines = [
+        "## Recovery",
+        "",
+        _plain(how(record)),
+        "",
+        f"| | {' | '.join(found)} |",
+        f"|---|{'---|' * len(found)}",
+        f"| {_plain(record['metric'])} | {' | '.join(map(_plain, found.values()))} |",
+    ]
+    before, use, after = card.partition("## Use\n")
+    return before + "\n".join([*lines, "", ""]) + use + after
 
 
 def _gone(result: Mapping[str, Any]) -> str:

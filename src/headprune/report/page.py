@@ -27,6 +27,7 @@ from headprune.report.loading import (
     scores_of,
 )
 from headprune.report.points import points_of
+from headprune.report.recovery import losses, recovery_of, section
 from headprune.report.words import (
     interval_text,
     left_text,
@@ -74,7 +75,7 @@ def charts(runs: Sequence[ReportRun]) -> dict[str, Any]:
     from headprune.report import family, figures
     from headprune.report import widths as strips
 
-    result = {**_curves(runs), **family.figures(runs)}
+    result = {**_curves(runs), **family.figures(runs), **_losses(runs)}
     shown = entries(runs)
     lines = [run for entry in shown if not entry.boxes for run in entry.runs]
     for run in lines or shown[0].runs[:1]:
@@ -101,6 +102,12 @@ def _curves(runs: Sequence[ReportRun]) -> dict[str, Any]:
     return result
 
 
+def _losses(runs: Sequence[ReportRun]) -> dict[str, Any]:
+    """The losses of recoveries, one figure for each run that has one."""
+    found = [(number, recovery_of(run)) for number, run in enumerate(runs)]
+    return {f"losses-{number}": losses(record) for number, record in found if record and record.get("history")}
+
+
 def units(runs: Sequence[ReportRun]) -> str:
     return "heads and neurons" if any(run.has_neurons for run in runs) else "heads"
 
@@ -120,7 +127,7 @@ def render(runs: Sequence[ReportRun]) -> str:
     # Checking every mark and channel against Vega-Lite's schema takes most of the time of a page, and the tests do it.
     with debug_mode(False):
         curves, bought = _curves(runs), family.figures(runs)
-        charts = {**curves, **bought, "mask": figures.mask(runs[0]), "scores": figures.scores(runs[0])}
+        charts = {**curves, **bought, **_losses(runs), "mask": figures.mask(runs[0]), "scores": figures.scores(runs[0])}
         wide = next((run for run in runs if run.has_neurons), None)
         if wide is not None:
             charts["widths"] = strips.widths(wide)
@@ -145,6 +152,11 @@ def render(runs: Sequence[ReportRun]) -> str:
         bought=list(bought),
         families=[_family(run, figures.colour(runs, run)) for run in family.with_budget(runs)],
         saved=[_saved(run) for run in runs if run.record.get("savings")],
+        recovered=[
+            (number, section(run, record))
+            for number, run in enumerate(runs)
+            if (record := recovery_of(run)) is not None
+        ],
         comparison=[_shown_row(row) for row in rows],
         comparable=ranked,
         best=rows[0].name if ranked and len(rows) > 1 else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from headprune.report.card import model_card
 from headprune.report.page import write_report
 from headprune.runs.journal import Run
 from headprune.runs.subject import Subject, load_subject, read_examples
-from headprune.search.config import Experiment, stop_settings
+from headprune.search.config import Experiment, migrated, stop_settings
 from headprune.search.pruner import PruneResult, prune
 from headprune.store.checkpoint import load as load_model
 from headprune.store.checkpoint import save
@@ -76,19 +76,34 @@ def load(experiment: Experiment) -> tuple[Subject, Examples, Examples | None]:
     """
     subject = load_subject(experiment)
     subject.check_labels(experiment.made_criterion, experiment.labels)
-    wanted = experiment.calibration_samples
+    if experiment.calibration is None:
+        return subject, *drawn(experiment, subject.examples)
+    other = read_examples(experiment, subject.model, subject.task, experiment.calibration, subject.processor)
+    calibration = other.sample(experiment.calibration_samples, experiment.seed)
+    return subject, calibration, drawn(experiment, subject.examples)[1]
+
+
+def drawn(experiment: Experiment, examples: Examples) -> tuple[Examples, Examples | None]:
+    """The examples of the data that calibrate (none of them, where other data does), and those that evaluate; None
+    where these are the same."""
+    wanted, seed = experiment.calibration_samples, experiment.seed
     if experiment.calibration is not None:
-        other = read_examples(experiment, subject.model, subject.task, experiment.calibration, subject.processor)
-        calibration = other.sample(wanted, experiment.seed)
-        return subject, calibration, subject.examples.sample(experiment.evaluation_samples, experiment.seed)
+        return examples.select([]), examples.sample(experiment.evaluation_samples, seed)
     if experiment.same_data:
-        return subject, subject.examples.sample(wanted, experiment.seed), None
-    if len(subject.examples) < 2:
+        return examples.sample(wanted, seed), None
+    if len(examples) < 2:
         raise DataError(
             f"{experiment.data} has too few rows to keep calibration and evaluation apart; use --same-data."
         )
-    calibration, rest = subject.examples.split(min(wanted, len(subject.examples) // 2), experiment.seed)
-    return subject, calibration, rest.sample(experiment.evaluation_samples, experiment.seed)
+    calibration, rest = examples.split(min(wanted, len(examples) // 2), seed)
+    return calibration, rest.sample(experiment.evaluation_samples, seed)
+
+
+def experiment_of(record: Mapping[str, Any]) -> Experiment:
+    """The experiment that a run was made by."""
+    settings = migrated(record["settings"])
+    names = [field.name for field in fields(Experiment)]
+    return Experiment(**{name: settings[name] for name in names if name in settings})
 
 
 def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None:
@@ -111,9 +126,11 @@ def run_experiment(
     *,
     overwrite: bool = False,
     measure: bool = True,
+    publish: bool = True,
     on_step: Callable[[Step], None] | None = None,
 ) -> dict[str, Any]:
-    """Prune into the run directory `out`, going on where an earlier process stopped; returns its record.
+    """Prune into the run directory `out`, going on where an earlier process stopped; returns its record. `measure` what
+    was saved, `publish` a model card and a report.
 
     A finished run is taken further, or back, when only its rules to stop are others.
     """
@@ -127,7 +144,8 @@ def run_experiment(
             for step in run.steps:
                 if on_step is not None:
                     on_step(step)
-            _publish(out, run.record)
+            if publish:
+                publish_run(out, run.record)
             return run.record
         if run.changed and experiment.pace != "rounds":
             run.drop_short_step(experiment.every, [site.group for site in resolve(subject.model)])
@@ -141,7 +159,7 @@ def run_experiment(
             keep_dense=measure,
             at_point=lambda label: _keep_point(out, label, experiment, subject.model),
         )
-        save(_in_precision_of(model_folder(experiment.model), result.model), out / "model")
+        save(in_precision_of(model_folder(experiment.model), result.model), out / "model")
         record: dict[str, Any] = {
             "samples": {"calibration": len(calibration), "evaluation": len(evaluation or calibration)},
             "task": subject.task.name,
@@ -163,7 +181,8 @@ def run_experiment(
             if result.result.latency is not None:
                 record["savings"]["shares"]["latency"] = round(result.result.latency, 4)
         run.finish(record)
-        _publish(out, run.record)
+        if publish:
+            publish_run(out, run.record)
         return run.record
 
 
@@ -171,7 +190,7 @@ def _keep_point(out: Path, label: str, experiment: Experiment, model: PreTrained
     """The model of one point of a budget, unless an earlier process wrote it."""
     folder = out / "models" / label
     if again or not folder.is_dir():
-        save(_in_precision_of(model_folder(experiment.model), model), folder)
+        save(in_precision_of(model_folder(experiment.model), model), folder)
 
 
 def _settled(result: PruneResult) -> dict[int, str]:
@@ -217,7 +236,7 @@ def _points(
     return found
 
 
-def _publish(out: Path, record: dict[str, Any]) -> None:
+def publish_run(out: Path, record: dict[str, Any]) -> None:
     """The model card and the report of a finished run, unless they are there."""
     if not (out / "model" / "README.md").is_file():
         write_text(out / "model" / "README.md", model_card(record))
@@ -225,7 +244,7 @@ def _publish(out: Path, record: dict[str, Any]) -> None:
         write_report([out], out / "report.html")
 
 
-def _in_precision_of(source: Path, model: PreTrainedModel) -> PreTrainedModel:
+def in_precision_of(source: Path, model: PreTrainedModel) -> PreTrainedModel:
     """The model in the precision that the dense one is stored in, whatever it was computed in. Its weights are a part
     of the dense ones, so nothing is lost but the rounding of output projections that were compensated."""
     stored = AutoConfig.from_pretrained(str(source), trust_remote_code=False).dtype
