@@ -21,6 +21,7 @@ from headprune.cli.options import (
     resumable,
     with_options,
 )
+from headprune.cli.train import train
 from headprune.cli.training import finetune
 from headprune.errors import HeadpruneError
 from headprune.search.config import BUDGETS, VERB_DEFAULTS, stop_settings
@@ -302,6 +303,7 @@ def compare(
 
 
 app.command()(finetune)
+app.command()(train)
 
 
 @app.command()

@@ -24,6 +24,7 @@ from headprune.measure.costs import megabytes
 from headprune.measure.inspection import Inspection
 from headprune.measure.metrics import SHARES_OF_ONE
 from headprune.measure.trajectory import plain
+from headprune.report import gates
 from headprune.report.words import (
     interval_text,
     measured_text,
@@ -268,10 +269,14 @@ def print_run(out: Path, record: Mapping[str, Any], console: Console | None = No
         f"agreement with the dense model {value_text('agreement', result['agreement'])}",
         highlight=False,
     )
-    compensate = record["settings"].get("compensate", "none")
+    settings = record["settings"]
+    method = f"Criterion {settings['criterion']}, compensation {settings.get('compensate', 'none')}"
+    if settings.get("gates"):
+        said = gates.how(record)
+        method = said[0].upper() + said[1:]
     stopped = f" {stop_text(result)}" if stop_text(result) else ""
     console.print(
-        f"Criterion {record['settings']['criterion']}, compensation {compensate}.{stopped}",
+        f"{method}.{stopped}",
         highlight=False,
         markup=False,
     )

@@ -60,7 +60,7 @@ def finetune(
     given = (text_column, pair_column, label_column, context_column, choices_column, split)
     reading = {name: value for name, value in zip(READING, given, strict=True) if value is not None}
     request = Request(run=run, data=data, config=config, point=point, rounds=rounds, reading=reading)
-    with resumable(run / "finetuned"), _progress() as tell:
+    with resumable(run / "finetuned"), training_progress() as tell:
         if rounds == 1:
             record = run_finetune(request, overwrite=overwrite, tell=tell)
         else:
@@ -69,7 +69,7 @@ def finetune(
     if as_json:
         print_json(_for_machines(run, record))
     else:
-        _print_recovery(run, record)
+        print_recovery(run, record)
 
 
 def _for_machines(run: Path, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _for_machines(run: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     return {**where, "metric": record["metric"], **values, **intervals, **{name: record[name] for name in names}}
 
 
-def _print_recovery(run: Path, record: Mapping[str, Any]) -> None:
+def print_recovery(run: Path, record: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
@@ -104,7 +104,7 @@ def _print_recovery(run: Path, record: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def training_progress() -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """One line on stderr that says where a training is: in place on a terminal, now and then elsewhere."""
     from rich.console import Console
 

@@ -32,7 +32,9 @@ class GateJournal(TrainerCallback):
             return
         known = [line for line in read_lines(self.file) if 0 < line.get("step", 0) <= state.global_step]
         whose = [
-            [place.site.index, place.site.kind, ids[0], len(ids)] for place in self.gates.places for ids in place.members
+            [place.site.index, place.site.kind, ids[0], len(ids)]
+            for place in self.gates.places
+            for ids in place.members
         ]
         lines = [{"gates": whose}, *(known or [self._line(0, {})])]
         write_text(self.file, "".join(json.dumps(line) + "\n" for line in lines))

@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from headprune.report import gates
 from headprune.report.recovery import how, measured_of
 from headprune.report.words import measured_text, removed_text, stop_text, value_text, vocabulary_text
 
@@ -36,12 +37,7 @@ def model_card(record: Mapping[str, Any]) -> str:
         "",
         f"# {_plain(Path(name).name or name)}, {_gone(result)} removed",
         "",
-        f"Pruned by headprune {record['versions']['headprune']}: criterion "
-        f"`{settings['criterion']}`, compensation `{settings.get('compensate', 'none')}`, schedule "
-        f"`{settings['schedule']}`, seed {settings['seed']}, "
-        f"{record['samples']['calibration']} calibration samples, {record['samples']['evaluation']} evaluation samples"
-        + (" (the same ones). " if settings["same_data"] else ". ")
-        + _plain(stop_text(result)),
+        f"Pruned by headprune {record['versions']['headprune']}: {_how(record)}. " + _plain(stop_text(result)),
         "",
         "| | dense | pruned |",
         "|---|---|---|",
@@ -65,6 +61,17 @@ def model_card(record: Mapping[str, Any]) -> str:
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _how(record: Mapping[str, Any]) -> str:
+    settings, samples = record["settings"], record["samples"]
+    if settings.get("gates"):
+        return gates.how(record)
+    return (
+        f"criterion `{settings['criterion']}`, compensation `{settings.get('compensate', 'none')}`, schedule "
+        f"`{settings['schedule']}`, seed {settings['seed']}, {samples['calibration']} calibration samples, "
+        f"{samples['evaluation']} evaluation samples" + (" (the same ones)" if settings["same_data"] else "")
+    )
 
 
 def recovered_card(card: str, record: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from headprune.errors import RunError
 from headprune.measure.comparing import Curve
 from headprune.measure.metrics import METRICS, Metric
 from headprune.measure.trajectory import Step
+from headprune.report import gates
 from headprune.search.config import command_words, migrated
 from headprune.store.files import is_there
 from headprune.store.rundir import read_run
@@ -73,9 +74,16 @@ class ReportRun:
     @property
     def method(self) -> str:
         """The criterion, and what made up for the heads that went."""
+        if self.has_gates:
+            return "learned gates"
         criterion = str(self.settings.get("criterion", ""))
         words = COMPENSATIONS.get(self.settings.get("compensate", "none"), "")
         return criterion + (f" {words}" if words else "")
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether the units that went were learnt in a training."""
+        return bool(self.settings.get("gates"))
 
     @property
     def made_up(self) -> float | None:
@@ -141,6 +149,8 @@ class ReportRun:
     @property
     def command(self) -> str:
         """The command that repeats this run."""
+        if self.has_gates:
+            return shlex.join([*gates.command_words(self.settings), "--out", named_path(self.path)])
         return shlex.join([*command_words(self.settings), "--out", named_path(self.path)])
 
 

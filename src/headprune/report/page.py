@@ -16,6 +16,7 @@ from headprune.measure.comparing import Comparison, comparable, compared
 from headprune.measure.costs import megabytes
 from headprune.measure.curves import DROPS, SHARES, shares
 from headprune.measure.metrics import SHARES_OF_ONE
+from headprune.report import gates
 from headprune.report.loading import (
     ReportRun,
     comparison_command,
@@ -75,7 +76,7 @@ def charts(runs: Sequence[ReportRun]) -> dict[str, Any]:
     from headprune.report import family, figures
     from headprune.report import widths as strips
 
-    result = {**_curves(runs), **family.figures(runs), **_losses(runs)}
+    result = {**_curves(runs), **family.figures(runs), **_losses(runs), **_gates(runs)}
     shown = entries(runs)
     lines = [run for entry in shown if not entry.boxes for run in entry.runs]
     for run in lines or shown[0].runs[:1]:
@@ -108,6 +109,12 @@ def _losses(runs: Sequence[ReportRun]) -> dict[str, Any]:
     return {f"losses-{number}": losses(record) for number, record in found if record and record.get("history")}
 
 
+def _gates(runs: Sequence[ReportRun]) -> dict[str, Any]:
+    """How gates closed, one figure for each run that trained them."""
+    found = {f"gates-{number}": gates.figure(run) for number, run in enumerate(runs) if run.has_gates}
+    return {name: chart for name, chart in found.items() if chart is not None}
+
+
 def units(runs: Sequence[ReportRun]) -> str:
     return "heads and neurons" if any(run.has_neurons for run in runs) else "heads"
 
@@ -127,7 +134,8 @@ def render(runs: Sequence[ReportRun]) -> str:
     # Checking every mark and channel against Vega-Lite's schema takes most of the time of a page, and the tests do it.
     with debug_mode(False):
         curves, bought = _curves(runs), family.figures(runs)
-        charts = {**curves, **bought, **_losses(runs), "mask": figures.mask(runs[0]), "scores": figures.scores(runs[0])}
+        trained = {**_losses(runs), **_gates(runs)}
+        charts = {**curves, **bought, **trained, "mask": figures.mask(runs[0]), "scores": figures.scores(runs[0])}
         wide = next((run for run in runs if run.has_neurons), None)
         if wide is not None:
             charts["widths"] = strips.widths(wide)
@@ -157,6 +165,7 @@ def render(runs: Sequence[ReportRun]) -> str:
             for number, run in enumerate(runs)
             if (record := recovery_of(run)) is not None
         ],
+        gates=[(name, runs[int(name.rpartition("-")[2])].name) for name in trained if name.startswith("gates-")],
         comparison=[_shown_row(row) for row in rows],
         comparable=ranked,
         best=rows[0].name if ranked and len(rows) > 1 else None,

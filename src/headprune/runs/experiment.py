@@ -164,7 +164,7 @@ def run_experiment(
             "samples": {"calibration": len(calibration), "evaluation": len(evaluation or calibration)},
             "task": subject.task.name,
         }
-        record["result"] = _result(result)
+        record["result"] = record_of(result)
         points = _settled(result)
         for number in set(points) - set(result.points):
             _keep_point(out, points[number], experiment, result.model, again=True)
@@ -218,7 +218,7 @@ def _points(
         model = load_model(folder, dtype=result.dense.dtype).to(result.dense.device)
         mask = kept_mask(sites_of(model, tuple(step.units)))  # type: ignore[arg-type]  # whose keys are kinds
         at = replace(result, model=model, stopped_at=number, mask=mask, rule=f"the point {label} of its budget")
-        write_text(folder / "README.md", model_card({**record, "result": _result(at), "savings": None}))
+        write_text(folder / "README.md", model_card({**record, "result": record_of(at), "savings": None}))
         left = shares(result.dense, model, batch, task=task)
         if step.latency is not None:
             left["latency"] = round(step.latency, 4)
@@ -251,7 +251,7 @@ def in_precision_of(source: Path, model: PreTrainedModel) -> PreTrainedModel:
     return model if stored in (None, model.dtype) else copy.deepcopy(model).to(stored)
 
 
-def _result(result: PruneResult) -> dict[str, Any]:
+def record_of(result: PruneResult) -> dict[str, Any]:
     dense, pruned = result.trajectory[0], result.result
     return {
         "step": result.stopped_at,

@@ -160,21 +160,29 @@ def _apart(request: Request, training: Examples, evaluated: Examples) -> tuple[E
     same = fingerprint(request.data) == known if known is not None else request.data == experiment.data
     if not same or request.reading.get("split") not in (None, experiment.split):
         return training, []
-    if not isinstance(training.rows, Rows) or not isinstance(evaluated.rows, Rows):
+    left = apart(training, evaluated)
+    if left is None:
         raise DataError(f"{request.data} evaluates {request.run}; give other data to train on.")
-    held = set(evaluated.rows.numbers)
-    left = [place for place, number in enumerate(training.rows.numbers) if number not in held]
     if not left:
         raise DataError(
             f"All rows of {request.data} evaluate {request.run}, and none is left to train on; give other data, or "
             "prune with --evaluation-samples."
         )
     note = (
-        f"{request.data} is the data of the run: its {len(held)} evaluation rows are left out, and the other "
+        f"{request.data} is the data of the run: its {len(evaluated)} evaluation rows are left out, and the other "
         f"{len(left)} are trained on."
     )
     log.warning("%s", note)
     return training.select(left), [note]
+
+
+def apart(training: Examples, evaluated: Examples) -> list[int] | None:
+    """Places of the rows to train on that are not among those that evaluate, where both are of the same data; None
+    where rows have no numbers to tell them by."""
+    if not isinstance(training.rows, Rows) or not isinstance(evaluated.rows, Rows):
+        return None
+    held = set(evaluated.rows.numbers)
+    return [place for place, number in enumerate(training.rows.numbers) if number not in held]
 
 
 def _teacher(experiment: Experiment) -> PreTrainedModel:

@@ -225,7 +225,10 @@ def _load(asked: Training) -> _Loaded:
         experiment = replace(experiment, evaluation_samples=held, calibration_samples=1)
         chosen = drawn(experiment, subject.examples)[1]
         assert chosen is not None
-        training = apart(subject.examples, chosen)
+        left = apart(subject.examples, chosen)
+        if not left:
+            raise DataError(f"The rows of {asked.data} cannot be told apart; give other data with --evaluation.")
+        training = subject.examples.select(left)
     assert chosen is not None
     return _Loaded(subject, experiment, training, chosen.batches(experiment.batch_size), len(chosen))
 
