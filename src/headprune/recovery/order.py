@@ -1,0 +1,49 @@
+"""The order in which rows are trained on: drawn by the seed and the epoch, with rows of similar length in a batch, so
+that little of it is padding, and batches of all lengths mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+POOL = 50  # batches that are drawn together before their rows are sorted by length
+
+
+class SimilarLengths(Sampler[int]):
+    """Every row once per epoch. A resumed epoch has the order that it had."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(len(self), generator=generator).tolist()
+        batches: list[list[int]] = []
+        for start in range(0, len(order), POOL * self.batch_size):
+            pool = sorted(order[start : start + POOL * self.batch_size], key=lambda row: self.lengths[row])
+            batches += [pool[at : at + self.batch_size] for at in range(0, len(pool), self.batch_size)]
+        # A batch that is not full stays at the end, where it does not break up the others.
+        full = [batch for batch in batches if len(batch) == self.batch_size]
+        rest = [row for batch in batches if len(batch) < self.batch_size for row in batch]
+        for place in torch.randperm(len(full), generator=generator).tolist():
+            yield from full[place]
+        yield from rest
+
+
+def lengths_of(rows: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    """Tokens of each row, or samples of sound; None where rows do not differ in length."""
+    for name in ("input_ids", "input_values", "input_features"):
+        values = [row.get(name) for row in rows]
+        if all(isinstance(value, torch.Tensor) and value.dim() >= 1 for value in values):
+            found = [int(value.shape[-1]) for value in values]  # type: ignore[union-attr]
+            return found if len(set(found)) > 1 else None
+    return None
