@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import random
 import subprocess
@@ -106,6 +107,8 @@ def test_a_teacher_may_be_where_it_was_saved(tmp_path: Path) -> None:
         (labelled(), {"learning_rate": float("nan")}, TrainingError, "learning_rate must be a number above 0"),
         (labelled(), {"batch_size": 2.5}, TrainingError, "batch_size must be a whole number at least 1, not 2.5"),
         (labelled(), {"validation": 1.0}, TrainingError, "validation must be a number at least 0 and below 1"),
+        (labelled(), {"seed": -1}, TrainingError, "seed must be a whole number at least 0 and below"),
+        (labelled(), {"report_to": "nowhere"}, TrainingError, "cannot be logged to 'nowhere' here"),
         (labelled(), {"patience": 0}, TrainingError, "patience must be a whole number at least 1, not 0"),
         (labelled(), {"learning": 1}, TrainingError, "no option 'learning'; there are: batch_size,"),
         (labelled(1, size=1), {"epochs": 2}, DataError, "cannot be split"),
@@ -440,6 +443,26 @@ def test_checkpoints_that_are_not_whole_are_not_used(tmp_path: Path) -> None:
     assert checkpoints.whole(last) is None
     checkpoints.drop_unfinished(tmp_path)
     assert 8 not in checkpoints.checkpoints(tmp_path)
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, dense = pair()
+    whole = go(tmp_path / "whole", model, dense)
+    write, saves = checkpoints.write_state, []
+
+    def full(model: Any, file: Path) -> None:
+        saves.append(file)
+        if len(saves) > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(model, file)
+
+    monkeypatch.setattr(checkpoints, "write_state", full)
+    with pytest.raises(TrainingError, match="No space left on device; make room"):
+        go(tmp_path / "full", *pair())
+    monkeypatch.setattr(checkpoints, "write_state", write)
+    other, dense = pair()
+    assert go(tmp_path / "full", other, dense).history == whole.history
+    assert same(weights(model), weights(other))
 
 
 @pytest.mark.parametrize("what", ["option", "model", "damage"])

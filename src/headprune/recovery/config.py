@@ -44,6 +44,7 @@ class TrainConfig:
             object.__setattr__(self, name, float(getattr(self, name)))  # True is a weight of 1
         for name, least in (("batch_size", 1), ("gradient_accumulation", 1), ("evaluations", 1), ("lora", 0)):
             _check(name, getattr(self, name), whole=True, least=least)
+        _check("seed", self.seed, whole=True, least=0, below=2**32)
         for name in ("patience", "save_steps"):
             if getattr(self, name) is not None:
                 _check(name, getattr(self, name), whole=True, least=1)

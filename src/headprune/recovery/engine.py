@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import Trainer
 
@@ -180,13 +181,20 @@ class RecoveryTrainer(Trainer):
         return self.before + time.perf_counter() - self.started
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
-        if self.is_world_process_zero():
-            folder, step = Path(self.args.output_dir), self.state.global_step
-            about = {"stopped": self.control.should_training_stop, "seconds": self.seconds}
-            checkpoints.mark_whole(folder / f"{checkpoints.PREFIX}{step}", about)
-            checkpoints.tidy(folder, {step, self.best_step})
+        folder, step = Path(self.args.output_dir), self.state.global_step
+        try:
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                about = {"stopped": self.control.should_training_stop, "seconds": self.seconds}
+                checkpoints.mark_whole(folder / f"{checkpoints.PREFIX}{step}", about)
+                checkpoints.tidy(folder, {step, self.best_step})
+        except (OSError, SafetensorError, RuntimeError) as error:  # torch.save has a RuntimeError for a full disk
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+            raise TrainingError(
+                f"Cannot write a checkpoint to {folder}: {reason}; make room and start the same training again, which "
+                "goes on from the last whole one."
+            ) from error
         self.accelerator.wait_for_everyone()
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:

@@ -27,6 +27,7 @@ from headprune.recovery.lora import adapted
 from headprune.recovery.pace import Evaluated, Pace, Plan, evaluations
 from headprune.recovery.rows import Collator, as_examples, split
 from headprune.task import Task, task_of
+from headprune.task.checks import warn_of_precision
 
 LOGGED = 500  # points of the curve of losses
 RECORDERS = "_output_capturing_hooks_installed"  # transformers' mark of a model with hooks for hidden states
@@ -71,6 +72,7 @@ def fit(
     need_training(config)
     if teacher is model:
         raise TrainingError("The model cannot be its own teacher; give a copy that was made before it was pruned.")
+    warn_of_precision(model)
     teaches = teacher is not None and (config.distill > 0 or config.hidden > 0)
     rows = as_examples(train_rows, model)
     held = None if validation is None else as_examples(validation, model)
@@ -108,6 +110,8 @@ def _train(
     metric: str | MetricFunction | None,
 ) -> Fitted:
     config, folder = trainer.config, Path(trainer.args.output_dir)
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise TrainingError("Every process trains the whole model here; leave FSDP and DeepSpeed out of the launch.")
     if trainer.teacher is not None:
         trainer.teacher.model.to(trainer.args.device)
     if trainer.is_world_process_zero():
@@ -133,6 +137,8 @@ def _train(
         chosen = checkpoints.START if best == 0 else f"{checkpoints.PREFIX}{best}/{checkpoints.WEIGHTS}"
         checkpoints.read_state(trainer.model, folder / chosen)
     trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)  # from mixed precision
+    trainer.accelerator.free_memory()
     return Fitted(
         steps=steps,
         best_step=best,
@@ -174,6 +180,13 @@ def need_training(config: TrainConfig) -> None:
     need(("accelerate",), "train", "Training needs")
     if config.lora:
         need(("peft",), "lora", "LoRA needs")
+    if config.report_to is not None:
+        from transformers.integrations import get_available_reporting_integrations
+
+        there = get_available_reporting_integrations()
+        if config.report_to not in there:
+            listed = f"there are: {', '.join(there)}" if there else "none is installed"
+            raise TrainingError(f"Losses cannot be logged to {config.report_to!r} here; {listed}.")
 
 
 def _arguments(model: PreTrainedModel, config: TrainConfig, folder: Path) -> TrainingArguments:
