@@ -19,6 +19,7 @@ from headprune.measure.quality import Quality
 from headprune.recovery import checkpoints
 from headprune.recovery.config import TrainConfig
 from headprune.recovery.losses import distillation, hidden_error
+from headprune.recovery.order import SimilarLengths, lengths_of
 from headprune.recovery.pace import LOSS, VALUE, Evaluated, best_of, evaluations
 from headprune.task import Task, batch_size
 
@@ -117,6 +118,13 @@ class RecoveryTrainer(Trainer):
         for name, value in losses.items():
             self._seen[name] = self._seen.get(name, 0) + value.detach()
         return (loss, output) if return_outputs else loss
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        lengths = lengths_of(self.train_dataset)
+        if lengths is None:
+            return super()._get_train_sampler(train_dataset)
+        together = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        return SimilarLengths(lengths, together, self.args.seed)
 
     def create_optimizer(self, *args: Any, **options: Any) -> Any:
         """Parameters whose names have one of these words in them get learning rates of their own, and no decay."""

@@ -41,9 +41,9 @@ class SimilarLengths(Sampler[int]):
 
 def lengths_of(rows: Sequence[Mapping[str, Any]]) -> list[int] | None:
     """Tokens of each row, or samples of sound; None where rows do not differ in length."""
+    first = rows[0] if len(rows) else {}
     for name in ("input_ids", "input_values", "input_features"):
-        values = [row.get(name) for row in rows]
-        if all(isinstance(value, torch.Tensor) and value.dim() >= 1 for value in values):
-            found = [int(value.shape[-1]) for value in values]  # type: ignore[union-attr]
+        if isinstance(first.get(name), torch.Tensor) and first[name].dim():
+            found = [int(row[name].shape[-1]) for row in rows]
             return found if len(set(found)) > 1 else None
     return None
