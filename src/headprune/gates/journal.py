@@ -30,7 +30,7 @@ class GateJournal(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
-        known = [line for line in read_lines(self.file) if 0 < line.get("step", 0) <= state.global_step]
+        known = [line for line in read_lines(self.file) if line.get("step", -1) in range(state.global_step + 1)]
         whose = [
             [place.site.index, place.site.kind, ids[0], len(ids)]
             for place in self.gates.places

@@ -171,6 +171,7 @@ def _learn(
         teacher=dense,
         callbacks=[*watching, *([] if tell is None else [Teller(tell)])],
     )
+    learned.total = fitted.steps  # a training that an earlier process finished has not told
     said, scores = learned.report(), _scores(learned, model)
     closed = tuple(learned.closed())
     own = [float(scores[member.site, member.index]) for member in closed]
