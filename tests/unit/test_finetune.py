@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import importlib.util
 import json
 import random
 import subprocess
@@ -19,7 +20,7 @@ from transformers import TrainerCallback
 
 import headprune
 from headprune.data import Examples
-from headprune.errors import DataError, HeadpruneError, NonFiniteError, TrainingError
+from headprune.errors import DataError, HeadpruneError, MissingPackageError, NonFiniteError, TrainingError
 from headprune.recovery import checkpoints
 from headprune.recovery.lora import linear_maps
 from headprune.recovery.pace import Evaluated, Plan, best_of
@@ -124,6 +125,15 @@ def test_bad_input_is_one_sentence(data: Any, options: Any, error: type, sentenc
         headprune.finetune(model, data, teacher=teacher, config=headprune.TrainConfig(**share), **options)
     assert isinstance(refused.value, HeadpruneError)
     assert same(weights(model), before)
+
+
+@pytest.mark.parametrize(("package", "extra"), [("accelerate", "train"), ("peft", "lora")])
+def test_a_missing_package_is_named(package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name, *rest))
+    model, _ = pair()
+    with pytest.raises(MissingPackageError, match=rf"{package}; install it with pip install 'headprune\[{extra}\]'"):
+        headprune.finetune(model, labelled(), lora=2)
 
 
 def test_a_model_cannot_teach_itself(tmp_path: Path) -> None:
