@@ -49,9 +49,7 @@ def unlabelled(count: int = 4, seed: int = 0) -> list[dict[str, torch.Tensor]]:
 
 
 def train(model: Any, data: Any, folder: Path, *, teacher: Any = None, **options: Any) -> Fitted:
-    own = {
-        name: options.pop(name) for name in ("validation", "callbacks", "metric", "penalty", "rates") if name in options
-    }
+    own = {name: options.pop(name) for name in ("validation", "callbacks", "metric") if name in options}
     config = TrainConfig(**{"batch_size": 4, "learning_rate": 1e-3, **options})
     return fit(model, data, task=task_of(model), config=config, folder=folder, teacher=teacher, **own)
 

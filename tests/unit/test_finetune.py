@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import importlib.util
 import json
 import random
 import subprocess
@@ -19,7 +20,7 @@ from transformers import TrainerCallback
 
 import headprune
 from headprune.data import Examples
-from headprune.errors import DataError, HeadpruneError, NonFiniteError, TrainingError
+from headprune.errors import DataError, HeadpruneError, MissingPackageError, NonFiniteError, TrainingError
 from headprune.recovery import checkpoints
 from headprune.recovery.lora import linear_maps
 from headprune.recovery.pace import Evaluated, Plan, best_of
@@ -126,6 +127,15 @@ def test_bad_input_is_one_sentence(data: Any, options: Any, error: type, sentenc
     assert same(weights(model), before)
 
 
+@pytest.mark.parametrize(("package", "extra"), [("accelerate", "train"), ("peft", "lora")])
+def test_a_missing_package_is_named(package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == package else find(name, *rest))
+    model, _ = pair()
+    with pytest.raises(MissingPackageError, match=rf"{package}; install it with pip install 'headprune\[{extra}\]'"):
+        headprune.finetune(model, labelled(), lora=2)
+
+
 def test_a_model_cannot_teach_itself(tmp_path: Path) -> None:
     model, _ = pair()
     with pytest.raises(TrainingError, match="its own teacher"):
@@ -135,9 +145,10 @@ def test_a_model_cannot_teach_itself(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_said(tmp_path: Path) -> None:
-    model, _ = pair()
+    model, dense = pair()
+    dense.classifier.bias.data.fill_(torch.nan)
     with pytest.raises(NonFiniteError, match="NaN or Inf at step 1 of training"):
-        train(model, labelled(), tmp_path, penalty=lambda step: torch.tensor(float("nan")))
+        train(model, labelled(), tmp_path, teacher=dense)
 
 
 # --- data ---
@@ -322,25 +333,6 @@ def _without_dropout(model: Any) -> Any:
     return model.double()
 
 
-def test_penalties_and_rates_of_their_own(tmp_path: Path) -> None:
-    """What learned gates need: a term of the loss by the step, and a faster rate for some parameters."""
-    model, _ = pair()
-    model.bert.extra = torch.nn.Parameter(torch.zeros(()))
-    asked = []
-
-    def penalty(step: int) -> torch.Tensor:
-        asked.append(step)
-        return 10.0 * (model.bert.extra - 1.0).square()
-
-    fitted = train(
-        model, labelled(), tmp_path, penalty=penalty, rates={"extra": 0.1}, warmup=0.0, gradient_accumulation=2
-    )
-    assert asked == [0, 0, 1, 1]
-    assert fitted.history[0]["penalty_loss"] == 10.0
-    # Adam's first steps are as long as the rate: 0.1, then half of it, as the rate falls in a line.
-    assert float(model.bert.extra.detach()) == pytest.approx(0.15, abs=1e-2)
-
-
 # --- LoRA ---
 
 
@@ -368,10 +360,11 @@ def test_lora_leaves_tied_weights_alone() -> None:
 
 
 def test_a_failed_lora_leaves_nothing_behind(tmp_path: Path) -> None:
-    model, _ = pair()
+    model, dense = pair()
+    dense.classifier.bias.data.fill_(torch.nan)
     before, state = weights(model), [name for name, _ in model.named_modules()]
     with pytest.raises(NonFiniteError):
-        train(model, labelled(), tmp_path, lora=2, penalty=lambda step: torch.tensor(float("inf")))
+        train(model, labelled(), tmp_path, lora=2, teacher=dense)
     assert same(weights(model), before)
     assert [name for name, _ in model.named_modules()] == state
 

@@ -16,6 +16,7 @@ import torch
 import headprune
 import headprune.runs.finetune
 from headprune.data import load_examples
+from headprune.report.recovery import losses
 from headprune.runs.experiment import experiment_of, fingerprint
 from headprune.runs.rounds import plan_rounds
 from headprune.search.config import Experiment
@@ -116,6 +117,7 @@ def test_what_a_recovery_writes(run: Path) -> None:
     card = (run / "finetuned" / "model" / "README.md").read_text()
     assert "## Recovery" in card
     assert "from labels and the dense model: 1 epochs" in card
+    assert losses(record).to_dict()["mark"]["type"] == "line"  # checked against the schema
     page = (run / "report.html").read_text()
     assert '<h2 id="recovered">Recovery</h2>' in page
     assert "chart-losses-0" in page
@@ -178,11 +180,23 @@ def test_texts_without_labels_are_enough(run: Path) -> None:
     assert done.json["metric"] == "accuracy"
 
 
-def test_evaluation_rows_are_not_trained_on(run: Path) -> None:
+def test_evaluation_rows_are_not_trained_on(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     done = finetune(run, "--json", data=material().data_csv)
     assert done.code == 0, done.err
     assert done.json["samples"] == {"training": 16, "evaluation": 20}
-    assert "its 20 evaluation rows are left out, and the other 16 are trained on." in done.json["notes"][0]
+    shared = f"20 of the 36 rows of {material().data_csv} evaluate {run}"
+    assert done.json["notes"] == [f"{shared}; they are left out, and the other 16 are trained on."]
+    assert done.json["notes"][0] in caplog.text
+
+
+def test_neither_are_the_same_rows_in_another_file(run: Path, tmp_path: Path) -> None:
+    header, *rows = Path(material().data_csv).read_text().splitlines()
+    mixed = tmp_path / "mixed.csv"
+    mixed.write_text("\n".join([header, *Path(training()).read_text().splitlines()[1:], *reversed(rows)]) + "\n")
+    done = finetune(run, "--json", data=str(mixed))
+    assert done.code == 0, done.err
+    assert done.json["samples"] == {"training": 40, "evaluation": 20}
+    assert done.json["notes"][0].startswith("20 of the 60 rows of")
 
 
 def test_points_of_a_budget(tmp_path: Path) -> None:

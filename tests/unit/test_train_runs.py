@@ -169,11 +169,16 @@ def test_heads_and_neurons_under_a_budget(tmp_path: Path) -> None:
 
 
 def test_other_data_evaluates(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    m = material()
-    done = train(out, "--evaluation", m.data_csv, "--finetune-epochs", "0")
+    """A row that is in both is not trained on."""
+    out, other = tmp_path / "run", tmp_path / "other.csv"
+    lines = Path(material().data_csv).read_text().splitlines(keepends=True)
+    other.write_text("".join(lines[:21]))
+    done = train(out, "--evaluation", str(other))
     assert done.code == 0, done.err
-    assert record_of(out)["samples"] == {"training": 36, "evaluation": 12}
+    samples = record_of(out)["samples"]
+    assert samples["evaluation"] == 12
+    assert samples["training"] <= 36 - 12
+    assert json.loads((out / "finetuned" / "finetune.json").read_text())["samples"] == samples
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ from headprune.recovery.losses import distillation, hidden_error
 from headprune.recovery.order import SimilarLengths, lengths_of
 from headprune.recovery.pace import LOSS, VALUE, Evaluated, best_of, evaluations
 from headprune.task import Task, batch_size
-
-Penalty = Callable[[int], torch.Tensor]
 
 
 class Teacher:
@@ -51,14 +49,11 @@ class RecoveryTrainer(Trainer):
         config: TrainConfig,
         teacher: Teacher | None = None,
         hidden: bool = False,
-        penalty: Penalty | None = None,
-        rates: Mapping[str, float] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.task, self.config, self.teacher = task, config, teacher
         self.hidden = hidden and teacher is not None
-        self.penalty, self.rates = penalty, rates or {}
         self.loss_is_scaled_for_ga = self.model_accepts_loss_kwargs = True
         self.validation: Sequence[Mapping[str, Any]] = ()
         self.metric: Metric | None = None
@@ -108,8 +103,6 @@ class RecoveryTrainer(Trainer):
             raise TrainingError("The models share no hidden states to compare; give labels, or a distill above 0.")
         # Gradients of processes are averaged, and these losses are parts of one sum.
         losses = {name: value * self.accelerator.num_processes for name, value in losses.items()}
-        if self.penalty is not None:
-            losses["penalty"] = self.penalty(self.state.global_step) / self.current_gradient_accumulation_steps
         loss = torch.stack(list(losses.values())).sum()
         if not torch.isfinite(loss):
             raise NonFiniteError(
@@ -125,17 +118,6 @@ class RecoveryTrainer(Trainer):
             return super()._get_train_sampler(train_dataset)
         together = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return SimilarLengths(lengths, together, self.args.seed)
-
-    def create_optimizer(self, *args: Any, **options: Any) -> Any:
-        """Parameters whose names have one of these words in them get learning rates of their own, and no decay."""
-        optimizer = super().create_optimizer(*args, **options)
-        for word, rate in self.rates.items():
-            own = {id(parameter) for name, parameter in self.model.named_parameters() if word in name}
-            moved = [p for group in optimizer.param_groups for p in group["params"] if id(p) in own]
-            for group in optimizer.param_groups:
-                group["params"] = [p for p in group["params"] if id(p) not in own]
-            optimizer.add_param_group({"params": moved, "lr": rate, "weight_decay": 0.0})
-        return optimizer
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The parts of the loss stand beside it."""

@@ -22,7 +22,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.measure.metrics import MetricFunction, choose_metric
 from headprune.recovery import checkpoints
 from headprune.recovery.config import TrainConfig
-from headprune.recovery.engine import Penalty, RecoveryTrainer, Teacher
+from headprune.recovery.engine import RecoveryTrainer, Teacher
 from headprune.recovery.lora import adapted
 from headprune.recovery.pace import Evaluated, Pace, Plan, evaluations
 from headprune.recovery.rows import Collator, as_examples, split
@@ -59,15 +59,12 @@ def fit(
     validation: Any = None,
     callbacks: Sequence[TrainerCallback] = (),
     metric: str | MetricFunction | None = None,
-    penalty: Penalty | None = None,
-    rates: Mapping[str, float] | None = None,
 ) -> Fitted:
     """Train a model in place, and leave it at its best evaluation, or at the end where there is none.
 
     `train_rows` and `validation` are examples, batches, or data sets of rows. Without `validation` a share of the rows
     is held out where the config asks for several evaluations. `folder` holds checkpoints, from which the same call goes
-    on, to the same weights. `callbacks` go to transformers' Trainer; `penalty` is a term of the loss of every step, by
-    its number; `rates` are learning rates of parameters with these words in their names.
+    on, to the same weights. `callbacks` go to transformers' Trainer.
     """
     need_training(config)
     if teacher is model:
@@ -89,8 +86,6 @@ def fit(
             config=config,
             teacher=Teacher(teacher, task_of(teacher, task.same)) if teacher is not None and teaches else None,
             hidden=config.hidden > 0 and _gives_states(model),
-            penalty=penalty,
-            rates=rates,
             model=trained,
             args=args,
             train_dataset=rows.rows,
@@ -220,7 +215,7 @@ def _gives_states(model: nn.Module) -> bool:
 
 def _losses(entry: Mapping[str, Any]) -> dict[str, float]:
     """A line of the Trainer's history as ours."""
-    names = ("step", "epoch", "loss", "task_loss", "logits_loss", "hidden_loss", "penalty_loss", "learning_rate")
+    names = ("step", "epoch", "loss", "task_loss", "logits_loss", "hidden_loss", "learning_rate")
     return {name: entry[name] for name in names if name in entry}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -142,7 +143,7 @@ def load_setting(request: Request) -> Setting:
     evaluated = calibration if evaluation is None else evaluation
     asked: dict[str, Any] = {name: value for name, value in request.reading.items() if value is not None}
     reading = replace(experiment, data=request.data, **asked)
-    training, notes = _apart(request, read_examples(reading, model, task, request.data, place), evaluated)
+    training, notes = _apart(request, task, read_examples(reading, model, task, request.data, place), evaluated)
     refuse_nothing_to_learn(task, training, request.teaches)
     teacher = _teacher(experiment) if request.teaches else None
     batches = evaluated.batches(experiment.batch_size)
@@ -154,35 +155,43 @@ def load_setting(request: Request) -> Setting:
     return Setting(request, task, training, batches, teacher, metric, reference, metric.of(found, reference), notes)
 
 
-def _apart(request: Request, training: Examples, evaluated: Examples) -> tuple[Examples, list[str]]:
-    """The rows to train on: where the data is the run's own, those that do not evaluate it."""
-    experiment, known = request.experiment, request.record["settings"].get("data_fingerprint")
-    same = fingerprint(request.data) == known if known is not None else request.data == experiment.data
-    if not same or request.reading.get("split") not in (None, experiment.split):
+def _apart(request: Request, task: Task, training: Examples, evaluated: Examples) -> tuple[Examples, list[str]]:
+    """The rows to train on: those that do not evaluate the run."""
+    known = request.record["settings"].get("data_fingerprint")
+    same = fingerprint(request.data) == known if known is not None else request.data == request.experiment.data
+    same = same and request.reading.get("split") in (None, request.experiment.split)
+    left = places_apart(task, training, evaluated, same=same)
+    out = len(training) - len(left)
+    if not out:
         return training, []
-    left = apart(training, evaluated)
-    if left is None:
-        raise DataError(f"{request.data} evaluates {request.run}; give other data to train on.")
     if not left:
         raise DataError(
             f"All rows of {request.data} evaluate {request.run}, and none is left to train on; give other data, or "
             "prune with --evaluation-samples."
         )
-    note = (
-        f"{request.data} is the data of the run: its {len(evaluated)} evaluation rows are left out, and the other "
-        f"{len(left)} are trained on."
-    )
+    shared = f"{out} of the {len(training)} rows of {request.data} evaluate {request.run}"
+    note = f"{shared}; they are left out, and the other {len(left)} are trained on."
     log.warning("%s", note)
     return training.select(left), [note]
 
 
-def apart(training: Examples, evaluated: Examples) -> list[int] | None:
-    """Places of the rows to train on that are not among those that evaluate, where both are of the same data; None
-    where rows have no numbers to tell them by."""
-    if not isinstance(training.rows, Rows) or not isinstance(evaluated.rows, Rows):
-        return None
-    held = set(evaluated.rows.numbers)
-    return [place for place, number in enumerate(training.rows.numbers) if number not in held]
+def places_apart(task: Task, training: Examples, evaluated: Examples, *, same: bool) -> list[int]:
+    """Places of the rows to train on that do not evaluate: of the `same` data they have other numbers, of any other data
+    other inputs."""
+    if same and isinstance(training.rows, Rows) and isinstance(evaluated.rows, Rows):
+        held = set(evaluated.rows.numbers)
+        return [place for place, number in enumerate(training.rows.numbers) if number not in held]
+    inputs = {_inputs(task, row) for row in evaluated.rows}
+    return [place for place, row in enumerate(training.rows) if _inputs(task, row) not in inputs]
+
+
+def _inputs(task: Task, row: Mapping[str, torch.Tensor]) -> bytes:
+    """What a model sees of a row, as a short hash."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(set(row) - set(task.label_names)):
+        digest.update(f"{name} {list(row[name].shape)}".encode())
+        digest.update(row[name].contiguous().numpy().tobytes())
+    return digest.digest()
 
 
 def _teacher(experiment: Experiment) -> PreTrainedModel:

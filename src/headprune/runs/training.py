@@ -37,7 +37,7 @@ from headprune.recovery.trainer import fit, need_training
 from headprune.runs.experiment import drawn, fingerprint, in_precision_of, publish_run, record_of, settings_of
 from headprune.runs.finetune import run_finetune
 from headprune.runs.journal import Run
-from headprune.runs.request import Request, apart
+from headprune.runs.request import Request, places_apart
 from headprune.runs.subject import Subject, load_subject, read_examples
 from headprune.search.config import Experiment
 from headprune.search.pruner import PruneResult, describe
@@ -215,7 +215,6 @@ def _load(asked: Training) -> _Loaded:
     subject = load_subject(replace(experiment, dtype="float32"))
     if asked.evaluation is not None:
         training = read_examples(experiment, subject.model, subject.task, asked.data, subject.processor)
-        chosen = drawn(experiment, subject.examples)[1]
     else:
         held = experiment.evaluation_samples or max(1, min(len(subject.examples) // TENTH, MOST))
         if held >= len(subject.examples):
@@ -224,13 +223,13 @@ def _load(asked: Training) -> _Loaded:
                 "give other data with --evaluation, or fewer --evaluation-samples."
             )
         experiment = replace(experiment, evaluation_samples=held, calibration_samples=1)
-        chosen = drawn(experiment, subject.examples)[1]
-        assert chosen is not None
-        left = apart(subject.examples, chosen)
-        if not left:
-            raise DataError(f"The rows of {asked.data} cannot be told apart; give other data with --evaluation.")
-        training = subject.examples.select(left)
-    assert chosen is not None
+        training = subject.examples
+    chosen = drawn(experiment, subject.examples)[1]
+    assert chosen is not None  # calibration is apart
+    left = places_apart(subject.task, training, chosen, same=asked.evaluation is None)
+    if not left:
+        raise DataError(f"All rows of {asked.data} evaluate, and none is left to train on; give other data.")
+    training = training if len(left) == len(training) else training.select(left)
     return _Loaded(subject, experiment, training, chosen.batches(experiment.batch_size), len(chosen))
 
 
