@@ -171,7 +171,7 @@ def documented_options() -> dict[str, dict[str, str]]:
 
 
 def _rows(text: str) -> dict[str, str]:
-    return dict(re.findall(r"^\| `(--[a-z-]+)` \| ([^|]+) \|", text, re.MULTILINE))
+    return dict(re.findall(r"^\| `(--[a-z0-9-]+)` \| ([^|]+) \|", text, re.MULTILINE))
 
 
 def test_every_option_of_every_command_is_documented() -> None:

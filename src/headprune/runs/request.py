@@ -176,8 +176,8 @@ def _apart(request: Request, task: Task, training: Examples, evaluated: Examples
 
 
 def places_apart(task: Task, training: Examples, evaluated: Examples, *, same: bool) -> list[int]:
-    """Places of the rows to train on that do not evaluate: of the `same` data they have other numbers, of any other data
-    other inputs."""
+    """Places of the rows to train on that do not evaluate: of the `same` data they have other numbers, of any other
+    data other inputs."""
     if same and isinstance(training.rows, Rows) and isinstance(evaluated.rows, Rows):
         held = set(evaluated.rows.numbers)
         return [place for place, number in enumerate(training.rows.numbers) if number not in held]
