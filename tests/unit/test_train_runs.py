@@ -16,7 +16,7 @@ from headprune.report.loading import load_runs
 from headprune.units import all_sites
 from helpers import contents
 from recovering import MOMENTS, killed
-from runs import Done, material
+from runs import Done, material, prune_command
 from runs import headprune as program
 
 QUICK = ("--batch-size", "8", "--learning-rate", "1e-3", "--epochs", "2", "--evaluation-samples", "12")
@@ -179,6 +179,20 @@ def test_other_data_evaluates(tmp_path: Path) -> None:
     assert samples["evaluation"] == 12
     assert samples["training"] <= 36 - 12
     assert json.loads((out / "finetuned" / "finetune.json").read_text())["samples"] == samples
+
+
+def test_runs_of_gates_beside_others(original: Path, tmp_path: Path) -> None:
+    other, page = tmp_path / "other", tmp_path / "page.html"
+    m = material()
+    assert program(*prune_command(m.bert, m.data_csv, other, "--keep", "6", "--evaluation-samples", "12")).code == 0
+    done = program("report", original, other, "--out", page, "--figures", tmp_path / "figures")
+    assert done.code == 0, done.err
+    assert "chart-gates-0" in page.read_text()
+    assert (tmp_path / "figures" / "gates-0.png").is_file()
+    said = sentence(program("finetune", original, "--data", m.data_csv, "--rounds", "2"))
+    assert "leave out --rounds" in said
+    again = sentence(program(*prune_command(m.bert, m.data_csv, original, "--keep", "6")))
+    assert "belongs to a run with other settings" in again
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

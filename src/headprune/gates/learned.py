@@ -43,6 +43,7 @@ class LearnedGates(Installed):
     taken: torch.Tensor
     worth: torch.Tensor
     costs: torch.Tensor
+    sizes: torch.Tensor  # members behind each gate
     _gradient: torch.Tensor
 
     def __init__(
@@ -73,6 +74,8 @@ class LearnedGates(Installed):
         self.register_buffer("worth", torch.zeros(2, device=device))
         self.register_buffer("_gradient", torch.zeros(len(target.each), device=device), persistent=False)
         self.register_buffer("costs", torch.zeros(len(target.each), device=device))
+        sizes = [len(ids) for place in places for ids in place.members]
+        self.register_buffer("sizes", torch.tensor(sizes, device=device), persistent=False)
         for place in self.places:
             self.register_buffer(f"owners_{place.site.index}", place.owners().to(device), persistent=False)
         self.changes = Changes(self) if config.difference else None
@@ -138,11 +141,10 @@ class LearnedGates(Installed):
     def forward(self, site: Site) -> torch.Tensor:
         place = self._of_site[site.index]
         values = self.values(place)
-        members = values[self.get_buffer(f"owners_{site.index}")]
         if self.config.rescale:
-            present = members.detach()[list(site.kept)].sum()
-            members = members * torch.where(present > 0, site.size / present.clamp_min(1e-6), 1.0)
-        return members
+            present = (values.detach() * self.sizes[place.gates]).sum()
+            values = values * torch.where(present > 0, site.size / present.clamp_min(1e-6), 1.0)
+        return values[self.get_buffer(f"owners_{site.index}")]
 
     def values(self, place: Place) -> torch.Tensor:
         """The gates of a site: drawn in training, decided in evaluation."""
@@ -247,10 +249,9 @@ class LearnedGates(Installed):
     @torch.no_grad()
     def report(self) -> dict[str, float]:
         """Numbers for a log: members that are expected to be left, those that would stay now, and the L0 loss."""
-        sizes = torch.tensor([len(ids) for place in self.places for ids in place.members], device=self.bias.device)
         return {
-            "expected_units": round(float((self.open_probability() * sizes).sum()), 4),
-            "open_units": int((self.open() * sizes).sum()),
+            "expected_units": round(float((self.open_probability() * self.sizes).sum()), 4),
+            "open_units": int((self.open() * self.sizes).sum()),
             "l0_loss": float(self.l0_loss()),
         }
 

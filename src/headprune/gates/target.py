@@ -61,8 +61,8 @@ class Target:
     def affordable(self, worth: torch.Tensor, protected: Sequence[slice], ramp: float) -> torch.Tensor:
         """Bool [gates]: the gates of most worth that can be paid for; a protected site keeps its best one."""
         order = worth.double().cpu()
-        first = [own.start + int(order[own].argmax()) for own in protected]
-        others = [gate for gate in order.argsort(descending=True, stable=True).tolist() if gate not in set(first)]
+        first = {own.start + int(order[own].argmax()) for own in protected}
+        others = [gate for gate in order.argsort(descending=True, stable=True).tolist() if gate not in first]
         chosen = torch.zeros(len(order), dtype=torch.bool)
         left = self.now(ramp) - self.rest
         for gate in [*first, *others]:

@@ -49,6 +49,8 @@ def run_finetune(
         raise TrainingError("A run is recovered by one process; several train through headprune.finetune in Python.")
     need_training(request.config)
     experiment = request.experiment
+    if request.rounds > 1 and request.record["settings"].get("gates"):
+        raise TrainingError("Rounds prune as a run of `headprune prune` did, and this one learned; leave out --rounds.")
     plan = plan_rounds(experiment, request.record["result"], request.rounds) if request.rounds > 1 else []
     if plan and request.point is not None:
         raise TrainingError("Rounds lead to the run's own target; leave out --point, or --rounds.")
