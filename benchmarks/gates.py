@@ -18,7 +18,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,59 +53,72 @@ ALLOWED = {"gates": 1.0, "heads": 0.5, "flops-30": 0.0, "flops-20": 1.0}
 Row = dict[str, Any]
 
 
-def gates(model: PreTrainedModel, dense: PreTrainedModel, training: Examples, seed: int) -> None:
+def gates(model: PreTrainedModel, dense: PreTrainedModel, training: Examples, seed: int) -> dict[str, PreTrainedModel]:
     steps = -(-len(training) // GATES.batch_size) * GATES.epochs
     learned = LearnedGates(model, keep=0.5, rate=reaching_rate(steps, GATES.learning_rate))
     with tempfile.TemporaryDirectory() as folder:
-        config = TrainConfig(**{**GATES.settings(), "validation": 0.0, "seed": seed})
+        config = replace(GATES, validation=0.0, seed=seed)
         callbacks = [GateCallback(gates=learned)]
         fit(model, training, task=task_of(model), config=config, folder=folder, teacher=dense, callbacks=callbacks)
     learned.remove(verify=training.select([0, 1]).batches(2)[0])
+    return {"gates": model}
 
 
-def heads(model: PreTrainedModel, dense: PreTrainedModel, training: Examples, seed: int) -> None:
+def heads(model: PreTrainedModel, dense: PreTrainedModel, training: Examples, seed: int) -> dict[str, PreTrainedModel]:
     batches = training.sample(CALIBRATION, seed).batches(BATCH)
     headprune.prune(model, batches, keep=0.2, evaluation=batches[:1])
+    return {"heads": model}
 
 
-def flops_left(share: float) -> Callable[..., None]:
-    def prune(model: PreTrainedModel, dense: PreTrainedModel, training: Examples, seed: int) -> None:
-        batches = training.sample(CALIBRATION, seed).batches(BATCH)
-        headprune.prune(model, batches, keep_flops=total_share(model, share), evaluation=batches[:1])
+def budgets(
+    model: PreTrainedModel, dense: PreTrainedModel, training: Examples, seed: int
+) -> dict[str, PreTrainedModel]:
+    """One run, through both points."""
+    batches = training.sample(CALIBRATION, seed).batches(BATCH)
+    shares = {"flops-30": 0.3, "flops-20": 0.2}
+    found: dict[str, PreTrainedModel] = {}
 
-    return prune
+    def keep(label: str) -> None:
+        found[list(shares)[len(found)]] = copy.deepcopy(model)
+
+    points = tuple(total_share(model, share) for share in shares.values())
+    headprune.prune(model, batches, keep_flops=points, evaluation=batches[:1], at_point=keep)
+    return found
 
 
-ROWS: dict[str, Callable[..., None]] = {
-    "gates": gates,
-    "heads": heads,
-    "flops-30": flops_left(0.3),
-    "flops-20": flops_left(0.2),
-}
+# What makes which rows.
+MAKERS = {gates: ("gates",), heads: ("heads",), budgets: ("flops-30", "flops-20")}
 
 
 def accuracy(model: PreTrainedModel, batches: Sequence[Any]) -> float:
     return float(METRICS["accuracy"].of(Evaluator(batches, cache_bytes=0)(model, ())).value)
 
 
-def run(name: str, seed: int, subject: Any) -> Row:
+def run(make: Any, wanted: Sequence[str], seed: int, subject: Any) -> list[Row]:
+    """The rows that one pruning gives, each recovered."""
     model = copy.deepcopy(subject.model)
     training = subject.pool.sample(SENTENCES, seed)
     before = flops(model, all_sites(model)).units_total
     started = time.perf_counter()
-    ROWS[name](model, subject.model, training, seed)
-    pruned, at = accuracy(model, subject.evaluation), time.perf_counter()
-    config = TrainConfig(**{**RECOVERY.settings(), "seed": seed})
-    headprune.finetune(model, training, teacher=subject.model, config=config)
-    return {
-        "row": name,
-        "seed": seed,
-        "pruned": pruned,
-        "recovered": accuracy(model, subject.evaluation),
-        "heads": sum(site.size for site in resolve(model)),
-        "flops": round(flops(model, all_sites(model)).units_total / before, 4),
-        "seconds": {"pruning": round(at - started, 1), "recovery": round(time.perf_counter() - at, 1)},
-    }
+    made = make(model, subject.model, training, seed)
+    pruning = round(time.perf_counter() - started, 1)
+    rows = []
+    for name in wanted:
+        own, started = made[name], time.perf_counter()
+        pruned = accuracy(own, subject.evaluation)
+        headprune.finetune(own, training, teacher=subject.model, config=replace(RECOVERY, seed=seed))
+        rows.append(
+            {
+                "row": name,
+                "seed": seed,
+                "pruned": pruned,
+                "recovered": accuracy(own, subject.evaluation),
+                "heads": sum(site.size for site in resolve(own)),
+                "flops": round(flops(own, all_sites(own)).units_total / before, 4),
+                "seconds": {"pruning": pruning, "recovery": round(time.perf_counter() - started, 1)},
+            }
+        )
+    return rows
 
 
 def table(dense: float, rows: Sequence[Row]) -> str:
@@ -114,7 +128,7 @@ def table(dense: float, rows: Sequence[Row]) -> str:
         "| what | heads | FLOPs of units | pruned | recovered | by seed | may be | |",
         "|---|---:|---:|---:|---:|---|---:|---|",
     ]
-    for name in ROWS:
+    for name in ALLOWED:
         own = sorted((row for row in rows if row["row"] == name), key=lambda row: row["seed"])
         if not own:
             continue
@@ -137,14 +151,14 @@ def write(path: Path, content: Any) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gates", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--rows", default=",".join(ALLOWED))
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args(arguments)
     names, seeds = asked.rows.split(","), [int(seed) for seed in asked.seeds.split(",")]
-    unknown = [name for name in names if name not in ROWS]
+    unknown = [name for name in names if name not in ALLOWED]
     if unknown:
-        parser.error(f"there is no row {unknown[0]}; there are: {', '.join(ROWS)}.")
+        parser.error(f"there is no row {unknown[0]}; there are: {', '.join(ALLOWED)}.")
     if "minilm-sst2" not in available():
         parser.error("minilm-sst2 cannot be had here.")
     said = Console(stderr=True, highlight=False, markup=False)
@@ -154,12 +168,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kept = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.is_file() else {}
     rows: list[Row] = kept.get("rows", []) if kept.get("settings") == settings else []
     dense = accuracy(subject.model, subject.evaluation)
+    done = {(row["row"], row["seed"]) for row in rows}
     for seed in seeds:
-        for name in names:
-            if not any((row["row"], row["seed"]) == (name, seed) for row in rows):
-                rows.append(run(name, seed, subject))
-                said.print(f"{name}, seed {seed}: {rows[-1]['pruned']:.2%} -> {rows[-1]['recovered']:.2%}")
-                write(asked.out, {"settings": settings, "dense": dense, "rows": rows})
+        for make, made in MAKERS.items():
+            wanted = [name for name in made if name in names and (name, seed) not in done]
+            for row in run(make, wanted, seed, subject) if wanted else ():
+                rows.append(row)
+                said.print(f"{row['row']}, seed {seed}: {row['pruned']:.2%} -> {row['recovered']:.2%}")
+            write(asked.out, {"settings": settings, "dense": dense, "rows": rows})
     told = table(dense, rows)
     asked.out.with_suffix(".md").write_text(told, encoding="utf-8")
     sys.stdout.write(told)

@@ -49,8 +49,7 @@ def test_models_of_every_task_learn(case: Any, lora: int) -> None:
     assert not same(weights(model), before)
     assert result.fitted.steps == len(result.history) == 3
     for entry in result.history:
-        # Where layers are dropped at random (HuBERT), hidden states are not compared in that step.
-        parts = [entry[name] for name in ("task_loss", "logits_loss")] + [entry.get("hidden_loss", 0.0)]
+        parts = [entry[name] for name in ("task_loss", "logits_loss", "hidden_loss")]
         assert entry["loss"] == pytest.approx(sum(parts), rel=1e-5)
     assert result.before is not None
     assert result.after is not None
@@ -406,7 +405,8 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
 
 
 def go(folder: Path, model: Any, dense: Any, **options: Any) -> Any:
-    settings = {"epochs": 2, "evaluations": 2, "save_steps": 1, "validation": labelled(1, seed=9), **options}
+    settings = {"epochs": 2, "evaluations": 2, "save_steps": 1, "dropout": True, **options}
+    settings["validation"] = labelled(1, seed=9)
     return train(model, labelled(), folder, teacher=dense, **settings)
 
 
@@ -424,6 +424,17 @@ def test_a_killed_training_goes_on_to_the_same_weights(lora: int, tmp_path: Path
     assert resumed.history == whole.history
     assert resumed.evaluations == whole.evaluations
     assert resumed.best_step == whole.best_step
+
+
+def test_nothing_is_drawn_unless_it_is_asked_for(tmp_path: Path) -> None:
+    """A copy of the teacher has nothing to learn from it in its first step, but for its dropout."""
+    for dropout in (False, True):
+        dense = build()
+        fitted = train(copy.deepcopy(dense), unlabelled(), tmp_path / str(dropout), teacher=dense, dropout=dropout)
+        first = fitted.history[0]
+        assert (first["logits_loss"] > 1e-3) == dropout
+        assert (first["hidden_loss"] > 1e-3) == dropout
+        assert first["loss"] < 1e-5 or dropout
 
 
 def test_checkpoints_that_are_not_whole_are_not_used(tmp_path: Path) -> None:

@@ -25,6 +25,9 @@ class TrainConfig:
     distill: float = option(1.0, "Weight of the dense model's predictions in the loss; 0 leaves them out.")
     temperature: float = option(2.0, "Temperature that both models' predictions are compared at.")
     hidden: float = option(1.0, "Weight of the dense model's hidden states, where widths match; 0 leaves them out.")
+    dropout: bool = option(
+        False, "Draw what the model was trained to draw: dropout, dropped layers. A small model learns better without."
+    )
     lora: int = option(0, "Rank of LoRA; 0 trains all weights.", minimum=0)
     evaluations: int = option(1, "Evaluations per epoch on held-out training data; the best model is kept.", minimum=1)
     validation: float = option(

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import Trainer
 
 from headprune.errors import NonFiniteError, TrainingError
+from headprune.hooks.gates import Installed
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric
 from headprune.measure.quality import Quality
@@ -33,6 +34,14 @@ class Teacher:
     def __call__(self, batch: Mapping[str, Any], **asked: Any) -> Any:
         with torch.no_grad():
             return self.model(**self.task.inputs(batch), **asked)
+
+
+def without_chance(model: nn.Module) -> None:
+    """A model in evaluation mode has gradients as well, and draws nothing; but for gates that learn, which have to."""
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, Installed):
+            module.train()
 
 
 class RecoveryTrainer(Trainer):
@@ -84,6 +93,8 @@ class RecoveryTrainer(Trainer):
         task, items = self.task, num_items_in_batch
         batch = task.prepare(inputs, self.args.device)
         asked = {"output_hidden_states": True} if self.hidden else {}
+        if not self.config.dropout:
+            without_chance(model)
         output = model(**task.inputs(batch), **asked)
         logits = task.logits(output)
         losses: dict[str, torch.Tensor] = {}
