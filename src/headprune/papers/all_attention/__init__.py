@@ -22,6 +22,7 @@ from headprune.report.export import save_figure
 from headprune.store.files import is_there, write_text
 
 with needed("cli", "Reproducing a paper needs"):
+    from rich import box
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
@@ -31,12 +32,11 @@ DEFAULTS = Settings()
 # Short headings for a terminal, and the columns of the tables that they stand for.
 PRINTED = {
     "heads": "Heads",
-    "parameters": "Parameters outside embeddings",
+    "size": "Parameters outside embeddings",
     "%": "of dense (%)",
     "loss": "Loss",
-    "dense, %": "Against dense (%)",
-    "trained on, %": "Against dense trained on (%)",
-    "±": "± 95 % (%)",
+    "% to dense": "Against dense (%)",
+    "% to trained on": "Against dense trained on (%)",
 }
 
 
@@ -70,8 +70,8 @@ def reproduce_all_attention(
         raise ReproductionError(f"Cannot write to {out}: {error.strerror}; choose another directory.") from None
     console.print(_printed(study.rows))
     console.print(
-        "Parameters outside embeddings; loss in nats per byte of held-out text, and how far it is above that of the "
-        "dense model, as it was and trained on for as many steps.",
+        "Size: parameters outside embeddings. Loss: nats per byte of held-out text, and by how much it is above that of "
+        "the dense model, as it was and trained on for as many steps; the tables have intervals.",
         highlight=False,
         soft_wrap=True,
     )
@@ -86,7 +86,7 @@ def _run(study: Study, console: Console) -> None:
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
         task = progress.add_task("", total=sum(map(study.steps, missing)), loss="-")
 
-        def begin(row: Row, steps: int) -> Watch:
+        def begin(row: Row) -> Watch:
             progress.update(task, description=f"{TITLES[row.model]}: {row.what}")
             return lambda loss: progress.update(task, advance=1, loss=f"{loss:.3f}")
 
@@ -112,7 +112,8 @@ def _write_tables(tables: list[Table], out: Path) -> list[Path]:
 
 def _printed(rows: list[dict[str, Any]]) -> RichTable:
     """All rows in the width of a terminal; the files say more."""
-    made = RichTable("", *(Column(name, justify="right") for name in PRINTED))
+    columns = [Column(name, justify="right") for name in PRINTED]
+    made = RichTable(Column(no_wrap=True), *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for model, title in TITLES.items():
         made.add_section()
         made.add_row(title, style="bold")

@@ -119,7 +119,7 @@ def figure_of(rows: Sequence[Measured], source: str) -> alt.TopLevelMixin:
         "parameters:Q",
         title="Parameters outside embeddings",
         scale=alt.Scale(zero=False, padding=20),
-        axis=alt.Axis(format="~s", grid=False),
+        axis=alt.Axis(format="~s", grid=False, tickCount=6),
     )
     y = alt.Y("loss:Q", title="Validation loss (nats per byte)", scale=alt.Scale(zero=False, padding=20))
     lines = alt.Chart(alt.InlineData(values=[point for point in points if point["line"]])).mark_line(strokeWidth=2)

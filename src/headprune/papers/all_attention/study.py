@@ -25,7 +25,7 @@ from headprune.units import sites_of
 RESULTS = "results.json"
 OTHERS = {"paper": "another paper", "settings": "other settings", "text": "another text"}
 ATTENTION = "eager"  # the faster one for models as small as these
-Begin = Callable[[Row, int], Watch | None]  # told the row that begins and its steps
+Begin = Callable[[Row], Watch | None]  # told the row that begins
 
 
 class Study:
@@ -60,7 +60,7 @@ class Study:
     def run(self, begin: Begin, finished: Callable[[dict[str, Any]], None]) -> None:
         for row in self.missing():
             with torch.random.fork_rng(devices=[]):
-                made = self._make(row, begin(row, self.steps(row)))
+                made = self._make(row, begin(row))
             self.done[row.name] = made
             self._write()
             finished(made)
@@ -68,16 +68,16 @@ class Study:
     # --- one row ---
 
     def _make(self, row: Row, watch: Watch | None) -> dict[str, Any]:
-        s = self.settings
+        s, rate = self.settings, self.settings.rate(row.model)
         found: dict[str, Any] = {}
         if row.kind == "dense":
             torch.manual_seed(s.seed)
             model: Any = build(row.model, s)
             model.set_attn_implementation(ATTENTION)
-            train(model, self.text, s, steps=s.dense_steps, rate=s.dense_rate, seed=s.seed, watch=watch)
+            train(model, self.text, s, steps=s.dense_steps, rate=rate, seed=s.seed, watch=watch)
         else:
             model = self._load(f"{row.model}-dense")
-            later: dict[str, Any] = {"rate": s.later_rate, "total": s.gate_steps + s.tuning_steps, "watch": watch}
+            later: dict[str, Any] = {"rate": s.later * rate, "total": s.gate_steps + s.tuning_steps, "watch": watch}
             gates = None if row.gates is None else LearnedGates(model, steps=s.gate_steps, **row.gates)
             train(model, self.text, s, steps=s.gate_steps, seed=s.seed + 1, gates=gates, **later)
             if gates is not None:
