@@ -70,7 +70,7 @@ def reproduce_all_attention(
         raise ReproductionError(f"Cannot write to {out}: {error.strerror}; choose another directory.") from None
     console.print(_printed(study.rows))
     console.print(
-        "Size: parameters outside embeddings. Loss: nats per byte of held-out text, and by how much it is above that of "
+        "Size: parameters outside embeddings. Loss: nats per byte of held-out text, and how far it is above that of "
         "the dense model, as it was and trained on for as many steps; the tables have intervals.",
         highlight=False,
         soft_wrap=True,
