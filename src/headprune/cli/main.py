@@ -21,6 +21,7 @@ from headprune.cli.options import (
     resumable,
     with_options,
 )
+from headprune.cli.reproduce import reproduce
 from headprune.cli.train import train
 from headprune.cli.training import finetune
 from headprune.errors import HeadpruneError
@@ -327,40 +328,7 @@ def report(
         typer.echo(f"The report is in {out}." + (f" The figures are in {figures}." if figures else ""))
 
 
-@app.command()
-def reproduce(
-    paper: Annotated[str, typer.Argument(help="greedy-gnorm: the tables and figures of arXiv 2602.04491.")],
-    out: Annotated[Path, typer.Option(help="Directory for the tables and figures.")],
-    published: Annotated[
-        Path | None, typer.Option(help="The authors' result files, to draw figures 3 to 5 from.")
-    ] = None,
-    runs: Annotated[Path | None, typer.Option(help="Runs of this tool, to draw figures 3 to 5 from.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model folder to measure figure 2 on; the demo's by default.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help="Data file for figure 2.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Write the tables and figures of a paper, from its configurations, its published data, or runs of this tool."""
-    from rich.console import Console
-
-    from headprune.cli.early import quiet_transformers
-    from headprune.errors import DataError
-
-    if paper != "greedy-gnorm":
-        raise DataError(f"There is no reproduction of {paper!r}; there is: greedy-gnorm.")
-    if (model is None) != (data is None):
-        raise DataError("Figure 2 needs both --model and --data, or neither.")
-
-    from headprune.papers import reproduce_greedy_gnorm
-
-    quiet_transformers()
-    figure2 = None if model is None or data is None else (model, data)
-    files = reproduce_greedy_gnorm(
-        out, published=published, runs=runs, figure2=figure2, console=Console(stderr=as_json)
-    )
-    if as_json:
-        print_json({"out": str(out), "files": [str(file) for file in files]})
+app.command()(reproduce)
 
 
 @app.command()

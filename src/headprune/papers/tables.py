@@ -41,7 +41,7 @@ class Table:
             "",
             f"| {' | '.join(self.headings)} |",
             "|" + "|".join("---" if place == 0 else "---:" for place in range(len(self.headings))) + "|",
-            *(f"| {' | '.join(_shown(cell) for cell in row)} |" for row in self.rows),
+            *(f"| {' | '.join(shown(cell) for cell in row)} |" for row in self.rows),
             "",
             self.note,
         ]
@@ -56,7 +56,8 @@ class Table:
         return stream.getvalue()
 
 
-def _shown(cell: Cell) -> str:
+def shown(cell: Cell) -> str:
+    """A cell as people read it."""
     if cell is None:
         return "-"
     if isinstance(cell, float):

@@ -1,0 +1,81 @@
+"""`headprune reproduce`: which paper, and what it is repeated from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headprune.cli.options import Json, print_json, resumable
+from headprune.errors import DataError
+
+PAPERS = ("greedy-gnorm", "all-attention")
+
+
+def reproduce(
+    paper: Annotated[
+        str,
+        typer.Argument(
+            help="greedy-gnorm: the tables and figures of arXiv 2602.04491. all-attention: the comparison of arXiv "
+            "2110.03252 with small models, trained here in about 20 minutes."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory for the tables and figures.")],
+    published: Annotated[
+        Path | None, typer.Option(help="greedy-gnorm: the authors' result files, to draw figures 3 to 5 from.")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="greedy-gnorm: runs of this tool, to draw figures 3 to 5 from.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="greedy-gnorm: model folder to measure figure 2 on; the demo's by default.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="greedy-gnorm: data file for figure 2. all-attention: text file to train on; the help texts of "
+            "Python's standard library by default."
+        ),
+    ] = None,
+    scale: Annotated[
+        float | None, typer.Option(help="all-attention: multiplies the numbers of steps, 1 by default.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="all-attention: seed of weights, batches and gates.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Repeat what a paper shows: from its configurations, its published data, runs of this tool, or models trained
+    here."""
+    from rich.console import Console
+
+    from headprune.cli.early import quiet_transformers
+
+    if paper not in PAPERS:
+        raise DataError(f"There is no reproduction of {paper!r}; there are: {', '.join(PAPERS)}.")
+    # What each of the two takes, and the other does not.
+    own = {"published": published, "runs": runs, "model": model}, {"scale": scale, "seed": seed}
+    foreign = [f"--{name}" for name, value in own[paper == "greedy-gnorm"].items() if value is not None]
+    if foreign:
+        raise DataError(f"{paper} does not take {' or '.join(foreign)}; leave it out.")
+    console = Console(stderr=as_json)
+    if paper == "all-attention":
+        from headprune.papers.all_attention import reproduce_all_attention
+
+        quiet_transformers()
+        with resumable(out):
+            files, rows = reproduce_all_attention(
+                out, data=data, scale=1.0 if scale is None else scale, seed=seed or 0, console=console
+            )
+        if as_json:
+            print_json({"out": str(out), "files": [str(file) for file in files], "rows": rows})
+        return
+    if (model is None) != (data is None):
+        raise DataError("Figure 2 needs both --model and --data, or neither.")
+
+    from headprune.papers import reproduce_greedy_gnorm
+
+    quiet_transformers()
+    figure2 = None if model is None or data is None else (model, data)
+    files = reproduce_greedy_gnorm(out, published=published, runs=runs, figure2=figure2, console=console)
+    if as_json:
+        print_json({"out": str(out), "files": [str(file) for file in files]})

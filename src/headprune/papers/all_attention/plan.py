@@ -1,0 +1,133 @@
+"""What is trained and compared: the sizes, the steps, and one row per model that is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from headprune.models import AllAttentionConfig, AllAttentionForCausalLM
+from headprune.papers.all_attention.text import VOCABULARY
+from headprune.papers.paper import ReproductionError
+
+PAPER = "arXiv 2110.03252"
+TITLES = {"all-attention": "All-attention", "transformer": "Transformer, heads only"}
+# Each of the paper's techniques, and what a run without it has instead.
+TECHNIQUES: dict[str, tuple[str, Any]] = {
+    "initial value": ("start", 0.0),
+    "rescaling": ("rescale", False),
+    "warm-up": ("warmup", 0.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All numbers of a reproduction. Both models have the same width, layers and heads, and but for norms the same
+    number of parameters outside of embeddings."""
+
+    seed: int = 0
+    scale: float = 1.0
+    layers: int = 5
+    heads: int = 8
+    hidden: int = 96
+    persistent: int = 192  # vectors of a head; the feed-forward layers of the Transformer have as many parameters
+    context: int = 64
+    batch: int = 16
+    dense_steps: int = 1200
+    gate_steps: int = 270
+    tuning_steps: int = 180
+    windows: int = 512  # of the validation text
+    # Highest learning rates of AdamW: the better one of two in dense trainings of 400 steps, 4e-3 and 8e-3 for the
+    # first, 2e-3 and 4e-3 for the second.
+    all_attention_rate: float = 8e-3
+    transformer_rate: float = 2e-3
+    later: float = 0.25  # of these rates, for all that starts from a dense model
+    gate_rate: float = 0.03  # of gates: they have few steps to move in
+    rise: float = 0.1  # share of the steps in which the rate rises
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    keeps: tuple[float, ...] = (0.8, 0.6, 0.4)
+    l0: tuple[float, ...] = (0.05,)
+    ablation: float = 0.6  # share of heads that is kept where techniques are left out
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise ReproductionError(f"--scale multiplies the steps and must be above 0, not {self.scale}.")
+        if self.seed < 0:
+            raise ReproductionError(f"--seed must be 0 or more, but it is {self.seed}.")
+
+    def rate(self, model: str) -> float:
+        return self.all_attention_rate if model == "all-attention" else self.transformer_rate
+
+    def scaled(self, scale: float) -> Settings:
+        """The same with more or fewer steps and windows, at least two of each."""
+        made = dataclasses.replace(self, scale=scale)
+        changed = {
+            name: max(2, round(scale * getattr(self, name))) for name in ("dense_steps", "gate_steps", "tuning_steps")
+        }
+        return dataclasses.replace(made, **changed, windows=max(2, min(self.windows, round(scale * self.windows))))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model to make and measure. `gates` are options of GateConfig, None where nothing is pruned."""
+
+    model: str
+    kind: str  # dense, trained on, target, l0 or ablation
+    what: str
+    gates: Mapping[str, Any] | None = field(default=None)
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.model}-{self.what}".replace(" ", "-").replace("=", "-")
+
+
+def rows_of(settings: Settings) -> list[Row]:
+    """The rows in the order in which they are made: everything but the dense models starts from one of these."""
+    rows = []
+    for model in TITLES:
+        rows += [Row(model, "dense", "dense"), Row(model, "trained on", "dense trained on")]
+        rows += [Row(model, "target", f"keep={keep}", gates_of(settings, model, keep=keep)) for keep in settings.keeps]
+        rows += [Row(model, "l0", f"l0={weight}", gates_of(settings, model, l0=weight)) for weight in settings.l0]
+        if model == "all-attention":
+            for name, (key, value) in TECHNIQUES.items():
+                gates = {**gates_of(settings, model, keep=settings.ablation), key: value}
+                rows.append(Row(model, "ablation", f"without {name}", gates))
+    return rows
+
+
+def gates_of(settings: Settings, model: str, **budget: float) -> dict[str, Any]:
+    """Options of gates: the paper's techniques, said aloud, and the rate as a multiple of the model's."""
+    multiple = settings.gate_rate / (settings.later * settings.rate(model))
+    return {"start": 2.0, "rescale": True, "warmup": 0.5, "rate": round(multiple, 6), **budget}
+
+
+def build(model: str, settings: Settings) -> PreTrainedModel:
+    """A fresh model; its weights follow from torch's seed."""
+    shared: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": settings.hidden,
+        "num_hidden_layers": settings.layers,
+        "num_attention_heads": settings.heads,
+        "max_position_embeddings": settings.context,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if model == "all-attention":
+        # Heads as narrow as these are turned as a whole, as those of the Transformer: a quarter is one pair of numbers.
+        turn = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+        own = {"num_persistent_vectors": settings.persistent, "rope_parameters": turn}
+        return AllAttentionForCausalLM(AllAttentionConfig(**shared, **own))
+    # Three maps of a gated feed-forward layer have the parameters of M keys and M values at two thirds of the width.
+    return LlamaForCausalLM(LlamaConfig(**shared, intermediate_size=round(2 * settings.persistent / 3)))

@@ -1,0 +1,148 @@
+"""Making the rows one after the other; what is finished is kept, so that a kill loses one training at most."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+import headprune
+from headprune.gates.learned import LearnedGates
+from headprune.measure.costs import total_parameters
+from headprune.papers.all_attention.plan import PAPER, Row, Settings, build, rows_of
+from headprune.papers.all_attention.text import Text
+from headprune.papers.all_attention.training import Watch, interval, train, window_losses
+from headprune.papers.paper import ReproductionError
+from headprune.store.checkpoint import load, save
+from headprune.store.files import write_text
+from headprune.units import sites_of
+
+RESULTS = "results.json"
+OTHERS = {"paper": "another paper", "settings": "other settings", "text": "another text"}
+ATTENTION = "eager"  # the faster one for models as small as these
+Begin = Callable[[Row], Watch | None]  # told the row that begins
+
+
+class Study:
+    """A reproduction in a directory: `results.json` with the rows so far, and a checkpoint of each in `models`."""
+
+    def __init__(self, out: Path, settings: Settings, text: Text) -> None:
+        self.out, self.settings, self.text = out, settings, text
+        self.plan = rows_of(settings)
+        self.head: dict[str, Any] = {"paper": PAPER, "settings": settings.to_json(), "text": text.to_json()}
+        self.done = self._read()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """What was measured, in the order of the plan."""
+        return [self.done[row.name] for row in self.plan if row.name in self.done]
+
+    def missing(self) -> list[Row]:
+        # Whatever is left to do starts from the dense models: without its checkpoint a dense row is not done.
+        return [
+            row
+            for row in self.plan
+            if row.name not in self.done or (row.kind == "dense" and not self.folder(row.name).is_dir())
+        ]
+
+    def folder(self, name: str) -> Path:
+        return self.out / "models" / name
+
+    def steps(self, row: Row) -> int:
+        later = self.settings.gate_steps + self.settings.tuning_steps
+        return self.settings.dense_steps if row.kind == "dense" else later
+
+    def run(self, begin: Begin, finished: Callable[[dict[str, Any]], None]) -> None:
+        for row in self.missing():
+            with torch.random.fork_rng(devices=[]):
+                made = self._make(row, begin(row))
+            self.done[row.name] = made
+            self._write()
+            finished(made)
+
+    # --- one row ---
+
+    def _make(self, row: Row, watch: Watch | None) -> dict[str, Any]:
+        s, rate = self.settings, self.settings.rate(row.model)
+        found: dict[str, Any] = {}
+        if row.kind == "dense":
+            torch.manual_seed(s.seed)
+            model: Any = build(row.model, s)
+            model.set_attn_implementation(ATTENTION)
+            train(model, self.text, s, steps=s.dense_steps, rate=rate, seed=s.seed, watch=watch)
+        else:
+            model = self._load(f"{row.model}-dense")
+            later: dict[str, Any] = {"rate": s.later * rate, "total": s.gate_steps + s.tuning_steps, "watch": watch}
+            gates = None if row.gates is None else LearnedGates(model, steps=s.gate_steps, **row.gates)
+            train(model, self.text, s, steps=s.gate_steps, seed=s.seed + 1, gates=gates, **later)
+            if gates is not None:
+                gates.remove(verify={"input_ids": self.text.windows(4, s.context)})
+                found["loss_before_tuning"] = float(window_losses(model, self.text, s).mean())
+            train(model, self.text, s, steps=s.tuning_steps, seed=s.seed + 2, done=s.gate_steps, **later)
+        losses = window_losses(model, self.text, s)
+        if row.gates is not None:
+            # Against the model that had the same steps without gates, window by window.
+            behind = losses - window_losses(self._load(f"{row.model}-dense-trained-on"), self.text, s)
+            found |= {"behind_trained_on": float(behind.mean()), "behind_interval": interval(behind)}
+        save(model, self.folder(row.name))
+        kept = {site.path: list(site.kept) for site in sites_of(model)}
+        return {
+            "name": row.name,
+            "model": row.model,
+            "kind": row.kind,
+            "what": row.what,
+            "gates": None if row.gates is None else dict(row.gates),
+            "steps": self.steps(row) + (0 if row.kind == "dense" else s.dense_steps),
+            "heads": sum(len(ids) for ids in kept.values()),
+            "parameters": outside_embeddings(model),
+            "all_parameters": total_parameters(model),
+            "loss": float(losses.mean()),
+            "interval": interval(losses),
+            **found,
+            "kept": kept,
+        }
+
+    def _load(self, name: str) -> Any:
+        model = load(self.folder(name))
+        model.set_attn_implementation(ATTENTION)
+        return model
+
+    # --- the file ---
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        path = self.out / RESULTS
+        if not path.is_file():
+            return {}
+        try:
+            known = json.loads(path.read_text())
+            done = {row["name"]: row for row in known["rows"]}
+            different = [words for key, words in OTHERS.items() if known[key] != self.head[key]]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ReproductionError(f"{path} is damaged; delete it, or choose another directory.") from None
+        if different:
+            raise ReproductionError(
+                f"{self.out} holds a reproduction with {' and '.join(different)}; choose another directory, "
+                "or give the options that it was made with."
+            )
+        return done
+
+    def _write(self) -> None:
+        versions = {module.__name__: str(module.__version__) for module in (headprune, torch, transformers)}
+        whole: dict[str, Any] = {**self.head, "made_by": versions, "rows": self.rows}
+        write_text(self.out / RESULTS, json.dumps(whole, indent=1) + "\n")
+
+
+def outside_embeddings(model: nn.Module) -> int:
+    """Parameters that are not those of tables of embeddings, to which the map to the vocabulary is tied."""
+    tables = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for parameter in module.parameters()
+    }
+    return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in tables)
