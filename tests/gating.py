@@ -20,12 +20,21 @@ def rows() -> list[dict[str, torch.Tensor]]:
     return [{name: value[row] for name, value in batch.items()} for batch in labelled(2) for row in range(4)]
 
 
+def whole_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    """The mean over all samples of a step: the Trainer does not divide the mean of a classifier's batch by the number
+    of batches that it accumulates."""
+    total = torch.nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum")
+    return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+
+
 def trainer_of(model: Any, folder: Path, callback: Any = None, **options: Any) -> tuple[Any, Any]:
     """Six steps by default, with gates under an L0 loss."""
     settings = {"max_steps": 6, "per_device_train_batch_size": 2, "learning_rate": 1e-2, **QUIET, **options}
     callback = callback or headprune.GateCallback(l0=0.1)
     args = transformers.TrainingArguments(str(folder), **settings)
-    trainer = transformers.Trainer(model, args, train_dataset=rows(), callbacks=[callback])
+    trainer = transformers.Trainer(
+        model, args, train_dataset=rows(), callbacks=[callback], compute_loss_func=whole_loss, eval_dataset=rows()
+    )
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer, callback
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
+import peft
 import pytest
 import torch
 
@@ -54,9 +56,12 @@ def test_defaults_are_those_of_the_paper() -> None:
     assert config.straight_through
     assert config.rescale
     assert config.rate == 10
-    voita = headprune.GateConfig(l0=0.02, setting="voita")
-    assert {name: getattr(voita, name) for name in SETTINGS["voita"]} == SETTINGS["voita"]
-    assert headprune.GateConfig(l0=0.02, setting="voita", start=3.0).start == 3.0
+    for setting, values in SETTINGS.items():
+        found = headprune.GateConfig(l0=0.02, setting=setting)
+        assert {name: getattr(found, name) for name in values} == values
+    # What is said counts, also where it is the other paper's.
+    mixed = headprune.GateConfig(l0=0.02, setting="voita", **SETTINGS["shim"])
+    assert {name: getattr(mixed, name) for name in SETTINGS["shim"]} == SETTINGS["shim"]
 
 
 def test_the_group_of_gates_has_ten_times_the_learning_rate_and_no_decay() -> None:
@@ -86,7 +91,7 @@ def test_drawn_gates_multiply_the_outputs_of_members(name: str) -> None:
     set_biases(gates)
     gates.train()  # and not the model, whose dropout would draw as well
     torch.manual_seed(3)
-    found = outputs(model, batch)
+    found = {"logits": model(**batch).logits.detach()}
     table = torch.ones(len(sites), max(site.original for site in sites))
     at = 0
     for site in sites:
@@ -102,7 +107,7 @@ def test_drawn_gates_multiply_the_outputs_of_members(name: str) -> None:
             table[site.index] *= len(opened) / sum(opened)
     gates.detach()
     assert 0 < table.count_nonzero() < table.numel()
-    assert difference(found, gated_outputs(model, batch, table)) < 1e-5
+    assert difference(found, {"logits": gated_outputs(model, batch, table)["logits"]}) < 1e-5
 
 
 def test_every_forward_draws_and_the_same_seed_draws_the_same() -> None:
@@ -112,10 +117,13 @@ def test_every_forward_draws_and_the_same_seed_draws_the_same() -> None:
     with torch.no_grad():
         gates.bias.zero_()
     torch.manual_seed(0)
-    first, second = outputs(model, batch), outputs(model, batch)
+    first, second = model(**batch), model(**batch)
     torch.manual_seed(0)
-    assert identical(first, outputs(model, batch))
+    assert identical(first, model(**batch))
     assert not identical(first, second)
+    kept = gates.noise
+    outputs(model, batch)  # without gradients: what was drawn may be needed to compute layers again
+    assert gates.noise is kept
 
 
 def test_a_tied_site_has_one_gate_in_all_its_applications() -> None:
@@ -160,6 +168,88 @@ def test_bfloat16_autocast_keeps_gates_in_float32() -> None:
     loss.backward()
     assert gates.bias.dtype == gates.bias.grad.dtype == torch.float32
     assert gates.bias.grad.abs().sum() > 0
+
+
+def test_two_passes_before_gradients_cannot_be_computed_again() -> None:
+    """A layer that is computed again would see the gates of the second pass."""
+    model, gates = gates_of()
+    batch = labelled(ZOO["bert"], 0)
+    model.train()
+    for _ in range(2):  # one at a time, again and again, is what training is
+        model(**batch).loss.backward()
+    (model(**batch).loss + model(**batch).loss).backward()  # nothing is computed again here
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for _ in range(2):
+        model(**batch).loss.backward()
+    losses = model(**batch).loss + model(**batch).loss
+    with pytest.raises(GateError, match="turn gradient checkpointing off"):
+        losses.backward()
+    assert gates.bias.grad is not None
+
+
+def test_a_recomputed_layer_sees_the_target_of_its_forward_pass() -> None:
+    """`loss` counts a step before gradients come, and with it the target moves on."""
+    found = []
+    for checkpointing in (False, True):
+        model, gates = gates_of(l0=None, keep=0.5, warmup=1.0, steps=4, straight_through=False, rescale=False)
+        model.double()
+        gates.train()
+        gates.taken.fill_(1)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            for module in model.modules():  # which transformers asks for, and dropout would draw
+                module.training |= hasattr(module, "gradient_checkpointing")
+        torch.manual_seed(1)
+        loss = model(**labelled(ZOO["bert"], 0)).loss
+        (loss + gates.loss()).backward()
+        found.append(gates.bias.grad.clone())
+    assert torch.allclose(*found, rtol=1e-5, atol=1e-7)
+
+
+def test_a_copy_of_a_model_has_gates_of_its_own() -> None:
+    model, gates = gates_of()
+    batch = ZOO["bert"].batch(0)
+    dense = outputs(model, batch)
+    copied = copy.deepcopy(model)
+    own = getattr(copied, NAME)
+    with torch.no_grad():
+        own.bias[:5] = -3.0
+    assert identical(outputs(model, batch), dense)
+    assert not identical(outputs(copied, batch), dense)
+    own.remove(verify=batch)
+    assert sum(site.size for site in headprune.resolve(copied)) == 7
+    assert sum(site.size for site in headprune.resolve(model)) == 12
+    assert gates.attached
+
+
+def test_gates_stay_in_float32_wherever_the_model_goes() -> None:
+    model, gates = gates_of(difference=0.1)
+    with torch.no_grad():
+        gates.bias += 1e-4
+    before = gates.bias.detach().clone()
+    model.to(torch.bfloat16)
+    assert gates.bias.dtype == gates.costs.dtype == torch.float32
+    assert torch.equal(gates.bias, before)
+    model.train()
+    (model(**labelled(ZOO["bert"], 0)).loss + gates.loss()).backward()
+    assert gates.bias.grad.dtype == torch.float32
+
+
+def test_frozen_gates_are_said() -> None:
+    model, gates = gates_of()
+    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["query"]))
+    with pytest.raises(GateError, match="frozen"):
+        gates.loss()
+
+
+def test_surgery_waits_for_the_gates_to_end() -> None:
+    model, gates = gates_of()
+    with pytest.raises(GateError, match="remove"):
+        headprune.remove(model, [(0, 0)])
+    gates.detach()
+    with pytest.raises(GateError, match="not on their model"):
+        gates.remove()
+    headprune.remove(model, [(0, 0)])
 
 
 # --- the loss of gates ---
@@ -221,6 +311,68 @@ def test_the_price_of_a_target_is_what_open_gates_do_for_the_task() -> None:
     # Every gate pays the same for being as open as it is, in the direction of closing.
     assert gates.bias.grad == pytest.approx(gates.multiplier * slopes, rel=1e-4)
     assert gates.multiplier > 0
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_the_price_knows_how_losses_are_scaled(parts: int) -> None:
+    """Batches that are accumulated with a share of their loss each, and all of it at once, have the same price."""
+    model, gates = gates_of("bert", l0=None, keep=4)
+    gates.train()
+    for _ in range(3):
+        for _ in range(parts):
+            torch.manual_seed(0)
+            loss = model(**labelled(ZOO["bert"], 0)).loss
+            ((loss + gates.loss()) / parts).backward()
+    gates.bias.grad = None
+    gates.learn_price(torch.full((12,), -1.0))
+    one, other = gates_of("bert", l0=None, keep=4)
+    other.train()
+    torch.manual_seed(0)
+    one(**labelled(ZOO["bert"], 0)).loss.backward()
+    slopes = gates.target.slopes(gates.open_probability().detach()).sum()
+    # The last of them, and the older ones as they fade, all see the same gradient.
+    seen = -float(other.bias.grad.sum())
+    done = taken = 0.0
+    for step in range(3 * parts):
+        done, taken = 0.95 * done + (seen if step else 0.0), 0.95 * taken + float(slopes)
+    done, taken = 0.95 * done + 12.0, 0.95 * taken + float(slopes)
+    assert gates.worth.tolist() == pytest.approx([done, taken], rel=1e-4)
+
+
+def test_a_target_counts_though_the_training_ended_in_its_warmup() -> None:
+    model, gates = gates_of("bert", l0=None, keep=0.25, warmup=0.5, steps=100)
+    set_biases(gates)
+    gates.train()
+    for _ in range(10):
+        gates.loss()
+    model.eval()
+    assert int(gates.open().sum()) > 3
+    assert len(gates.closed()) == 9
+    gates.remove(verify=ZOO["bert"].batch(0))
+    assert sum(site.size for site in headprune.resolve(model)) == 3
+
+
+def test_evaluation_before_the_training_has_all_gates_open() -> None:
+    model, gates = gates_of("bert", l0=None, keep=0.5, warmup=0.5)
+    assert gates.open().all()
+    batch = ZOO["bert"].batch(0)
+    assert identical(outputs(model, batch), outputs(ZOO["bert"].build(), batch))
+
+
+def test_a_soft_gate_that_a_target_keeps_is_not_silent() -> None:
+    model, gates = gates_of("bert", l0=None, keep=2, setting="voita")
+    gates.remove(verify=ZOO["bert"].batch(0))
+    (site,) = (site for site in headprune.resolve(model) if site.kept)
+    assert model.get_submodule(site.o).weight.abs().max() > 1e-2
+
+
+def test_what_the_model_saw_last_is_compared_where_no_batch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, gates = gates_of()
+    set_biases(gates)
+    model(**labelled(ZOO["bert"], 0))
+    monkeypatch.setattr("headprune.gates.closing._fold", lambda *parts: None)
+    with pytest.raises(EquivalenceError):
+        gates.remove()
 
 
 @pytest.mark.parametrize("measure", ["keep_parameters", "keep_flops"])
@@ -386,6 +538,9 @@ def test_training_closes_heads_that_do_not_matter() -> None:
         ({"keep_flops": 2.0}, "between 0 and 1"),
         ({"keep": 99}, "has 12 heads"),
         ({"keep_parameters": 0.01}, "budget"),
+        ({"l0": float("inf")}, "finite"),
+        ({"l0": 0.1, "start": float("nan")}, "finite"),
+        ({"l0": 0.1, "zeta": float("inf")}, "finite"),
     ],
 )
 def test_options_that_make_no_sense(options: dict, message: str) -> None:

@@ -59,7 +59,7 @@ def _parameter(field: Any, default: Any) -> inspect.Parameter:
     about = field.metadata
     kind = about["word"]
     flags = [about["flag"] or f"--{field.name.replace('_', '-')}"]
-    if kind is bool and default:  # what is usual must be possible to leave out
+    if kind is bool and default is not False:  # what is usual must be possible to leave out
         flags = [f"{flags[0]}/--no-{flags[0][2:]}"]
     limits = {} if about["minimum"] is None else {"min": about["minimum"]}
     wanted = kind if default is not None else kind | None

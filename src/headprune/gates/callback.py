@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +14,9 @@ from transformers.training_args import TrainingArguments
 
 from headprune.errors import GateError
 from headprune.gates.config import GateConfig
-from headprune.gates.learned import NAME, LearnedGates
+from headprune.gates.learned import NAME, LearnedGates, plain_model
+
+STATE = "trainer_state.json"  # of a checkpoint
 
 
 class GateCallback(TrainerCallback, ExportableState):
@@ -30,6 +36,8 @@ class GateCallback(TrainerCallback, ExportableState):
         self._gates = gates
         self.saved: dict[str, Any] = {}
         self._before: torch.Tensor | None = None
+        self._task: torch.Tensor | None = None  # gradient of the task alone, before the Trainer clips it
+        self._handle: Any = None
 
     @property
     def gates(self) -> LearnedGates:
@@ -46,26 +54,34 @@ class GateCallback(TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self._gates is None:  # a Trainer that restores its callbacks makes new ones, when the gates are there
-            self._gates = next(module for name, module in _modules(kwargs["model"]) if name.endswith(NAME))
+        installed = getattr(plain_model(kwargs["model"]), NAME, None)
+        if installed is None or self._gates not in (None, installed):
+            raise GateError(
+                "The model that trains does not have the gates of this callback; make a new callback for every "
+                "Trainer, give it as callbacks=[...] when that is made, and give that a model and no model_init."
+            )
+        if args.fp16:
+            raise GateError("Gates learn in float32 or bfloat16, and not with the scaled gradients of fp16; use bf16.")
+        self._gates = installed  # a Trainer that restores its callbacks makes new ones, when the gates are there
         self.gates.total = state.max_steps
         self.gates.observing = False
         if state.global_step:
-            self._restore(state)
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self.gates.draw()
+            self._restore(state.stateful_callbacks)
+        self._handle = self.gates.bias.register_post_accumulate_grad_hook(self._note_gradient)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The gradient of what gates cost, from what every process knows after theirs were added up."""
-        if self.gates.bias.grad is not None:
-            self.gates.learn_price(self.gates.bias.grad)
-        self.gates.loss().backward()
-        self._before = self.gates.bias.detach().clone()
+        """Add the gradient of what gates cost, on the scale that clipping left of the task's."""
+        gates, clipped, task = self.gates, self.gates.bias.grad, self._task_gradient()
+        factor = 1.0
+        if clipped is not None and task is not None:
+            gates.learn_price(task)
+            size = float(task.norm())
+            factor = float(clipped.norm()) / size if size > 0 else 1.0
+        (cost,) = torch.autograd.grad(gates.loss(), gates.bias)
+        gates.bias.grad = factor * cost if clipped is None else clipped + factor * cost
+        self._before, self._task = gates.bias.detach().clone(), None
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -77,6 +93,14 @@ class GateCallback(TrainerCallback, ExportableState):
             bias = self.gates.bias
             bias.copy_(self._before + self.gates.config.rate * (bias - self._before))
 
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._handle.remove()
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            file = Path(state.best_model_checkpoint) / STATE
+            self._restore(json.loads(file.read_text(encoding="utf-8"))["stateful_callbacks"])
+
     def on_log(
         self,
         args: TrainingArguments,
@@ -87,33 +111,47 @@ class GateCallback(TrainerCallback, ExportableState):
     ) -> None:
         if logs is None or "loss" not in logs:
             return
-        said = {"task_loss": logs["loss"], **self.gates.report()}
+        said = {"task_loss": logs.get("task_loss", logs["loss"]), **self.gates.report()}
         logs.update(said)
         if state.log_history:  # which the Trainer has written already
             state.log_history[-1].update(said)
+
+    # --- gradients ---
+
+    def _note_gradient(self, bias: torch.Tensor) -> None:
+        self._task = None if bias.grad is None else bias.grad.detach().clone()
+
+    def _task_gradient(self) -> torch.Tensor | None:
+        """The mean over processes, as the Trainer's own is by now."""
+        if self._task is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(self._task)
+            self._task /= torch.distributed.get_world_size()
+        return self._task
 
     # --- what a checkpoint keeps ---
 
     def state(self) -> dict[str, Any]:
         """For trainer_state.json: an adapter's checkpoint has the weights of the adapter alone."""
-        kept = {}
+        kept: dict[str, Any] = {}
         if self._gates is not None:
-            kept = {name: value.tolist() for name, value in self._gates.state_dict().items()}
+            values = {name: value.tolist() for name, value in self._gates.state_dict().items()}
+            kept = {"config": dataclasses.asdict(self._gates.config), "values": values}
         return {"args": {}, "attributes": {"saved": kept}}
 
-    def _restore(self, state: TrainerState) -> None:
-        entry: Any = state.stateful_callbacks.get(type(self).__name__) or {}
+    def _restore(self, callbacks: Mapping[str, Any]) -> None:
+        entry: Any = callbacks.get(type(self).__name__) or {}
         entry = entry[0] if isinstance(entry, list) else entry
         saved = entry.get("attributes", {}).get("saved")
         if not saved:
             raise GateError("The checkpoint was written without these gates; resume from one that has them.")
+        config = dataclasses.asdict(self.gates.config)
+        other = [name for name, value in config.items() if saved["config"].get(name) != value]
+        if other:
+            was, now = saved["config"].get(other[0]), config[other[0]]
+            raise GateError(
+                f"The gates of the checkpoint are others than these: {other[0]} was {was!r} and is now {now!r}; resume "
+                "with the options they had."
+            )
         own = self.gates.state_dict()
-        if {name: list(value.shape) for name, value in own.items()} != {
-            name: list(torch.tensor(value).shape) for name, value in saved.items()
-        }:
-            raise GateError("The gates of the checkpoint are others than these; resume with the options they had.")
-        self.gates.load_state_dict({name: torch.tensor(saved[name], dtype=own[name].dtype) for name in own})
-
-
-def _modules(model: Any) -> Any:
-    return model.named_modules()
+        values = {name: torch.tensor(saved["values"][name], dtype=own[name].dtype) for name in own}
+        self.gates.load_state_dict(values)

@@ -25,7 +25,8 @@ class Changes:
     def __init__(self, gates: LearnedGates) -> None:
         self.gates = gates
         self.task = task_of(gates.model)
-        self.sums = torch.zeros(2, len(gates.bias), dtype=torch.float64, device=gates.bias.device)
+        sums = torch.zeros(2, len(gates.bias), device=gates.bias.device)
+        gates.register_buffer("sums", sums, persistent=False)  # which goes where the model goes
 
     def attach(self) -> list[Any]:
         model = self.gates.model
@@ -55,23 +56,26 @@ class Changes:
             # |W_u x_u|^2 by the small matrix W_u^T W_u, as often narrower than the output is wide.
             seen = rows[:, own]
             changes.append(((seen @ (part.T @ part)) * seen).sum())
-        self.sums[0, place.gates] += torch.stack(changes)
-        self.sums[1, place.gates] += whole
+        gates.sums[0, place.gates] += torch.stack(changes)
+        gates.sums[1, place.gates] += whole
 
     @torch.no_grad()
     def take(self) -> None:
         """Bring `gates.costs` up to date with what all processes saw since the last time."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(self.sums)
-        parts, whole = self.sums
-        found = (parts / whole.clamp_min(torch.finfo(torch.float64).tiny)).to(self.gates.costs)
+            torch.distributed.all_reduce(self.gates.sums)
+        parts, whole = self.gates.sums
+        found = parts / whole.clamp_min(torch.finfo(whole.dtype).tiny)
         known = self.gates.costs
         mixed = torch.where(known == 0, found, MEMORY * known + (1 - MEMORY) * found)
         known.copy_(torch.where(whole > 0, mixed, known))
-        self.sums.zero_()
+        self.gates.sums.zero_()
 
 
 def _weight(module: Any) -> torch.Tensor:
-    """[out x in], of an adapter's map that of what it is built around."""
-    module = getattr(module, "base_layer", module)
-    return module.weight.T if is_transposed(module) else module.weight
+    """[out x in], with what an adapter adds."""
+    plain = getattr(module, "base_layer", module)
+    weight = plain.weight
+    for adapter in getattr(module, "active_adapters", ()) if plain is not module else ():
+        weight = weight + module.get_delta_weight(adapter)
+    return weight.T if is_transposed(plain) else weight

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from headprune.errors import EquivalenceError
+from headprune.errors import EquivalenceError, GateError
 from headprune.hooks.outputs import evaluating, largest_difference, run
 from headprune.surgery.cut import cut
+from headprune.task.batch import rows_of
 from headprune.units import Member, Site
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import is_transposed
@@ -23,8 +24,15 @@ def close(gates: LearnedGates, verify: Mapping[str, Any] | None) -> Any:
     """The model of these gates without them; see `LearnedGates.remove`."""
     (given,) = gates._given
     model = gates.model
+    if not gates.attached:
+        raise GateError("These gates are not on their model any more, so there is nothing to remove.")
+    if verify is None and gates.seen is not None:
+        tensors = {name: value for name, value in gates.seen.items() if isinstance(value, torch.Tensor)}
+        verify = rows_of(tensors, slice(0, 2)) if tensors else None
+    gates.ended = True
     expected = None if verify is None else run(model, verify)
     with torch.no_grad(), evaluating(model):
+        gates._now = None
         factors = {place.site.index: gates(place.site) for place in gates.places}
     closed = gates.closed()
     gates.detach()
@@ -47,6 +55,7 @@ def close(gates: LearnedGates, verify: Mapping[str, Any] | None) -> Any:
             finish()
     except BaseException:
         undo()
+        gates.ended = False
         if given is model:  # a merged adapter cannot be taken apart again
             gates.attach()
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
     from headprune.search.budget import Budget
     from headprune.units import Kind
 
-# What Voita 2019 does otherwise than Shim 2021, whose values are the defaults.
+# What the papers do differently: Shim 2021, and Voita 2019.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "shim": {},
+    "shim": {"straight_through": True, "start": 2.0, "rescale": True, "warmup": 0.5},
     "voita": {"straight_through": False, "start": 0.0, "rescale": False, "warmup": 0.0},
 }
 TARGETS = ("keep", "keep_parameters", "keep_flops")
@@ -42,11 +43,19 @@ class GateConfig:
     beta: float = option(1 / 3, "Temperature of a gate.")
     gamma: float = option(-0.1, "Lower end that a gate is stretched to.")
     zeta: float = option(1.1, "Upper end that a gate is stretched to.")
-    start: float = option(2.0, "log alpha at the start; gates start open.")
-    straight_through: bool = option(True, "Gates are 0 or 1 in the forward pass, with the gradient of those between.")
-    rescale: bool = option(True, "Outputs are multiplied by members / open members of their layer.")
+    start: float = option(None, "log alpha at the start: 2, which is open; under voita 0.", word=float)
+    straight_through: bool = option(
+        None,
+        "Gates are 0 or 1 in the forward pass, with the gradient of those between: yes; under voita no.",
+        word=bool,
+    )
+    rescale: bool = option(
+        None, "Outputs are multiplied by members / open members of their layer: yes; under voita no.", word=bool
+    )
     warmup: float = option(
-        0.5, "Share of the training in which the L0 weight grows from 0, or a target falls from all units."
+        None,
+        "Share of the training in which the L0 weight grows from 0, or a target falls from all: 0.5; under voita 0.",
+        word=float,
     )
     rate: float = option(10.0, "Learning rate of gates, as a multiple of the model's.")
     difference: float = option(
@@ -58,10 +67,13 @@ class GateConfig:
 
         if self.setting not in SETTINGS:
             raise GateError(f"There is no setting {self.setting!r} of gates; choose one of {', '.join(SETTINGS)}.")
-        usual = {field.name: field.default for field in dataclasses.fields(self)}
         for name, value in SETTINGS[self.setting].items():
-            if getattr(self, name) == usual[name]:
+            if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise GateError(f"{field.name} must be a finite number, not {value}.")
         object.__setattr__(self, "keep", Stop(self.keep).keep)
         asked = [name for name in TARGETS if getattr(self, name) is not None]
         if len(asked) + (self.l0 is not None) != 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,9 +34,9 @@ class LearnedGates(Installed):
         model = gates.remove(verify=batch)
 
     Options are the fields of `GateConfig`. `steps` is how long the training is, in calls of `loss`, which a warm-up
-    goes by. From the start the gates are a part of the model: its `parameters()`, its `state_dict()`, its `train()` and
-    `eval()` include them, and so do whatever saves, restores or distributes it. In evaluation nothing is drawn: gates
-    are open or closed as they would be if the training ended now.
+    goes by; call it once per step of the optimizer. From the start the gates are a part of the model: its
+    `parameters()`, its `state_dict()`, its `train()` and `eval()` include them, and so do whatever saves, restores or
+    distributes it. In evaluation nothing is drawn: gates are open or closed as they would be if the training ended now.
     """
 
     bias: nn.Parameter
@@ -44,13 +44,14 @@ class LearnedGates(Installed):
     worth: torch.Tensor
     costs: torch.Tensor
     sizes: torch.Tensor  # members behind each gate
+    sums: torch.Tensor  # what `Changes` has seen
     _gradient: torch.Tensor
 
     def __init__(
         self, model: nn.Module, config: GateConfig | None = None, *, steps: int | None = None, **options: Any
     ) -> None:
         config = GateConfig(**options) if config is None else dataclasses.replace(config, **options)
-        plain = _plain(model)
+        plain = plain_model(model)
         if hasattr(plain, NAME):
             raise GateError("This model has learned gates already; remove() or detach() them first.")
         with without_adapters(plain):
@@ -61,8 +62,15 @@ class LearnedGates(Installed):
         self.config, self.places, self.target, self.total = config, places, target, steps
         self._given: list[Any] = [model]
         self._of_site = {place.site.index: place for place in self.places}
-        self._decided: tuple[Any, torch.Tensor] | None = None
-        self._shift: tuple[Any, float] | None = None
+        # The shift and the decision that a forward pass began with: what is computed again in its backward pass, for
+        # gradient checkpointing, has to see the same.
+        self._now: tuple[float, torch.Tensor] | None = None
+        self._depth = 0  # of calls that are inside a forward pass
+        self._forwards, self._arrived = 0, False  # passes since gradients came, and whether some have
+        self._scale = 1.0  # what the loss of gates was multiplied by when its gradient came
+        self.ended = False  # whether they are decided as at the end of the training, whenever it ends
+        self.batch: Mapping[str, Any] = {}
+        self.seen: Mapping[str, Any] | None = None
         self.observing = config.l0 is None  # whether gradients are looked at as they come
         self.noise: torch.Tensor | None = None
         device = next(plain.parameters()).device
@@ -93,6 +101,7 @@ class LearnedGates(Installed):
         # The outermost call draws; under an adapter the model's own `__call__` is left out, and that of its base runs.
         for module in {id(part): part for part in (self.model, getattr(self.model, "base_model", self.model))}.values():
             self._handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._after))
         if self.changes is not None:
             self._handles += self.changes.attach()
         return self
@@ -102,10 +111,35 @@ class LearnedGates(Installed):
         if getattr(self.model, NAME, None) is self:
             delattr(self.model, NAME)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Gates stay in float32 wherever a model goes: steps of a learning rate are lost in half of it."""
+        floats = {name: value.detach().clone() for name, value in self._floats()}
+        result = super()._apply(fn, recurse)
+        for name, value in self._floats():
+            if value.dtype != torch.float32:
+                value.data = floats[name].to(value.device)
+        return result
+
+    def _floats(self) -> Iterator[tuple[str, torch.Tensor]]:
+        own = [*self.named_parameters(recurse=False), *self.named_buffers(recurse=False)]
+        return ((name, value) for name, value in own if value.is_floating_point())
+
     def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self.batch: Mapping[str, Any] = kwargs
-        if self.training:
+        self.batch = kwargs
+        if module is self.model:
+            self.seen = kwargs
+            self._depth = 0  # a pass before may have ended with an error
+        learning = self.training and torch.is_grad_enabled()
+        if self._depth == 0 and learning:
+            self._forwards = 1 if self._arrived else self._forwards + 1
+            self._arrived = False
+        self._depth += 1
+        self._now = self.shift, self.open()
+        if learning:
             self.draw()
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth = max(0, self._depth - 1)
 
     def draw(self) -> None:
         """New noise, for all sites at once and outside of what gradient checkpointing computes twice."""
@@ -116,22 +150,12 @@ class LearnedGates(Installed):
     @property
     def log_alpha(self) -> torch.Tensor:
         """[gates], with the shift that a target asks for."""
-        bias = self.bias.float()
-        return bias - self.shift
+        return self.bias - self.shift
 
     @property
     def shift(self) -> float:
         """By how much all gates are less open than their biases say, to meet the target as it is now."""
-        if self.config.l0 is not None:
-            return 0.0
-        if self._shift is None or self._shift[0] != self._key:
-            self._shift = self._key, self.target.shift(self.bias, self._offset, self.ramp)
-        return self._shift[1]
-
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        """What the shift and the decision depend on."""
-        return self.bias._version, int(self.taken), self.total
+        return 0.0 if self.config.l0 is not None else self.target.shift(self.bias, self._offset, self.ramp)
 
     @property
     def _offset(self) -> float:
@@ -148,26 +172,40 @@ class LearnedGates(Installed):
 
     def values(self, place: Place) -> torch.Tensor:
         """The gates of a site: drawn in training, decided in evaluation."""
-        log_alpha, distribution = self.log_alpha[place.gates], self.config.distribution
+        shift, is_open = self._now or (self.shift, self.open())
+        log_alpha, distribution = self.bias[place.gates] - shift, self.config.distribution
         if self.training:
             if self.noise is None:
                 self.draw()
             assert self.noise is not None
-            if self.observing and log_alpha.requires_grad:
+            self._refuse_another_noise()
+            if log_alpha.requires_grad:
                 log_alpha.register_hook(functools.partial(self._observe, place))
             return distribution.draw(log_alpha, self.noise[place.gates], straight_through=self.config.straight_through)
-        is_open = self.open()[place.gates].to(log_alpha)
-        return is_open if self.config.straight_through else is_open * distribution.evaluated(log_alpha)
+        decided = is_open[place.gates].to(log_alpha)
+        if self.config.straight_through:
+            return decided
+        value = distribution.evaluated(log_alpha)
+        # A target keeps the most open gates, however open: those that stay must not silence what is kept.
+        return decided * (value if self.config.l0 is not None else value.clamp_min(THRESHOLD))
+
+    def _refuse_another_noise(self) -> None:
+        """Gradient checkpointing computes layers again when gradients come; only the last draw is known then."""
+        if self._depth == 0 and self._forwards > 1:
+            raise GateError(
+                "Several forward passes before one backward pass cannot be computed again with the gates that each of "
+                "them drew; turn gradient checkpointing off, or take one forward pass at a time."
+            )
 
     def _observe(self, place: Place, gradient: torch.Tensor) -> None:
-        self._gradient[place.gates] += gradient
+        self._arrived = True
+        if self.observing:
+            self._gradient[place.gates] += gradient
 
     def open(self) -> torch.Tensor:
         """Bool [gates]: those that would stay if the training ended now. With a target they are the most open ones that
         it allows; without, those above the threshold (straight-through) or above 0."""
-        if self._decided is None or self._decided[0] != self._key:
-            self._decided = self._key, self._decide().to(self.bias.device)
-        return self._decided[1]
+        return self._decide().to(self.bias.device)
 
     def _decide(self) -> torch.Tensor:
         worth = self.bias.detach().float().cpu()
@@ -188,10 +226,14 @@ class LearnedGates(Installed):
     @property
     def ramp(self) -> float:
         """How much of the warm-up is over, 0 to 1."""
-        if self.config.warmup == 0:
+        if self.config.warmup == 0 or self.ended:
             return 1.0
         if self.total is None:
-            raise GateError("A warm-up needs to know how long the training is; give steps=..., or warmup=0.")
+            if not self.training:
+                return 0.0  # nothing has been learnt yet
+            raise GateError(
+                "A warm-up needs to know how long the training is; give steps=... to LearnedGates, or warmup=0."
+            )
         return min(1.0, int(self.taken) / max(1.0, self.config.warmup * self.total))
 
     def loss(self) -> torch.Tensor:
@@ -200,9 +242,13 @@ class LearnedGates(Installed):
         It is the L0 loss with its weight, or the price of what is open under a target; and the squared changes that
         closing would bring, if they are asked for.
         """
+        if not self.bias.requires_grad:
+            raise GateError(
+                "These gates are frozen, so they cannot learn; put an adapter on the model before the gates, or call "
+                "gates.requires_grad_(True)."
+            )
         if self.training and self.observing:
-            self.learn_price(self._gradient)
-            self._gradient.zero_()
+            self._learn_from_what_came()
         value = self.l0_loss() if self.config.l0 is not None else self._priced()
         if self.changes is not None:
             if self.training:
@@ -210,7 +256,22 @@ class LearnedGates(Installed):
             value = value + self.config.difference * ((1 - self.open_probability()) * self.costs).sum()
         if self.training:
             self.taken += 1
+        if value.requires_grad and self.observing:
+            value.register_hook(self._see_scale)
         return value
+
+    def _see_scale(self, gradient: torch.Tensor) -> None:
+        self._scale = float(gradient) or 1.0
+
+    @torch.no_grad()
+    def _learn_from_what_came(self) -> None:
+        """Gradients of the task since the last time. They were multiplied by what the loss of gates was, too: a share
+        for accumulated batches, or the scale of half precision."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(self._gradient)
+            self._gradient /= torch.distributed.get_world_size()
+        self.learn_price(self._gradient / self._scale)
+        self._gradient.zero_()
 
     def _priced(self) -> torch.Tensor:
         return self.multiplier * (self.target.each.to(self.bias) * self.open_probability()).sum()
@@ -256,8 +317,11 @@ class LearnedGates(Installed):
         }
 
     def closed(self) -> list[Member]:
-        """The members behind closed gates, in original ids."""
+        """The members that leave with `remove`, in original ids. A target counts as it was asked for, also where the
+        training ended before the warm-up did."""
+        ended, self.ended = self.ended, True
         is_open = self.open().tolist()
+        self.ended = ended
         return [
             member
             for place in self.places
@@ -271,14 +335,15 @@ class LearnedGates(Installed):
     def remove(self, *, verify: Mapping[str, Any] | None = None) -> Any:
         """Take the gates off and what is closed out of the weights, in place; returns the model.
 
-        What open gates multiply by goes into the output maps. With `verify=batch` the outputs on that batch are
-        compared with those of the model with its gates; if they differ, everything is as it was. Adapters are merged.
+        What open gates multiply by goes into the output maps. The outputs on the batch `verify`, or on two samples of
+        what the model saw last, are compared with those of the model with its gates; if they differ, everything is as
+        it was, but that adapters are merged by then.
         """
         from headprune.gates.closing import close
 
         return close(self, verify)
 
 
-def _plain(model: Any) -> Any:
+def plain_model(model: Any) -> Any:
     """The model without what peft wraps it in."""
     return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model

@@ -8,15 +8,16 @@ multiplier is what open gates did for the task in the last steps, so it has the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
+from headprune.errors import ScheduleError
 from headprune.gates.config import GateConfig
 from headprune.gates.places import Place
-from headprune.search.budget import Budget, Prices, check_reachable, prices
+from headprune.search.budget import check_reachable, prices
 from headprune.search.stop import Stop
 from headprune.units import Site
 
@@ -76,26 +77,28 @@ class Target:
 def target_of(model: PreTrainedModel, sites: Sequence[Site], places: Sequence[Place], config: GateConfig) -> Target:
     """The target that was asked for, or that of all units where none was, which prices them alike."""
     budget = config.budget
-    known = _prices(model, sites, budget, config)
+    known = prices(model, sites, "units" if budget is None else budget.measure, config.kinds)
     each = [
         known.of(place.site, len(ids) // place.site.group) if budget is not None else float(len(ids))
         for place in places
         for ids in place.members
     ]
-    if budget is not None:
-        share = budget.last
-        check_reachable(budget, known, sites, _least(places))
-    else:
-        share = Stop(config.keep).heads_left(round(known.dense)) / known.dense if config.keep is not None else 1.0
     tensor = torch.tensor(each, dtype=torch.float64)
-    return Target(tensor, known.dense - float(tensor.sum()), known.dense, share * known.dense)
+    rest = known.dense - float(tensor.sum())
+    if budget is not None:
+        check_reachable(budget, known, sites, _least(places))
+        return Target(tensor, rest, known.dense, budget.last * known.dense)
+    if config.keep is None:
+        return Target(tensor, rest, known.dense, known.dense)
+    allowed = Stop(config.keep).heads_left(round(known.dense))
+    fewest = rest + sum(len(place.members[0]) for place in places if place.site.obstacle_to_emptying)
+    if fewest > allowed and allowed > 0:
+        raise ScheduleError(f"{fewest:.0f} units of this model have to stay, so {allowed} cannot be kept; keep more.")
+    return Target(tensor, rest, known.dense, float(allowed))
 
 
-def _prices(model: PreTrainedModel, sites: Sequence[Site], budget: Budget | None, config: GateConfig) -> Prices:
-    return prices(model, sites, "units" if budget is None else budget.measure, config.kinds)
-
-
-def _least(places: Sequence[Place]):  # type: ignore[no-untyped-def]
+def _least(places: Sequence[Place]) -> Callable[[Site], int]:
+    """Units that a site has at least, whatever its gates do."""
     gated = {place.site.index: place for place in places}
 
     def least(site: Site) -> int:

@@ -27,7 +27,7 @@ def gated(model: nn.Module, gates: torch.Tensor, *, sites: Sequence[Site] | None
     """
     sites = resolve(model) if sites is None else sites
     check_gates(gates, sites)
-    pairs = [(model.get_submodule(site.o), _hook(site, _row_of(gates, site))) for site in sites if site.kept]
+    pairs = [(model.get_submodule(site.o), _Gate(site, _row_of(gates, site))) for site in sites if site.kept]
     with hooks(pairs, before=True):
         yield
 
@@ -59,7 +59,7 @@ class Installed(nn.Module):
             raise GateError("These gates are on the model already; detach them first.")
         for site in self.sites:
             if site.kept:
-                hook = _hook(site, functools.partial(self, site))
+                hook = _Gate(site, functools.partial(self, site))
                 self._handles.append(self.model.get_submodule(site.o).register_forward_pre_hook(hook))
         return self
 
@@ -130,20 +130,22 @@ def _row_of(gates: torch.Tensor, site: Site) -> Callable[[], torch.Tensor]:
     return lambda: gates.select(-2, site.index)
 
 
-def _hook(site: Site, row: Callable[[], torch.Tensor]) -> Callable[..., Any]:
-    """A pre-hook of the output map that multiplies the columns of each member by its gate."""
-    kept = torch.tensor(site.kept)
+class _Gate:
+    """A pre-hook of the output map that multiplies the columns of each member by its gate. An object and no closure: a
+    copy of a model takes its own gates along."""
 
-    def gate(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def __init__(self, site: Site, row: Callable[[], torch.Tensor]) -> None:
+        self.site, self.row, self.kept = site, row, torch.tensor(site.kept)
+
+    def __call__(self, module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         outputs, *rest = args
-        own = row()
-        own = own.index_select(-1, kept.to(own.device)).to(outputs)
+        own = self.row()
+        own = own.index_select(-1, self.kept.to(own.device)).to(outputs)
         if own.dim() == 2:
             if outputs.shape[0] != own.shape[0]:
                 raise GateError(
-                    f"There are gates for {own.shape[0]} samples, but {site.path} sees a batch of {outputs.shape[0]}."
+                    f"There are gates for {own.shape[0]} samples, but {self.site.path} sees a batch of "
+                    f"{outputs.shape[0]}."
                 )
             own = own.view(own.shape[0], *(1,) * (outputs.dim() - 2), own.shape[1])
-        return (site.join(site.split(outputs) * own.unsqueeze(-1)), *rest)
-
-    return gate
+        return (self.site.join(self.site.split(outputs) * own.unsqueeze(-1)), *rest)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headprune.errors import EquivalenceError, UnsupportedModelError
-from headprune.hooks.gates import gated
+from headprune.errors import EquivalenceError, GateError, UnsupportedModelError
+from headprune.hooks.gates import Installed, gated
 from headprune.hooks.outputs import largest_difference, run
 from headprune.surgery.check import check_removable
 from headprune.surgery.proven import require_proof
@@ -37,6 +37,7 @@ def cut(
     check_removable(sites, chosen)
     if not chosen:
         return
+    refuse_gates(model)
     require_proof(model, sites, chosen, verified=verify is not None)
     expected = _gated_outputs(model, sites, chosen, verify) if verify is not None else None
     _refuse_accelerate_hooks(model, sites, remaining(sites, chosen))
@@ -52,6 +53,12 @@ def cut(
     except BaseException:
         undo()
         raise
+
+
+def refuse_gates(model: nn.Module) -> None:
+    """Gates that are installed fit the units that were there then."""
+    if any(isinstance(module, Installed) for module in model.modules()):
+        raise GateError("This model has learned gates on it; end them with gates.remove() or gates.detach() first.")
 
 
 def sites_with(model: nn.Module, members: Sequence[Member]) -> Sequence[Site]:
