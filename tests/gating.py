@@ -27,13 +27,21 @@ def whole_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = Non
     return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
 
 
-def trainer_of(model: Any, folder: Path, callback: Any = None, **options: Any) -> tuple[Any, Any]:
+def trainer_of(
+    model: Any, folder: Path, callback: Any = None, *, model_init: Any = None, **options: Any
+) -> tuple[Any, Any]:
     """Six steps by default, with gates under an L0 loss."""
     settings = {"max_steps": 6, "per_device_train_batch_size": 2, "learning_rate": 1e-2, **QUIET, **options}
     callback = callback or headprune.GateCallback(l0=0.1)
     args = transformers.TrainingArguments(str(folder), **settings)
     trainer = transformers.Trainer(
-        model, args, train_dataset=rows(), callbacks=[callback], compute_loss_func=whole_loss, eval_dataset=rows()
+        model,
+        args,
+        train_dataset=rows(),
+        callbacks=[callback],
+        compute_loss_func=whole_loss,
+        eval_dataset=rows(),
+        model_init=model_init,
     )
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer, callback

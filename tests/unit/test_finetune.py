@@ -135,6 +135,31 @@ def test_a_missing_package_is_named(package: str, extra: str, monkeypatch: pytes
         headprune.finetune(model, labelled(), lora=2)
 
 
+def test_gates_train_with_their_callback_or_not_at_all(tmp_path: Path) -> None:
+    model = build()
+    callback = headprune.GateCallback(keep=0.5, rate=100)
+    asked = {"teacher": build(), "callbacks": [callback], "batch_size": 4, "folder": tmp_path}
+    result = headprune.finetune(model, labelled(), **asked)
+    assert len(callback.gates.closed()) == 6
+    assert result.history[-1]["task_loss"] < result.history[-1]["loss"]
+    with pytest.raises(TrainingError, match="train them with a GateCallback"):
+        headprune.finetune(model, labelled())
+    with pytest.raises(TrainingError, match="leave LoRA out"):
+        headprune.finetune(build(), labelled(), lora=2, callbacks=[headprune.GateCallback(keep=0.5)])
+
+
+def test_a_folder_belongs_to_its_data_and_its_teacher(tmp_path: Path) -> None:
+    model, dense = pair()
+    train(model, labelled(), tmp_path, teacher=dense)
+    for other in ({"teacher": build(hidden_dropout_prob=0.3).requires_grad_(False)}, {"data": labelled(seed=7)}):
+        again, dense = pair()
+        if "teacher" in other:
+            other["teacher"].classifier.bias.data += 1
+        settings = {"data": labelled(), "teacher": dense, **other}
+        with pytest.raises(HeadpruneError, match="checkpoints of another training"):
+            train(again, settings["data"], tmp_path, teacher=settings["teacher"])
+
+
 def test_a_model_cannot_teach_itself(tmp_path: Path) -> None:
     model, _ = pair()
     with pytest.raises(TrainingError, match="its own teacher"):

@@ -322,7 +322,7 @@ def test_bad_input_writes_nothing(
         said = "has changed since, so its numbers do not compare; put the old one back."
     else:
         monkeypatch.setenv("WORLD_SIZE", "2")
-        said = "A run is recovered by one process"
+        said = "A run is trained by one process"
     before = contents(tmp_path)
     assert said in sentence(finetune(run, *options, data=source))
     assert contents(tmp_path) == before

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import headprune
-from gating import DROPLESS, gates_after, trainer_of
+from gating import DROPLESS, QUIET, gates_after, rows, trainer_of
 from headprune.errors import GateError
 from headprune.gates.learned import NAME
 from helpers import difference, identical, outputs
@@ -143,9 +143,9 @@ def test_a_checkpoint_of_other_gates_is_refused(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     trainer, _ = trainer_of(adapted(), tmp_path / "one", **options)
     trainer.train()
-    callback = headprune.GateCallback(l0=0.1, units="heads,neurons", group=4)
+    callback = headprune.GateCallback(l0=0.1, start=2.5)
     trainer, _ = trainer_of(adapted(), tmp_path / "two", callback, **options)
-    with pytest.raises(GateError, match="others than these"):
+    with pytest.raises(GateError, match=r"start was 2\.0 and is now 2\.5"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "one" / "checkpoint-2"))
 
 
@@ -156,6 +156,70 @@ def test_bfloat16_and_gradient_checkpointing_in_the_trainer(tmp_path: Path) -> N
     trainer.train()
     assert torch.isfinite(callback.gates.bias).all()
     assert not torch.equal(callback.gates.bias, start)
+
+
+def test_clipping_leaves_the_weight_of_gates_against_the_task_as_it_is(tmp_path: Path) -> None:
+    """The Trainer clips the gradient of the task before a callback can add to it."""
+    found = []
+    for limit in (0.0, 1e-3):
+        callback = headprune.GateCallback(l0=0.1, warmup=0.0, start=0.0)  # where float32 knows the smallest steps
+        trainer, _ = trainer_of(build(**DROPLESS), tmp_path, callback, max_steps=1, max_grad_norm=limit, optim="sgd")
+        before = callback.gates.bias.detach().clone()
+        trainer.train()
+        moved = callback.gates.bias.detach() - before
+        found.append(moved / moved.norm())
+    assert torch.allclose(*found, atol=1e-5)
+
+
+def test_the_best_checkpoint_brings_its_gates(tmp_path: Path) -> None:
+    """Also with an adapter, whose checkpoint has none in it."""
+    for name, make in (("full", build), ("adapter", adapted)):
+        values = iter([1.0, 3.0, 2.0])
+        trainer, callback = trainer_of(
+            make(),
+            tmp_path / name,
+            eval_strategy="steps",
+            eval_steps=2,
+            save_strategy="steps",
+            save_steps=2,
+            load_best_model_at_end=True,
+            metric_for_best_model="good",
+            greater_is_better=True,
+        )
+        trainer.compute_metrics = lambda _, values=values: {"good": next(values)}
+        trainer.train()
+        state = json.loads((tmp_path / name / "checkpoint-4" / "trainer_state.json").read_text())
+        saved = state["stateful_callbacks"]["GateCallback"]["attributes"]["saved"]["values"]
+        assert callback.gates.bias.tolist() == saved["bias"]
+        assert int(callback.gates.taken) == 4
+
+
+def test_a_trainer_without_the_gates_of_its_callback_is_told(tmp_path: Path) -> None:
+    callback = headprune.GateCallback(l0=0.1)
+    trainer_of(build(), tmp_path, callback)
+    trainer, _ = trainer_of(build(), tmp_path, callback)
+    with pytest.raises(GateError, match="new callback for every Trainer"):
+        trainer.train()
+    args = transformers.TrainingArguments(str(tmp_path), **QUIET)
+    late = transformers.Trainer(build(), args, train_dataset=rows())
+    late.add_callback(headprune.GateCallback(l0=0.1))
+    with pytest.raises(GateError, match="when that is made"):
+        late.train()
+    trainer, _ = trainer_of(None, tmp_path, headprune.GateCallback(l0=0.1), model_init=lambda: build())
+    with pytest.raises(GateError, match="model_init"):
+        trainer.train()
+
+
+def test_evaluating_before_training(tmp_path: Path) -> None:
+    trainer, _ = trainer_of(build(), tmp_path, headprune.GateCallback(keep=0.5))
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_half_precision_with_scaled_gradients_is_refused(tmp_path: Path) -> None:
+    trainer, callback = trainer_of(build(), tmp_path)
+    trainer.args.fp16 = True
+    with pytest.raises(GateError, match="use bf16"):
+        callback.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
 
 
 def test_evaluation_sees_decided_gates(tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_options_that_are_not_the_default_are_in_the_command(tmp_path: Path) -> 
     done = train(out, *more, "--finetune-epochs", "0", "--warmup", "0", "--rescale", keep=("--l0", "0.2"))
     assert done.code == 0, done.err
     gates = record_of(out)["settings"]["gates"]
+    assert gates["rescale"]  # said, so that the setting does not decide it
     assert (gates["rate"], gates["warmup"], gates["straight_through"], gates["l0"]) == (20.0, 0.25, False, 0.2)
     assert not (out / "finetuned").exists()
     before = contents(out)
@@ -193,6 +194,42 @@ def test_runs_of_gates_beside_others(original: Path, tmp_path: Path) -> None:
     assert "leave out --rounds" in said
     again = sentence(program(*prune_command(m.bert, m.data_csv, original, "--keep", "6")))
     assert "belongs to a run with other settings" in again
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--metric", "nonsense"), ("--finetune-epochs", "inf"), ("--start", "nan"), ("--zeta", "inf")],
+    ids=lambda words: words[0],
+)
+def test_a_wrong_option_leaves_a_finished_run_as_it_is(original: Path, wrong: tuple[str, str]) -> None:
+    before = contents(original)
+    assert sentence(train(original, *wrong, "--overwrite"))
+    assert contents(original) == before
+
+
+def test_nothing_to_learn_from_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    out, texts = tmp_path / "run", tmp_path / "texts.csv"
+    lines = Path(material().data_csv).read_text().splitlines()
+    column = lines[0].split(",").index("text")
+    assert column == 0
+    texts.write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n")
+    said = sentence(train(out, "--distill", "0", "--hidden", "0", "--metric", "fidelity", data=str(texts)))
+    assert "nothing to learn from" in said
+    assert not out.exists()
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "trained by one process" in sentence(train(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_losses_of_the_task_stand_by_themselves(original: Path) -> None:
+    history = [json.loads(line) for line in (original / "gates.jsonl").read_text().splitlines()][2:]
+    alone = json.loads((original / "finetuned" / "finetune.json").read_text())["history"]
+    assert all("task_loss" in entry for entry in (*history, *alone))
+    # Three classes: guessing has a loss of log 3; with what the dense model says it would be far more.
+    assert all(entry["task_loss"] < 3 for entry in history)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ Column = Annotated[str | None, typer.Option(help="As for `headprune prune`; that
 
 @with_options(declared=TrainConfig)
 def finetune(
-    run: Annotated[Path, typer.Argument(help="A run of `headprune prune` that came to its end.")],
+    run: Annotated[Path, typer.Argument(help="A run of `headprune prune` or `train` that came to its end.")],
     data: Annotated[str, typer.Option(help="What to train on: a file, folder or data set, as for `headprune prune`.")],
     point: Annotated[str | None, typer.Option(help="Recover this one of RUN/models instead of RUN/model.")] = None,
     no_distill: Annotated[bool, typer.Option("--no-distill", help="Learn from labels alone.")] = False,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import torch
@@ -130,3 +131,25 @@ def _padding(model: nn.Module) -> dict[str, int]:
     pad = getattr(text, "pad_token_id", None)
     filler = pad if isinstance(pad, int) and pad >= 0 else 0
     return {"input_ids": filler, "decoder_input_ids": filler, "labels": IGNORED}
+
+
+COMPARED = 256  # rows that a digest of many looks at
+
+
+def row_digest(row: Row, leave_out: Collection[str] = ()) -> bytes:
+    """A short hash of what a row holds."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(set(row) - set(leave_out)):
+        value = torch.as_tensor(row[name])
+        digest.update(f"{name} {list(value.shape)} {value.dtype}".encode())
+        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.dim() else b"")
+        digest.update(b"" if value.dim() else repr(value.item()).encode())
+    return digest.digest()
+
+
+def rows_digest(rows: Sequence[Row]) -> str:
+    """The same of many rows, from some of them in equal distances."""
+    digest = hashlib.blake2b(str(len(rows)).encode(), digest_size=16)
+    for place in sorted({number * len(rows) // COMPARED for number in range(min(len(rows), COMPARED) and COMPARED)}):
+        digest.update(row_digest(rows[place]))
+    return digest.hexdigest()

@@ -18,6 +18,8 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, Trai
 from headprune.data import Examples
 from headprune.errors import TrainingError
 from headprune.extras import need
+from headprune.gates.callback import GateCallback
+from headprune.hooks.gates import Installed
 from headprune.hooks.outputs import evaluating
 from headprune.measure.metrics import MetricFunction, choose_metric
 from headprune.recovery import checkpoints
@@ -25,7 +27,7 @@ from headprune.recovery.config import TrainConfig
 from headprune.recovery.engine import RecoveryTrainer, Teacher
 from headprune.recovery.lora import adapted
 from headprune.recovery.pace import Evaluated, Pace, Plan, evaluations
-from headprune.recovery.rows import Collator, as_examples, split
+from headprune.recovery.rows import Collator, as_examples, rows_digest, split
 from headprune.task import Task, task_of
 from headprune.task.checks import warn_of_precision
 
@@ -69,6 +71,7 @@ def fit(
     need_training(config)
     if teacher is model:
         raise TrainingError("The model cannot be its own teacher; give a copy that was made before it was pruned.")
+    _refuse_gates_alone(model, config, callbacks)
     warn_of_precision(model)
     teaches = teacher is not None and (config.distill > 0 or config.hidden > 0)
     rows = as_examples(train_rows, model)
@@ -76,7 +79,15 @@ def fit(
     if held is None and config.chooses:
         rows, held = split(rows, config.validation, config.seed)
     refuse_nothing_to_learn(task, rows, teaches)
-    about = {**config.settings(), "samples": len(rows), "distilled": teaches, "model": checkpoints.weights_hash(model)}
+    about = {
+        **config.settings(),
+        "samples": len(rows),
+        "data": rows_digest(rows.rows),
+        "validation data": None if held is None else rows_digest(held.rows),
+        "teacher": checkpoints.weights_hash(teacher) if teaches and teacher is not None else None,
+        "metric": getattr(metric, "__name__", metric),
+        "model": checkpoints.weights_hash(model),
+    }
     with _as_before(model, config.seed), _without_recorders(model, teacher), adapted(model, config.lora) as trained:
         args = _arguments(model, config, Path(folder))
         plan = Plan.of(config, -(-len(rows) // (config.batch_size * args.world_size)), held is not None)
@@ -90,10 +101,13 @@ def fit(
             args=args,
             train_dataset=rows.rows,
             data_collator=Collator(rows.padding),
+            callbacks=list(callbacks),
         )
         trainer.remove_callback(PrinterCallback)
+        # What gates add to a log is there for whoever logs it.
+        trainer.callback_handler.callbacks.sort(key=lambda callback: not isinstance(callback, GateCallback))
         with evaluating(teacher if teacher is not None else nn.Identity()):
-            return _train(trainer, plan, held, {**about, "processes": args.world_size}, callbacks, metric)
+            return _train(trainer, plan, held, {**about, "processes": args.world_size}, metric)
 
 
 def _train(
@@ -101,7 +115,6 @@ def _train(
     plan: Plan,
     held: Examples | None,
     about: Mapping[str, Any],
-    callbacks: Sequence[TrainerCallback],
     metric: str | MetricFunction | None,
 ) -> Fitted:
     config, folder = trainer.config, Path(trainer.args.output_dir)
@@ -117,8 +130,7 @@ def _train(
         _prepare_choice(trainer, held.batches(config.batch_size), metric)
         if trainer.is_world_process_zero():
             checkpoints.write_state(trainer.model, folder / checkpoints.START)
-    for callback in (Pace(plan, config.patience, trainer.metric, trainer.start), *callbacks):
-        trainer.add_callback(callback)
+    trainer.add_callback(Pace(plan, config.patience, trainer.metric, trainer.start))
     last = checkpoints.last_whole(folder)
     said = {} if last is None else checkpoints.whole(last) or {}
     trainer.before = float(said.get("seconds", 0.0))
@@ -160,6 +172,17 @@ def _prepare_choice(
     if trainer.metric.name == "fidelity" and teacher is None:
         raise TrainingError("Fidelity is to the dense model, and none is given; pass it as teacher, or validation=0.")
     trainer.start = Evaluated(0, float(trainer.metric.of(start, trainer.reference).value), start.loss)
+
+
+def _refuse_gates_alone(model: nn.Module, config: TrainConfig, callbacks: Sequence[TrainerCallback]) -> None:
+    """Gates need to be told of steps, and adapters freeze them."""
+    watched = any(isinstance(callback, GateCallback) for callback in callbacks)
+    if watched and config.lora:
+        raise TrainingError("Gates learn with all weights here; leave LoRA out, or put peft's on before the gates.")
+    if not watched and any(isinstance(module, Installed) for module in model.modules()):
+        raise TrainingError(
+            "This model has learned gates on it; end them with gates.remove(), or train them with a GateCallback."
+        )
 
 
 def refuse_nothing_to_learn(task: Task, rows: Examples, teaches: bool) -> None:

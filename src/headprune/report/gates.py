@@ -114,7 +114,7 @@ def figure(run: ReportRun) -> Any:
     with needed("report", "Figures need"):
         import altair as alt
 
-    y = alt.Y("gate:O", sort=order, title="site.head", axis=alt.Axis(labelOverlap=True, labelFontSize=8))
+    y = alt.Y("gate:O", sort=order, title="gate", axis=alt.Axis(labelOverlap=True, labelFontSize=8))
     shade = alt.Color(
         "open:Q",
         title="open with probability",

@@ -45,8 +45,7 @@ def run_finetune(
     With several rounds the run's target is reached from the dense model by turns: a part is pruned, what is left is
     trained, and so on.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise TrainingError("A run is recovered by one process; several train through headprune.finetune in Python.")
+    refuse_several_processes()
     need_training(request.config)
     experiment = request.experiment
     if request.rounds > 1 and request.record["settings"].get("gates"):
@@ -76,6 +75,14 @@ def run_finetune(
             shutil.rmtree(leftover, ignore_errors=True)
         publish_run(request.run, request.record)
         return folder.record
+
+
+def refuse_several_processes() -> None:
+    """A run's directory belongs to one process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise TrainingError(
+            "A run is trained by one process; several train in Python, by headprune.finetune or a GateCallback."
+        )
 
 
 Recovery = tuple[list[Fitted], PreTrainedModel, list[dict[str, Any]]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from headprune.measure.metrics import Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.trajectory import plain
 from headprune.recovery.config import TrainConfig
+from headprune.recovery.rows import row_digest
 from headprune.recovery.trainer import refuse_nothing_to_learn
 from headprune.runs.experiment import Experiment, drawn, experiment_of, fingerprint
 from headprune.runs.subject import find_device, load_subject, read_examples
@@ -176,22 +176,18 @@ def _apart(request: Request, task: Task, training: Examples, evaluated: Examples
 
 
 def places_apart(task: Task, training: Examples, evaluated: Examples, *, same: bool) -> list[int]:
-    """Places of the rows to train on that do not evaluate: of the `same` data they have other numbers, of any other
-    data other inputs."""
+    """Places of the rows to train on that do not evaluate: they have other inputs, and in the `same` data other
+    numbers."""
+    inputs = {row_digest(row, task.label_names) for row in evaluated.rows}
+    held: set[int] = set()
+    numbers: Sequence[int] = range(-len(training), 0)
     if same and isinstance(training.rows, Rows) and isinstance(evaluated.rows, Rows):
-        held = set(evaluated.rows.numbers)
-        return [place for place, number in enumerate(training.rows.numbers) if number not in held]
-    inputs = {_inputs(task, row) for row in evaluated.rows}
-    return [place for place, row in enumerate(training.rows) if _inputs(task, row) not in inputs]
-
-
-def _inputs(task: Task, row: Mapping[str, torch.Tensor]) -> bytes:
-    """What a model sees of a row, as a short hash."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(set(row) - set(task.label_names)):
-        digest.update(f"{name} {list(row[name].shape)}".encode())
-        digest.update(row[name].contiguous().numpy().tobytes())
-    return digest.digest()
+        held, numbers = set(evaluated.rows.numbers), training.rows.numbers
+    return [
+        place
+        for place, (number, row) in enumerate(zip(numbers, training.rows, strict=True))
+        if number not in held and row_digest(row, task.label_names) not in inputs
+    ]
 
 
 def _teacher(experiment: Experiment) -> PreTrainedModel:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,9 +33,9 @@ from headprune.measure.savings import savings
 from headprune.measure.trajectory import Step
 from headprune.recovery.config import TrainConfig
 from headprune.recovery.pace import Teller
-from headprune.recovery.trainer import fit, need_training
+from headprune.recovery.trainer import fit, need_training, refuse_nothing_to_learn
 from headprune.runs.experiment import drawn, fingerprint, in_precision_of, publish_run, record_of, settings_of
-from headprune.runs.finetune import run_finetune
+from headprune.runs.finetune import refuse_several_processes, run_finetune
 from headprune.runs.journal import Run
 from headprune.runs.request import Request, places_apart
 from headprune.runs.subject import Subject, load_subject, read_examples
@@ -65,8 +65,8 @@ class Training:
     own_rate: bool = False  # whether the learning rate of gates was asked for
 
     def __post_init__(self) -> None:
-        if self.finetune_epochs < 0:
-            raise TrainingError(f"finetune_epochs must not be negative, but it is {self.finetune_epochs:g}.")
+        if not 0 <= self.finetune_epochs < math.inf:
+            raise TrainingError(f"finetune_epochs must be a number of at least 0, but it is {self.finetune_epochs:g}.")
         if self.config.lora:
             raise TrainingError("Gates learn with all weights; LoRA goes with `headprune finetune`, or in Python.")
 
@@ -103,37 +103,36 @@ def run_training(
     *,
     overwrite: bool = False,
     on_step: OnStep | None = None,
-    on_phase: Callable[[str], None] | None = None,
     tell: Tell | None = None,
 ) -> dict[str, Any]:
     """Train gates into the run directory `out`, remove what closed, and fine-tune; goes on where an earlier process
     stopped. Returns the record of the run, with that of the fine-tuning under "recovery"."""
+    refuse_several_processes()
     need_training(asked.config)
+    finetuning = replace(asked.config, epochs=asked.finetune_epochs) if asked.finetune_epochs else None
     loaded = _load(asked)
-    gates = _with_rate(asked, loaded)
+    task, config = loaded.subject.task, asked.config
+    refuse_nothing_to_learn(task, loaded.training, config.distill > 0 or config.hidden > 0)
     model, dense = loaded.subject.model, copy.deepcopy(loaded.subject.model)
-    learned = LearnedGates(model, gates)  # refuses what cannot be, before anything is written
-    with Run(out, _settings(asked, loaded, gates), overwrite=overwrite) as run:
+    reference = loaded.quality(dense)
+    metric = choose_metric(asked.experiment.metric, reference)
+    learned = LearnedGates(model, _with_rate(asked, loaded))
+    # What could be refused has been by now: from here on the directory is written to.
+    with Run(out, _settings(asked, loaded, learned.config), overwrite=overwrite) as run:
         if overwrite and not run.steps:
             shutil.rmtree(out / "training", ignore_errors=True)
             shutil.rmtree(out / "finetuned", ignore_errors=True)
         if run.finished:
-            learned.detach()
             for step in run.steps:
                 if on_step is not None:
                     on_step(step)
         else:
-            if on_phase is not None:
-                on_phase("Gates")
-            _learn(asked, loaded, run, learned, dense, on_step, tell)
+            _learn(asked, loaded, run, learned, dense, (reference, metric), on_step, tell)
         publish_run(out, run.record)
         record = run.record
-    if not asked.finetune_epochs:
+    if finetuning is None:
         return record
-    if on_phase is not None:
-        on_phase("Fine-tuning")
-    config = replace(asked.config, epochs=asked.finetune_epochs)
-    recovery = run_finetune(Request(run=out, data=asked.data, config=config), tell=tell)
+    recovery = run_finetune(Request(run=out, data=asked.data, config=finetuning), tell=tell)
     return {**record, "recovery": recovery}
 
 
@@ -143,13 +142,12 @@ def _learn(
     run: Run,
     learned: LearnedGates,
     dense: PreTrainedModel,
+    measured: tuple[Quality, Metric],
     on_step: OnStep | None,
     tell: Tell | None,
 ) -> None:
     model, task, kinds = loaded.subject.model, loaded.subject.task, learned.config.kinds
-    started = time.perf_counter()
-    reference = loaded.quality(dense)
-    metric = choose_metric(asked.experiment.metric, reference)
+    reference, metric = measured
 
     def note(taken: Taken, of: PreTrainedModel, seconds: float) -> None:
         quality = reference if of is dense else loaded.quality(of)
@@ -159,7 +157,7 @@ def _learn(
             on_step(step)
 
     if not run.steps:
-        note(Taken((), None, None, [], 0.0, None), dense, time.perf_counter() - started)
+        note(Taken((), None, None, [], 0.0, None), dense, 0.0)
     watching: list[TrainerCallback] = [GateCallback(gates=learned), GateJournal(learned, run.path)]
     fitted = fit(
         model,
