@@ -24,7 +24,7 @@ class TrainConfig:
     weight_decay: float = option(0.0, "Weight decay of AdamW.")
     distill: float = option(1.0, "Weight of the dense model's predictions in the loss; 0 leaves them out.")
     temperature: float = option(2.0, "Temperature that both models' predictions are compared at.")
-    hidden: float = option(1.0, "Weight of the dense model's hidden states, where widths match; 0 leaves them out.")
+    hidden: float = option(10.0, "Weight of the dense model's hidden states, where widths match; 0 leaves them out.")
     dropout: bool = option(
         False, "Draw what the model was trained to draw: dropout, dropped layers. A small model learns better without."
     )
