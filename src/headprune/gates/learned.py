@@ -64,7 +64,7 @@ class LearnedGates(Installed):
         self._of_site = {place.site.index: place for place in self.places}
         # The shift and the decision that a forward pass began with: what is computed again in its backward pass, for
         # gradient checkpointing, has to see the same.
-        self._now: tuple[float, torch.Tensor] | None = None
+        self._now: tuple[float, torch.Tensor | None] | None = None
         self._depth = 0  # of calls that are inside a forward pass
         self._forwards, self._arrived = 0, False  # passes since gradients came, and whether some have
         self._scale = 1.0  # what the loss of gates was multiplied by when its gradient came
@@ -134,7 +134,7 @@ class LearnedGates(Installed):
             self._forwards = 1 if self._arrived else self._forwards + 1
             self._arrived = False
         self._depth += 1
-        self._now = self.shift, self.open()
+        self._now = self.shift, None if self.training else self.open()
         if learning:
             self.draw()
 
@@ -172,7 +172,7 @@ class LearnedGates(Installed):
 
     def values(self, place: Place) -> torch.Tensor:
         """The gates of a site: drawn in training, decided in evaluation."""
-        shift, is_open = self._now or (self.shift, self.open())
+        shift, is_open = self._now or (self.shift, None)
         log_alpha, distribution = self.bias[place.gates] - shift, self.config.distribution
         if self.training:
             if self.noise is None:
@@ -182,7 +182,7 @@ class LearnedGates(Installed):
             if log_alpha.requires_grad:
                 log_alpha.register_hook(functools.partial(self._observe, place))
             return distribution.draw(log_alpha, self.noise[place.gates], straight_through=self.config.straight_through)
-        decided = is_open[place.gates].to(log_alpha)
+        decided = (self.open() if is_open is None else is_open)[place.gates].to(log_alpha)
         if self.config.straight_through:
             return decided
         value = distribution.evaluated(log_alpha)
