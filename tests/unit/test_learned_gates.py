@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 
 import peft
@@ -357,6 +358,37 @@ def test_evaluation_before_the_training_has_all_gates_open() -> None:
     assert gates.open().all()
     batch = ZOO["bert"].batch(0)
     assert identical(outputs(model, batch), outputs(ZOO["bert"].build(), batch))
+
+
+def test_fewer_units_than_have_to_stay_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def obstructed(model, kinds):
+        first, *others = headprune.resolve(model)
+        return [first, *(dataclasses.replace(site, obstacle="it is made so") for site in others)]
+
+    monkeypatch.setattr("headprune.gates.learned.sites_of", obstructed)
+    with pytest.raises(ScheduleError, match="8 units of this model have to stay, so 6 cannot be kept"):
+        gates_of("bert", l0=None, keep=0.5)
+    assert len(gates_of("bert", l0=None, keep=0.75)[1]) == 4
+
+
+def test_the_change_without_a_unit_counts_what_an_adapter_adds() -> None:
+    model = ZOO["bert"].build()
+    site = headprune.resolve(model)[0]
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["dense"], lora_dropout=0.0))
+    layer = model.get_submodule(site.o)
+    with torch.no_grad():
+        layer.lora_B["default"].weight.normal_(generator=torch.Generator().manual_seed(0))
+    gates = headprune.LearnedGates(wrapped, l0=0.1, warmup=0.0, difference=1.0).train()
+    columns = []
+    layer.register_forward_pre_hook(lambda module, args: columns.append(args[0].detach()), prepend=True)
+    batch = ZOO["bert"].batch(0)
+    wrapped(**batch)
+    gates.loss()
+    real = columns[0][batch["attention_mask"].bool()].double()
+    whole = (layer.base_layer.weight + layer.get_delta_weight("default")).detach().double()
+    parts = [(real[:, own] @ whole[:, own].T).square().sum() for own in (site.columns([head]) for head in range(4))]
+    expected = [float(part / (real @ whole.T).square().sum()) for part in parts]
+    assert gates.costs[:4].tolist() == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_soft_gate_that_a_target_keeps_is_not_silent() -> None:

@@ -52,6 +52,9 @@ def test_only_the_last_batch_is_not_full() -> None:
     count = POOL * size + 7  # the second pool has a rest, the first has none
     order = list(SimilarLengths(LENGTHS[:count], size, seed=0))
     assert sorted(order) == list(range(count))
+    # Were the rest of a pool in the midst, all batches after it would be of two batches each.
+    spread = [max(LENGTHS[row] for row in batch) - min(LENGTHS[row] for row in batch) for batch in batches(order, size)]
+    assert sorted(spread)[-4:][0] <= 6
 
 
 def test_lengths_of_rows() -> None:

@@ -224,12 +224,14 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "run").exists()
 
 
-def test_losses_of_the_task_stand_by_themselves(original: Path) -> None:
-    history = [json.loads(line) for line in (original / "gates.jsonl").read_text().splitlines()][2:]
-    alone = json.loads((original / "finetuned" / "finetune.json").read_text())["history"]
-    assert all("task_loss" in entry for entry in (*history, *alone))
-    # Three classes: guessing has a loss of log 3; with what the dense model says it would be far more.
-    assert all(entry["task_loss"] < 3 for entry in history)
+def test_a_text_that_evaluates_is_not_trained_on_though_it_stands_twice(tmp_path: Path) -> None:
+    data = tmp_path / "twice.csv"
+    head, *lines = Path(material().data_csv).read_text().splitlines(keepends=True)
+    data.write_text("".join([head, *lines, *lines]))
+    assert train(tmp_path / "run", "--finetune-epochs", "0", data=str(data)).code == 0
+    samples = record_of(tmp_path / "run")["samples"]
+    assert samples["evaluation"] == 12
+    assert samples["training"] < 2 * len(lines) - 12  # doubles of what evaluates are out as well
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
