@@ -73,5 +73,9 @@ class TrainingError(HeadpruneError, ValueError):
     """A model cannot be trained as asked for."""
 
 
+class ExportError(HeadpruneError, ValueError):
+    """A model cannot be exported as asked for, or what was exported computes something else."""
+
+
 class RunError(HeadpruneError):
     """A run directory cannot be used, or belongs to another run."""

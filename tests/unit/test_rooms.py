@@ -29,6 +29,7 @@ ORDER = (
     {"gates"},
     {"data"},
     {"recovery"},
+    {"export"},
     {"report"},
     {"runs"},
     {"papers"},

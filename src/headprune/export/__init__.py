@@ -1,0 +1,1 @@
+"""Pruned models where models are served: one file or folder per runtime."""
