@@ -46,7 +46,7 @@ class Runner(ABC):
         """So many tokens after one prompt, each the most probable, with the runtime's cache."""
         raise ExportError("Only models that write text generate.")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most runtimes give back what they hold by themselves
         """Give back what the runtime holds."""
 
 
