@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -25,14 +26,8 @@ class Source:
     folder: Path | None = None  # tokenizer and processor files are here
 
 
-@dataclass
-class Outputs:
+class Outputs(SimpleNamespace):
     """What a runner gives, under the names that transformers' outputs have, so that a task can read it."""
-
-    logits: torch.Tensor | None = None
-    last_hidden_state: torch.Tensor | None = None
-    start_logits: torch.Tensor | None = None
-    end_logits: torch.Tensor | None = None
 
 
 class Runner(ABC):

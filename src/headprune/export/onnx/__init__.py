@@ -1,0 +1,1 @@
+"""ONNX files, written by PyTorch's own exporter, run and quantised by ONNX Runtime."""
