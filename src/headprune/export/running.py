@@ -76,7 +76,12 @@ class ProgramRunner(Runner):
         return fed
 
     def _next(
-        self, name: str, ids: torch.Tensor, mask: torch.Tensor | None, fed: Tensors, given: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        fed: Tensors,
+        given: Mapping[str, Any] | None = None,
     ) -> Tensors:
         """The decoder on new tokens; `mask` covers the earlier ones too."""
         part = self.parts[name]

@@ -18,7 +18,8 @@ LONG = 128  # more tokens than this are not needed to try something
 
 def write_sample(source: Source, folder: Path) -> None:
     """What the model takes, for one row, as arrays by name."""
-    numpy.savez(folder / NAME, **{name: tensor.numpy() for name, tensor in made_up(source).items()})
+    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in made_up(source).items()}
+    numpy.savez(folder / NAME, **arrays)
 
 
 def made_up(source: Source) -> dict[str, torch.Tensor]:

@@ -47,15 +47,14 @@ print(ids[0])
 
 
 def _written(ending: str, read: Shapes, written: Shapes) -> str:
-    kept = [name for name in (STATES,) if name in written]
-    carried = "".join(f'\nread["{name}"] = found["{name}"]' for name in kept)
+    carried = "" if STATES in written else f'\ndel read["{STATES}"]  # nothing looks at it'
     if "encoder_attention_mask" in written:
         carried += '\nread["encoder_attention_mask"] = sample["attention_mask"]'
     return f"""
 encoder, decoder = load("DIR/encoder{ending}"), load("DIR/decoder{ending}")
 sample = dict(np.load("DIR/sample.npz"))
 found = encoder({{name: sample[name] for name in {list(read)!r}}})
-read = {{name.replace("present", "past_key_values"): found[name] for name in found if name.startswith("present")}}{carried}
+read = {{name.replace("present", "past_key_values"): value for name, value in found.items()}}{carried}
 ids = sample["decoder_input_ids"][:, :1]
 {_remembered(written, "decoder.")}
 new = ids

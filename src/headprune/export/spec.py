@@ -54,6 +54,7 @@ class Runtime(ABC):
     modules: ClassVar[tuple[str, ...]]  # what has to be importable
     quantizations: ClassVar[tuple[str, ...]]
     install: ClassVar[str]  # what pip has to bring where the model only runs
+    in_caller: ClassVar[bool] = False  # whether one thread is the caller's own, whose clock nothing else disturbs
     log_probabilities: ClassVar[bool] = False  # whether a runner gives these instead of logits
     checked_tokens: ClassVar[int | None] = None  # look at no more than this many, where looking is slow
     # How far an output in float may be from torch's, for outputs of the size of 1: that of the largest one counts.

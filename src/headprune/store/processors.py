@@ -45,12 +45,15 @@ def carry_processor(model: PreTrainedModel, processor: Any, target: Path) -> Non
     elif source is not None and (source / KEPT).is_file() and hasattr(model.config, RECORD):
         shutil.copyfile(source / KEPT, target / KEPT)
     if source is not None and processor is None:
-        for pattern in PATTERNS:
-            if shrunk is not None and pattern in TOKENIZERS:
-                continue
-            for file in source.glob(pattern):
-                if file.is_file() and not (target / file.name).exists():
-                    shutil.copyfile(file, target / file.name)
+        carry_files(source, target, TOKENIZERS if shrunk is not None else ())
+
+
+def carry_files(source: Path, target: Path, without: Sequence[str] = ()) -> None:
+    """Copy what prepares inputs from one folder to another, but for what is there already."""
+    for pattern in PATTERNS:
+        for file in source.glob(pattern) if pattern not in without else ():
+            if file.is_file() and not (target / file.name).exists():
+                shutil.copyfile(file, target / file.name)
 
 
 def _refuse_larger(model: PreTrainedModel, processor: Any) -> None:

@@ -32,6 +32,7 @@ class OnnxRuntime(Runtime):
     modules = ("onnx", "onnxscript", "onnxruntime")
     quantizations = ("int8",)
     install = "onnxruntime"
+    in_caller = True
 
     def refuse(self, source: Source) -> None:
         """What cannot be traced is refused by PyTorch when it is tried."""

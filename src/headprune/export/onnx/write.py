@@ -42,8 +42,8 @@ def _write(program: Program, file: Path) -> None:
             )
         except torch.onnx.OnnxExporterError as error:
             raise ExportError(
-                f"PyTorch cannot turn this model into ONNX ({_reason(error)}); export it with --to torch, or report the "
-                "model family."
+                f"PyTorch cannot turn this model into ONNX ({_reason(error)}); export it with --to torch, or report "
+                "the model family."
             ) from error
         assert made is not None
         weights = sum(tensor.numel() * tensor.element_size() for tensor in program.module.state_dict().values())
@@ -56,22 +56,22 @@ def _quantize(file: Path) -> None:
     Seven bits of the eight are used: without VNNI, processors add products of eight bits in sixteen and overflow.
     """
     with needed("onnx", "Quantised exports need"), quiet():
-        from onnxruntime.quantization import QuantType, quant_pre_process, quantize_dynamic
+        import onnx
+        from onnxruntime.quantization import QuantType, quantize_dynamic
 
-        shaped = file.with_suffix(".shaped.onnx")
-        quant_pre_process(str(file), str(shaped), skip_symbolic_shape=True)
-        small = file.with_suffix(".int8.onnx")
+        # Shapes inside the graph are those before PyTorch's exporter turned weights round; they are found again.
+        model = onnx.load(file)
+        del model.graph.value_info[:]
         quantize_dynamic(
-            str(shaped),
-            str(small),
+            model,
+            str(file),
             op_types_to_quantize=["MatMul", "Gemm"],
             weight_type=QuantType.QInt8,
             per_channel=True,
             reduce_range=True,
-            extra_options={"MatMulConstBOnly": True, "DefaultTensorType": 1},
+            extra_options={"MatMulConstBOnly": True, "DefaultTensorType": onnx.TensorProto.FLOAT},
+            use_external_data_format=model.ByteSize() > LARGEST,
         )
-        shaped.unlink()
-        small.replace(file)
 
 
 def _reason(error: BaseException) -> str:

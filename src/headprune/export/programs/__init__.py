@@ -1,4 +1,4 @@
-"""What of a model becomes a file of its own, and what goes in and out of it: the same for every runtime but llama.cpp."""
+"""What of a model becomes a file of its own, and what goes in and out of it: for every runtime but llama.cpp."""
 
 from __future__ import annotations
 
@@ -31,5 +31,7 @@ def _example(source: Source) -> dict[str, torch.Tensor]:
     found = {}
     for name, value in source.batch.items():
         if isinstance(value, torch.Tensor) and value.dim():
-            found[name] = value[:ROWS].contiguous() if len(value) >= ROWS else value.expand(ROWS, *value.shape[1:]).contiguous()
+            found[name] = (
+                value[:ROWS].contiguous() if len(value) >= ROWS else value.expand(ROWS, *value.shape[1:]).contiguous()
+            )
     return found

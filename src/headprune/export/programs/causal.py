@@ -15,7 +15,6 @@ from headprune.export.programs.spec import (
     CACHE,
     SEQUENCE,
     TOTAL,
-    Form,
     Program,
     Programs,
     Tensors,
@@ -95,13 +94,15 @@ def _tried(source: Source, ids: torch.Tensor, mask: torch.Tensor) -> Programs | 
             inputs[past_name(layer, part)] = getattr(cache.layers[layer], f"{part}s").contiguous()
             axes[past_name(layer, part)] = CACHE
     positions = torch.arange(cut, ids.shape[1]).expand(len(ids), -1).contiguous()
-    module, form = Continued(model, layers, attending), "causal"  # type: tuple[Continued, Form]
+    module = Continued(model, layers, attending)
     for chosen in ({"position_ids": positions}, {}):  # where a model counts positions by itself, as it does
         if chosen and "position_ids" not in inspect.signature(model.forward).parameters:
             continue
-        program = Program("model", module, {**inputs, **chosen}, {**axes, **{name: {0: BATCH, 1: SEQUENCE} for name in chosen}})
+        program = Program(
+            "model", module, {**inputs, **chosen}, {**axes, **{name: {0: BATCH, 1: SEQUENCE} for name in chosen}}
+        )
         if _agree(expected[:, cut:], program.outputs()["logits"], mask[:, cut:]):
-            return Programs(form, (program,))
+            return Programs("causal", (program,))
     return None
 
 

@@ -7,7 +7,17 @@ from typing import Any
 
 import torch
 
-from headprune.export.programs.spec import BATCH, SEQUENCE, SOURCE, TARGET, Axes, Form, Program, Programs, Tensors, Whole
+from headprune.export.programs.spec import (
+    BATCH,
+    SEQUENCE,
+    SOURCE,
+    TARGET,
+    Axes,
+    Program,
+    Programs,
+    Tensors,
+    Whole,
+)
 from headprune.export.spec import Source
 
 LEFT_OUT = ("loss", "past_key_values")
@@ -26,10 +36,10 @@ class Pass(Whole):
 
 def tensors_of(output: Any) -> Tensors:
     """The tensors in what a model gives. What an encoder says beside what its decoder makes of it is not asked for."""
-    named = output.items() if isinstance(output, Mapping) else ((f"output_{n}", value) for n, value in enumerate(output))
+    named = output if isinstance(output, Mapping) else {f"output_{n}": value for n, value in enumerate(output)}
     return {
         name: value
-        for name, value in named
+        for name, value in named.items()
         if isinstance(value, torch.Tensor) and name not in LEFT_OUT and not name.startswith("encoder_")
     }
 
@@ -39,8 +49,7 @@ def plain_programs(source: Source) -> Programs:
     inputs = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     constants = {name: value for name, value in given.items() if name not in inputs and value is not None}
     axes = {name: axes_of(name, value) for name, value in inputs.items()}
-    form: Form = "plain"
-    return Programs(form, (Program("model", Pass(source.model, constants), inputs, axes),))
+    return Programs("plain", (Program("model", Pass(source.model, constants), inputs, axes),))
 
 
 def axes_of(name: str, tensor: torch.Tensor) -> Axes:

@@ -123,18 +123,22 @@ def _tried(source: Source, ids: torch.Tensor) -> Programs | None:
             use_cache=True,
         )
     own, other = cache.self_attention_cache, cache.cross_attention_cache
-    layers = len(own.layers)
-    attending = [layer for layer in range(layers) if layer not in empty_layers(model.get_decoder())]
-    looking = [layer for layer in range(len(other.layers)) if layer not in empty_layers(model.get_decoder(), cross=True)]
+    decoder, layers = model.get_decoder(), len(own.layers)
+    attending = [layer for layer in range(layers) if layer not in empty_layers(decoder)]
+    looking = [
+        layer for layer in range(len(other.layers)) if layer not in empty_layers(model.get_decoder(), cross=True)
+    ]
     inputs = {"input_ids": ids[:, cut:].contiguous(), "attention_mask": mask}
     axes = {"input_ids": {0: BATCH, 1: SEQUENCE}, "attention_mask": {0: BATCH, 1: TOTAL}}
     if "attention_mask" in read:
         inputs["encoder_attention_mask"], axes["encoder_attention_mask"] = read["attention_mask"], {0: BATCH, 1: SOURCE}
-    for side, kept, places, free in (("decoder", own, attending, CACHE), ("encoder", other, looking, CROSS)):
+    for side, kept, places, given in (("decoder", own, attending, CACHE), ("encoder", other, looking, CROSS)):
         for name, tensor in named_layers(kept, places, side).items():
             past = name.replace("present", "past_key_values")
-            inputs[past], axes[past] = tensor.contiguous(), free
-    reading = Program("encoder", Reading(model, looking), read, {name: axes_of(name, value) for name, value in read.items()})
+            inputs[past], axes[past] = tensor.contiguous(), given
+    reading = Program(
+        "encoder", Reading(model, looking), read, {name: axes_of(name, value) for name, value in read.items()}
+    )
     writing = Program("decoder", Writing(model, layers, attending, looking, states.shape[-1]), inputs, axes)
     with_states = replace(writing, inputs={**inputs, STATES: states}, axes={**axes, STATES: {0: BATCH, 1: SOURCE}})
     for chosen in (writing, with_states) if looking else (with_states,):

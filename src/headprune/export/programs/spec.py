@@ -48,7 +48,7 @@ class Whole(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
         self.eval()
 
 
