@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -65,20 +66,24 @@ def export(
                 times, size = _compared(chosen, runner, source, dense, threads)
             finally:
                 runner.close()
+            written = _megabytes(fresh)
             if source.folder is not None:
                 carry_files(source.folder, fresh)
-            record = {
+            record: dict[str, Any] = {
                 "format": FORMAT,
                 "runtime": chosen.name,
+                "title": chosen.title,
+                "install": chosen.install,
                 "quantize": quantize,
                 "model": str(getattr(model.config, "_name_or_path", "")),
                 "task": source.task.name,
                 "versions": _versions(chosen),
                 "check": checked.to_json(),
                 "latency": times,
-                "megabytes": {**size, "pruned": _megabytes(fresh)},
+                "megabytes": {**size, "pruned": written},
+                "snippet": chosen.snippet(fresh),
             }
-            (fresh / SNIPPET).write_text(chosen.snippet(fresh))
+            (fresh / SNIPPET).write_text(_program(record["snippet"]))
             (fresh / RECORD).write_text(json.dumps(record, indent=2, allow_nan=False) + "\n")
     return record
 
@@ -128,6 +133,12 @@ def _compared(
         finally:
             other.close()
         return times, {"dense": _megabytes(folder)}
+
+
+def _program(snippet: str) -> str:
+    """A snippet as a file that runs its own folder, wherever that is."""
+    here = "import os\n\nHERE = os.path.dirname(os.path.abspath(__file__))\n"
+    return here + re.sub(r'"DIR/([^"]*)"', r'os.path.join(HERE, "\1")', snippet)
 
 
 def _megabytes(folder: Path) -> float:

@@ -52,7 +52,7 @@ class OpenVino(Runtime):
         with tempfile.TemporaryDirectory() as place:
             write_programs(programs, Path(place))
             for program in programs.parts:
-                _convert(Path(place) / f"{program.name}.onnx", folder / f"{program.name}.xml", quantize)
+                convert(Path(place) / f"{program.name}.onnx", folder / f"{program.name}.xml", quantize)
         write_sample(source, folder)
 
     def open(self, folder: Path, source: Source | None = None, *, threads: int | None = None) -> ProgramRunner:
@@ -70,7 +70,8 @@ class OpenVino(Runtime):
         return snippet(LOAD, ".xml", {name: part.shapes for name, part in self.open(folder).parts.items()})
 
 
-def _convert(onnx: Path, file: Path, quantize: str | None) -> None:
+def convert(onnx: Path, file: Path, quantize: str | None) -> None:
+    """Read an ONNX file, and write it as OpenVINO's."""
     with needed("openvino", "Exports to OpenVINO need"), quiet():
         import openvino
 

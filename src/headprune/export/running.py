@@ -60,7 +60,7 @@ class ProgramRunner(Runner):
     @property
     def _continues(self) -> bool:
         shapes = self.parts["model"].shapes
-        return "position_ids" in shapes or any(name.startswith(PAST) for name in shapes)
+        return any(name.startswith(PAST) for name in shapes)
 
     def _read(self, inputs: Mapping[str, Any]) -> Tensors:
         """What the encoder leaves for every step of the decoder."""
@@ -99,7 +99,7 @@ class ProgramRunner(Runner):
         fed = self._read(inputs) if name == "decoder" else {}
         new = inputs["decoder_input_ids"] if name == "decoder" else inputs["input_ids"]
         every, found = new, []
-        cached = any(key.startswith(PAST) and ".encoder." not in key for key in self.parts[name].shapes)
+        cached = any(key.startswith(PAST) for key in self.parts[name].shapes)
         for _ in range(tokens):
             given = new if cached else every  # nothing is remembered where no layer attends
             output = self._next(name, given, torch.ones_like(every), fed)

@@ -10,13 +10,16 @@ from headprune.export.programs.seq2seq import STATES
 Shapes = Mapping[str, Sequence[int | None]]
 PAST = "past_key_values."
 STEPS = 20
+ADVANCE = """new = outputs["logits"][:, -1:].argmax(-1)
+past = {name.replace("present", "past_key_values"): outputs[name] for name in outputs if name != "logits"}
+ids = np.concatenate([ids, new], axis=1)"""
 
 
 def snippet(load: str, ending: str, parts: Mapping[str, Shapes]) -> str:
     """`load` defines `load(file)`, which gives a function from arrays by name to arrays by name."""
     if "decoder" in parts:
         body = _written(ending, parts["encoder"], parts["decoder"])
-    elif "position_ids" in parts["model"] or any(name.startswith(PAST) for name in parts["model"]):
+    elif any(name.startswith(PAST) for name in parts["model"]):
         body = _continued(ending, parts["model"])
     else:
         body = _passed(ending, parts["model"])
@@ -39,9 +42,9 @@ ids = np.load("DIR/sample.npz")["input_ids"]  # one text, as tokens
 {_remembered(shapes, "")}
 new = ids
 for _ in range({STEPS}):
-{indent(_fed(shapes, ""), "    ")}
+{indent(_fed(shapes), "    ")}
     outputs = model(fed)
-{indent(_advance(""), "    ")}
+{indent(ADVANCE, "    ")}
 print(ids[0])
 """
 
@@ -59,9 +62,9 @@ ids = sample["decoder_input_ids"][:, :1]
 {_remembered(written, "decoder.")}
 new = ids
 for _ in range({STEPS}):
-{indent(_fed(written, "decoder.", ", **read"), "    ")}
+{indent(_fed(written, ", **read"), "    ")}
     outputs = decoder(fed)
-{indent(_advance("decoder."), "    ")}
+{indent(ADVANCE, "    ")}
 print(ids[0])
 """
 
@@ -78,16 +81,8 @@ past = {{f"past_key_values.{{layer}}.{side}{{part}}": np.zeros((1, number, 0, wi
         for layer, (number, width) in heads.items() for part in ("key", "value")}}"""
 
 
-def _fed(shapes: Shapes, side: str, more: str = "") -> str:
+def _fed(shapes: Shapes, more: str = "") -> str:
     text = f'fed = {{"input_ids": new, "attention_mask": np.ones_like(ids), **past{more}}}'
     if "position_ids" in shapes:
         text += '\nfed["position_ids"] = np.arange(ids.shape[1])[None, -new.shape[1]:]'
-    if not any(name.startswith(PAST) and (not side or side in name) for name in shapes):
-        text = text.replace('"input_ids": new', '"input_ids": ids').replace("-new.shape[1]:", ":")
     return text
-
-
-def _advance(side: str) -> str:
-    return """new = outputs["logits"][:, -1:].argmax(-1)
-past = {name.replace("present", "past_key_values"): outputs[name] for name in outputs if name != "logits"}
-ids = np.concatenate([ids, new], axis=1)"""

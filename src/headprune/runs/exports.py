@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from headprune.data import Examples
 from headprune.errors import ExportError, HeadpruneError, RunError
-from headprune.export.exporting import RECORD, SNIPPET, export, runtime_of
+from headprune.export.exporting import RECORD, export, runtime_of
 from headprune.export.madeup import made_up_batches
 from headprune.report.exports import NAME, exports_of, with_exports
 from headprune.runs.experiment import Experiment, drawn, experiment_of, fingerprint, publish_run
@@ -172,14 +172,10 @@ def _dense(request: ExportRequest) -> PreTrainedModel | None:
 def _note(request: ExportRequest, run: Path, record: Mapping[str, Any]) -> None:
     """In the run: what was exported, as what, and how it did. An earlier export of the same kind is replaced."""
     of = str(Path(request.folder).absolute().relative_to(run.absolute()))
-    chosen = runtime_of(request.to, request.quantize)
     entry = {
         **record,
         "of": of,
         "out": str(request.out),
-        "title": chosen.title,
-        "install": chosen.install,
-        "snippet": (request.out / SNIPPET).read_text(),
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     kind = (of, record["runtime"], record["quantize"])

@@ -56,11 +56,8 @@ def filled(inputs: Tensors, layers: int, attending: Sequence[int], side: str = "
 
 
 def _mark(inputs: Tensors, attending: Sequence[int], side: str) -> torch.Tensor:
-    """As long as what the other layers remember, and empty; where none attends, the mask says how many tokens were."""
-    if attending:
-        return inputs[past_name(attending[0], "key", side)][:, :1, :, :1]
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    return mask[:, None, : mask.shape[1] - ids.shape[1], None].float()
+    """As long as what the other layers remember, and as thin as can be."""
+    return inputs[past_name(attending[0], "key", side)][:, :1, :, :1]
 
 
 def causal_programs(source: Source) -> Programs | None:
@@ -87,6 +84,8 @@ def _tried(source: Source, ids: torch.Tensor, mask: torch.Tensor) -> Programs | 
         model(input_ids=ids[:, :cut], attention_mask=mask[:, :cut], past_key_values=cache, use_cache=True)
     layers = len(cache.layers)
     attending = [layer for layer in range(layers) if layer not in empty_layers(model)]
+    if not attending:
+        return None  # there is nothing to remember
     axes = {"input_ids": {0: BATCH, 1: SEQUENCE}, "attention_mask": {0: BATCH, 1: TOTAL}}
     inputs = {"input_ids": ids[:, cut:].contiguous(), "attention_mask": mask}
     for layer in attending:

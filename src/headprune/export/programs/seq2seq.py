@@ -128,6 +128,8 @@ def _tried(source: Source, ids: torch.Tensor) -> Programs | None:
     looking = [
         layer for layer in range(len(other.layers)) if layer not in empty_layers(model.get_decoder(), cross=True)
     ]
+    if not attending:
+        return None  # there is nothing to remember
     inputs = {"input_ids": ids[:, cut:].contiguous(), "attention_mask": mask}
     axes = {"input_ids": {0: BATCH, 1: SEQUENCE}, "attention_mask": {0: BATCH, 1: TOTAL}}
     if "attention_mask" in read:
