@@ -23,7 +23,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.measure.costs import MEBIBYTE
 from headprune.store.files import replaced_directory
 from headprune.store.processors import carry_files, source_folder
-from headprune.task import Task, task_of
+from headprune.task import Task, batch_size, task_of
 
 RECORD = "export.json"
 SNIPPET = "run.py"  # the code that runs the folder, as a file
@@ -108,13 +108,15 @@ def source_of(
     task: str | Task | None = None,
     tokenizer: str | Path | None = None,
 ) -> Source:
-    """The model as runtimes take it: on the CPU and in float32."""
+    """The model as runtimes take it: on the CPU and in float32. Data comes sorted by length, so that the batch in the
+    middle is the one to take times on."""
     own = task if isinstance(task, Task) else task_of(model, task)
     if any(p.device.type != "cpu" or p.dtype not in (torch.float32, torch.int64) for p in model.parameters()):
         raise ExportError("A model is exported from the CPU in float32; load it with dtype=torch.float32.")
-    largest = max(batches, key=lambda batch: len(next(iter(batch.values()))))
+    most = max(map(batch_size, batches))
+    full = [batch for batch in batches if batch_size(batch) == most]
     folder = Path(tokenizer) if tokenizer is not None else source_folder(model)
-    return Source(model, own, own.prepare(largest, torch.device("cpu")), folder)
+    return Source(model, own, own.prepare(full[len(full) // 2], torch.device("cpu")), folder)
 
 
 def _compared(
