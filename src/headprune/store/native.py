@@ -13,6 +13,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel
 
+from headprune.store.portability import dense_config
 from headprune.units import AttentionSite, NeuronSite, Site
 from headprune.units.cutting.record import NAMES, number_of, with_numbers
 from headprune.units.measured.verdict import dense_class, quiet
@@ -92,7 +93,7 @@ def _following(dense: Shapes, tried: Shapes | None, layers: Sequence[NeuronSite]
 
 def _candidates(model: PreTrainedModel, settings: Settings, widths: Collection[int]) -> Iterator[str]:
     """Numbers of the config that are such a width, then those that are not stated (GPT-2's `n_inner`)."""
-    stated = list(_entries(type(model.config).from_dict(dict(settings)).to_dict()))
+    stated = list(_entries(dense_config(model).from_dict(dict(settings)).to_dict()))
     yield from (name for name, value in stated if type(value) is int and value in widths)
     yield from (name for name, value in stated if value is None)
 
@@ -109,7 +110,7 @@ def _shapes(model: PreTrainedModel, settings: Settings, numbers: Numbers) -> Sha
     """Of all that the plain class would save with these numbers; None where it does not take them."""
     try:
         with torch.device("meta"), quiet():
-            plain = dense_class(model)(type(model.config).from_dict(with_numbers(settings, numbers)))
+            plain = dense_class(model)(dense_config(model).from_dict(with_numbers(settings, numbers)))
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ArithmeticError, StrictDataclassError):
         return None  # some sizes exclude one another, some entries are no numbers
     return {name: tuple(tensor.shape) for name, tensor in plain.state_dict().items()}
