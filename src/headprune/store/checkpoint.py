@@ -16,10 +16,10 @@ from transformers import AutoModel, PreTrainedModel
 from headprune.errors import CheckpointError, HeadpruneError
 from headprune.hooks.gates import Installed
 from headprune.models import OWN
-from headprune.store import fingerprint, portability
-from headprune.store.configs import read_config
+from headprune.store import fingerprint, portability, proof
+from headprune.store.configs import read_config, write_settings
 from headprune.store.files import replaced_directory
-from headprune.store.native import dense_numbers, native_numbers
+from headprune.store.native import PER_LAYER, dense_numbers, native_numbers
 from headprune.store.places import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.store.processors import carry_processor, outdated
 from headprune.surgery.shrink import learn_layout, shrink
@@ -81,17 +81,34 @@ def _write(
     carry_processor(model, processor, folder)
     settings = _dense_settings(json.loads((folder / "config.json").read_text()))
     (folder / f"{portability.MODULE}.py").unlink(missing_ok=True)  # of the checkpoint that the model came from
-    native = native_numbers(model, sites, settings)
-    if native:
-        dense = dense_numbers(native, portability.dense_config(model).from_dict(dict(settings)).to_dict())
-        settings = {**with_numbers(settings, native), "headprune": {"dense": dense}}
-    if portable and portability.can_ship(model):
-        if not native and any(site.size < site.original for site in sites):
+    native = _native(model, sites, settings, folder)
+    if native is not None:
+        settings = native
+    elif portable and portability.can_ship(model):
+        if any(site.size < site.original for site in sites):
             portability.write(model, sites, settings, folder)
         elif dense_class(model).__name__ in OWN:
             portability.ship_own(model, settings, folder)
-    (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    write_settings(folder, settings)
     fingerprint.write(folder)
+
+
+def _native(
+    model: PreTrainedModel, sites: Sequence[Site], settings: Mapping[str, Any], folder: Path
+) -> dict[str, Any] | None:
+    """Settings from which the plain class is built as the model is, written into the folder and proven there by a
+    process without headprune; None where there are none. What is too large for that is believed by its shapes, if
+    numbers for all layers say it: classes read those."""
+    numbers = native_numbers(model, sites, settings)
+    if not numbers or (PER_LAYER in numbers and proof.too_large(model)):
+        return None
+    dense = dense_numbers(numbers, portability.dense_config(model).from_dict(dict(settings)).to_dict())
+    changed = with_numbers(settings, numbers)
+    changed["headprune"] = {"dense": dense, "native": True}
+    if dense_class(model).__name__ in OWN:
+        portability.ship_own(model, changed, folder)
+    write_settings(folder, changed)
+    return changed if proof.too_large(model) or proof.loads_plainly(model, folder) else None
 
 
 def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, **options: Any) -> PreTrainedModel:

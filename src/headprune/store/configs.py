@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +28,7 @@ def read_config(path: str | Path) -> Any:
 def stored_dtype(path: str | Path) -> torch.dtype | None:
     """The precision that the weights of a checkpoint are in, as its config says."""
     return read_config(path).dtype
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
