@@ -12,19 +12,23 @@ from huggingface_hub.utils import validate_repo_id
 
 from headprune.report import gates
 from headprune.report.recovery import how, measured_of
+from headprune.report.usage import pipeline_tag, usage
 from headprune.report.words import measured_text, removed_text, stop_text, value_text, vocabulary_text
 
 
-def model_card(record: Mapping[str, Any]) -> str:
-    """README.md with the yaml header that model hubs read."""
+def model_card(record: Mapping[str, Any], folder: Path | None = None) -> str:
+    """README.md with the yaml header that model hubs read; `folder` is that of the model, whose config says what loads
+    it."""
     settings, result = record["settings"], record["result"]
     removed = result["heads_before"] - result["heads_after"]
     name, metric = str(settings["model"]), result["metric"]
     dense = measured_text(metric, result["dense"], result.get("dense_interval"))
     pruned = measured_text(metric, result["pruned"], result.get("pruned_interval"))
+    tag = pipeline_tag(record, folder)
     header = [
         "---",
         "library_name: transformers",
+        *([f"pipeline_tag: {tag}"] if tag else []),
         *([f"base_model: {json.dumps(name)}"] if _on_hub(name) else []),
         "tags:",
         "- headprune",
@@ -54,11 +58,7 @@ def model_card(record: Mapping[str, Any]) -> str:
         "",
         "## Use",
         "",
-        "```python",
-        "import headprune",
-        "",
-        'model = headprune.load("path/to/this/folder")',
-        "```",
+        *usage(folder, tag),
     ]
     return "\n".join(lines) + "\n"
 

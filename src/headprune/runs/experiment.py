@@ -219,7 +219,7 @@ def _points(
         model = load_model(folder, dtype=result.dense.dtype).to(result.dense.device)
         mask = kept_mask(sites_of(model, tuple(step.units)))  # type: ignore[arg-type]  # whose keys are kinds
         at = replace(result, model=model, stopped_at=number, mask=mask, rule=f"the point {label} of its budget")
-        write_text(folder / "README.md", model_card({**record, "result": record_of(at), "savings": None}))
+        write_text(folder / "README.md", model_card({**record, "result": record_of(at), "savings": None}, folder))
         left = shares(result.dense, model, batch, task=task)
         if step.latency is not None:
             left["latency"] = round(step.latency, 4)
@@ -240,7 +240,7 @@ def _points(
 def publish_run(out: Path, record: dict[str, Any]) -> None:
     """The model card and the report of a finished run, unless they are there."""
     if not (out / "model" / "README.md").is_file():
-        write_text(out / "model" / "README.md", model_card(record))
+        write_text(out / "model" / "README.md", model_card(record, out / "model"))
     if not (out / "report.html").is_file():
         write_report([out], out / "report.html")
 
