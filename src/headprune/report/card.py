@@ -63,6 +63,25 @@ def model_card(record: Mapping[str, Any], folder: Path | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
+def plain_card(folder: Path) -> str:
+    """The card of a model of which nothing is known but its folder."""
+    settings = json.loads((folder / "config.json").read_text())
+    sites = settings.get("pruned_heads") or {}
+    gone = sum(map(len, sites.values()))
+    lines = [
+        *("---", "library_name: transformers", "tags:", "- headprune", "- pruned", "---", ""),
+        f"# {_plain(folder.resolve().name)}",
+        "",
+        f"Pruned by headprune: {gone} attention heads removed from {sum(map(bool, sites.values()))} sites; config.json "
+        "says which.",
+        "",
+        "## Use",
+        "",
+        *usage(folder, ""),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _how(record: Mapping[str, Any]) -> str:
     settings, samples = record["settings"], record["samples"]
     if settings.get("gates"):

@@ -57,8 +57,8 @@ def _code(first: str, second: str) -> list[str]:
 
 
 def _auto_class(settings: Mapping[str, Any]) -> str:
-    """The Auto class that gives the class a checkpoint was saved from; empty where there is none, or where a plain class
-    would not take it."""
+    """The Auto class that gives the class a checkpoint was saved from; empty where there is none, or where no plain
+    class would take it."""
     kinds = settings.get("architectures") or [""]
     if "auto_map" in settings:
         found = [auto for auto, kind in settings["auto_map"].items() if kind.endswith(f".{kinds[0]}")]
@@ -66,9 +66,8 @@ def _auto_class(settings: Mapping[str, Any]) -> str:
         pruned = any(settings.get(name) for name in ("pruned_heads", "pruned_neurons"))
         native = (settings.get("headprune") or {}).get("native")
         found = list(_serving(kinds[0])) if native or not pruned else []
-    return min(
-        found, key=lambda auto: auto == "AutoModelForPreTraining", default=""
-    )  # whose class may be that of a task
+    # The class for pretraining may be that of a task, which says more.
+    return min(found, key=lambda auto: auto == "AutoModelForPreTraining", default="")
 
 
 def _serving(kind: str) -> Iterator[str]:
