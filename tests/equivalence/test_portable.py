@@ -164,7 +164,7 @@ def test_a_model_loaded_by_its_own_code_is_pruned_further_and_saved(tmp_path: Pa
     settings = json.loads((tmp_path / "second" / "config.json").read_text())
     assert "auto_map" not in settings
     assert settings["model_type"] == "bert"
-    assert settings["initializer_range"] == model.config.initializer_range
+    assert settings["hidden_act"] == model.config.hidden_act == "gelu"
 
 
 def test_loading_with_headprune_runs_no_code(tmp_path: Path) -> None:

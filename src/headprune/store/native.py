@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from headprune.store.portability import dense_config
 from headprune.units import AttentionSite, NeuronSite, Site
-from headprune.units.cutting.record import NAMES, number_of, with_numbers
+from headprune.units.cutting.record import NAMES, entries, number_of, with_numbers
 from headprune.units.measured.verdict import dense_class, quiet
 
 Shapes = dict[str, tuple[int, ...]]
@@ -153,17 +153,9 @@ def _following(dense: Shapes, tried: Shapes | None, layers: Sequence[NeuronSite]
 
 def _candidates(model: PreTrainedModel, settings: Settings, widths: Collection[int]) -> Iterator[str]:
     """Numbers of the config that are such a width, then those that are not stated (GPT-2's `n_inner`)."""
-    stated = list(_entries(dense_config(model).from_dict(dict(settings)).to_dict()))
+    stated = list(entries(dense_config(model).from_dict(dict(settings)).to_dict()))
     yield from (name for name, value in stated if type(value) is int and value in widths)
     yield from (name for name, value in stated if value is None)
-
-
-def _entries(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, dict) and name.endswith("_config"):
-            yield from _entries(value, f"{place}{name}.")
-        elif not name.startswith("_") and name not in NAMES.values():
-            yield place + name, value
 
 
 def _shapes(model: PreTrainedModel, settings: Settings, numbers: Numbers) -> Shapes | None:

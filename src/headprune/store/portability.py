@@ -7,7 +7,6 @@ transformers says in a sentence of its own what to do.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 import shutil
@@ -15,25 +14,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.models.auto import modeling_auto
 
 from headprune.models import OWN
 from headprune.store import shipped
 from headprune.units import Site, called, quirks, replaced
 from headprune.units.cutting.plan import plan
-from headprune.units.cutting.record import with_numbers
-from headprune.units.measured.verdict import dense_class
+from headprune.units.cutting.record import entries, number_of, with_numbers
+from headprune.units.measured.verdict import dense_class, quiet
 
 MODULE = "modeling_headprune"
 TYPE = "headprune-"  # before the type of a model, where the code in its folder has to be run
 SENTENCE = (
     "This model was pruned by headprune: load it by an Auto class with trust_remote_code=True, or with headprune.load"
 )
-UNREAD = ("initializer", "dropout", "eps")  # in the names of settings that nobody asks a checkpoint for
 HEADER = """
 
 # --- made by headprune: the classes of this checkpoint's family, built with the shapes of its weights -----------------
@@ -73,15 +72,15 @@ def write(model: PreTrainedModel, sites: Sequence[Site], settings: dict[str, Any
     """Write the code file, point `auto_map` in the config's `settings` to it, and make plain classes refuse them."""
     dense, config = dense_class(model), dense_config(model)
     kept = {site.index: site.kept for site in sites if site.size < site.original}
-    instead = {"model_type": TYPE + settings["model_type"], **_refused(config, settings)}
+    instead = {"model_type": TYPE + settings["model_type"], **_refused(model, settings)}
     prefix = dense.base_model_prefix
     settings["headprune"] = {
         "plan": plan(model, sites, kept),
         "prefix": f"{prefix}." if isinstance(getattr(model, prefix or "-", None), nn.Module) else "",
-        "dense": {name: settings.get(name, getattr(config(), name)) for name in instead},
+        "dense": {name: number_of(settings, name) for name in instead},
         "instead": instead,
     }
-    settings.update(instead)
+    settings.update(with_numbers(settings, instead))
     served = dict(_served(model))
     own = dense.__name__ in OWN
     if own:  # transformers does not have it, so the checkpoint brings it
@@ -123,19 +122,18 @@ def _served(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
             yield auto, kind
 
 
-def _refused(config: Any, settings: Mapping[str, Any]) -> dict[str, str]:
-    """A setting that this kind of config alone checks, with a sentence in its place: then a plain class that is asked
-    for by name refuses the checkpoint with that sentence. Empty where nothing is checked."""
-    common = {field.name for field in dataclasses.fields(PreTrainedConfig)}
-    names = [field.name for field in dataclasses.fields(config) if field.name not in common]
-    for name in sorted(names, key=lambda name: [word not in name for word in UNREAD]):
-        if isinstance(settings.get(name), (int, float)):
-            try:
-                config.from_dict(with_numbers(settings, {name: SENTENCE}))
-            except StrictDataclassError:
+def _refused(model: PreTrainedModel, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The name of an activation, with a sentence in its place: a plain class that is asked for by name then refuses to
+    be built, and says that sentence. Its config can still be read. Empty where no activation is looked up by name."""
+    for name, value in entries(settings):
+        if not isinstance(value, str) or value.rpartition("-")[2] not in ACT2FN:
+            continue
+        try:
+            with torch.device("meta"), quiet():
+                dense_class(model)(dense_config(model).from_dict(with_numbers(settings, {name: SENTENCE})))
+        except Exception as error:  # whatever a family raises, if it says the sentence
+            if SENTENCE in str(error):
                 return {name: SENTENCE}
-            except Exception:  # another kind of refusal would hide the sentence
-                continue
     return {}
 
 

@@ -10,6 +10,7 @@ alone. The config's entry `headprune` has
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ class PrunedConfig(_Above):
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         settings, others = super().get_config_dict(*args, **kwargs)
-        return {**settings, **settings.get("headprune", {}).get("dense", {})}, others
+        return put(settings, settings.get("headprune", {}).get("dense", {})), others
 
     def to_json_file(self, json_file_path: Any, *args: Any, **kwargs: Any) -> None:
         super().to_json_file(json_file_path, *args, **kwargs)
-        settings = {**json.loads(Path(json_file_path).read_text()), **self.headprune["instead"]}
+        settings = put(json.loads(Path(json_file_path).read_text()), self.headprune["instead"])
         Path(json_file_path).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
@@ -47,6 +48,18 @@ class PrunedModel(_Above):
     def is_custom_code(cls) -> bool:
         # Its weights are named as those of the plain class, so transformers' renamings of that class apply.
         return False
+
+
+def put(settings: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Settings with these values, whose names are dotted inside a part of them."""
+    result = copy.deepcopy(settings)
+    for name, value in values.items():
+        *parts, last = name.split(".")
+        place = result
+        for part in parts:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return result
 
 
 def fitting(model: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
