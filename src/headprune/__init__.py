@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headprune.recovery.config import TrainConfig
     from headprune.recovery.finetune import FinetuneResult, finetune
     from headprune.repair.remove import remove
+    from headprune.runs.hub import push_to_hub
     from headprune.search.config import PruneConfig
     from headprune.search.methods import Method, register_method
     from headprune.search.pruner import Pruner, PruneResult, prune
@@ -50,6 +51,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "inspect": "headprune.measure.inspection",
             "load": "headprune.store.checkpoint",
             "prune": "headprune.search.pruner",
+            "push_to_hub": "headprune.runs.hub",
             "register_family": "headprune.units",
             "register_method": "headprune.search.methods",
             "remove": "headprune.repair.remove",
@@ -87,6 +89,7 @@ __all__ = [
     "inspect",
     "load",
     "prune",
+    "push_to_hub",
     "register_family",
     "register_method",
     "remove",

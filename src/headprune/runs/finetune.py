@@ -183,7 +183,7 @@ def _card(request: Request, folder: Path, rounds: Sequence[Mapping[str, Any]]) -
     """The card of the pruned model that was recovered: of the run, of its point, or of the last round."""
     if not rounds:
         known = request.source / "README.md"
-        return known.read_text() if known.is_file() else model_card(request.record)
+        return known.read_text() if known.is_file() else model_card(request.record, request.source)
     last, _ = read_run(folder / f"round-{len(rounds)}")
     whole, end = request.record["result"], last["result"]
     before = {kind: count for kind, (count, _) in whole["units"].items()}
@@ -202,7 +202,7 @@ def _card(request: Request, folder: Path, rounds: Sequence[Mapping[str, Any]]) -
         "pruned": rounds[-1]["pruned"]["value"],
         "pruned_interval": rounds[-1]["pruned"]["interval"],
     }
-    return model_card({**request.record, "result": result, "savings": None})
+    return model_card({**request.record, "result": result, "savings": None}, folder / "model")
 
 
 def _fitted_json(fitted: Fitted) -> dict[str, Any]:
