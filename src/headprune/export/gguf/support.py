@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from headprune.errors import ExportError
 from headprune.export.gguf import rope
 from headprune.export.gguf.layers import head_size
@@ -59,8 +57,8 @@ def _refuse_computation(model: Any) -> None:
     size = head_size(model)
     if 2 * model.model.rotary_emb.inv_freq.numel() != size:
         raise ExportError(f"llama.cpp's deci rotates whole heads, and this {name} a part of each; {INSTEAD}.")
-    attention = next((module for module in model.modules() if _scaled(module)), None)
-    if attention is not None and abs(attention.scaling * size**0.5 - 1) > 1e-6:
+    scales = [module.scaling for module in model.modules() if isinstance(getattr(module, "scaling", None), float)]
+    if any(abs(scale * size**0.5 - 1) > 1e-6 for scale in scales):
         raise ExportError(f"The attention of this {name} has a scale of its own; {INSTEAD}.")
 
 
@@ -73,10 +71,6 @@ def _refuse_length(source: Source) -> None:
             f"The data has a text of {longest} tokens, and GGUF takes less than the {room} that this model looks back "
             "at; give shorter texts."
         )
-
-
-def _scaled(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "scaling", None), float)
 
 
 def _known(path: str) -> bool:
