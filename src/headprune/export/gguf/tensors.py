@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,19 +32,24 @@ def tensors_of(model: Any, layers: list[Layer]) -> Iterator[tuple[str, torch.Ten
             yield f"blk.{number}.{name}", values.float().contiguous()
 
 
-def encode(name: str, values: torch.Tensor, quantize: str | None) -> tuple[np.ndarray, Any]:
-    """A tensor in its number format: float32 unless asked otherwise; vectors always."""
+def format_of(name: str, shape: Sequence[int], quantize: str | None) -> Any:
+    """The number format of a tensor: float32 unless asked otherwise; vectors always."""
     import gguf
 
-    array = values.numpy()
-    if quantize is None or array.ndim == 1:
-        return array, gguf.GGMLQuantizationType.F32
-    kind = getattr(gguf.GGMLQuantizationType, quantize.upper())
-    if name in TABLES:  # what becomes probabilities is rounded less, as llama.cpp's own quantisation does
-        kind = gguf.GGMLQuantizationType.Q8_0
-    if array.shape[-1] % BLOCK:  # rows are cut into blocks
-        return array.astype(np.float16), gguf.GGMLQuantizationType.F16
-    return gguf.quants.quantize(array, kind), kind
+    kinds = gguf.GGMLQuantizationType
+    if quantize is None or len(shape) == 1:
+        return kinds.F32
+    if shape[-1] % BLOCK:  # rows are cut into blocks
+        return kinds.F16
+    # What becomes probabilities is rounded less, as llama.cpp's own quantisation does it.
+    return kinds.Q8_0 if name in TABLES else getattr(kinds, quantize.upper())
+
+
+def encode(values: torch.Tensor, kind: Any) -> np.ndarray:
+    """The bytes of a tensor in its format."""
+    import gguf
+
+    return gguf.quants.quantize(values.numpy(), kind)
 
 
 def paired(values: torch.Tensor, size: int) -> torch.Tensor:

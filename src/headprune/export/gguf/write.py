@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headprune.export.gguf import rope
-from headprune.export.gguf.layers import head_size, layers_of
-from headprune.export.gguf.tensors import encode, tensors_of
+from headprune.export.gguf.layers import Layer, head_size, layers_of
+from headprune.export.gguf.tensors import encode, format_of, tensors_of
 
 FILE = "model.gguf"
 ARCHITECTURE = "deci"  # the one of the Llama family whose layers may differ
@@ -48,13 +50,24 @@ def write_file(model: Any, file: Path, *, quantize: str | None, vocabulary: Any)
         writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{quantize.upper()}" if quantize else "ALL_F32"))
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         vocabulary.add_to(writer)
-        for name, values in tensors_of(model, layers):
-            array, kind = encode(name, values, quantize)
-            writer.add_tensor(name, array, raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        _write_tensors(writer, model, layers, quantize)
         writer.close()
+
+
+def _write_tensors(writer: Any, model: Any, layers: list[Layer], quantize: str | None) -> None:
+    """One after another, so that no second copy of the model is in memory: first what they are, then their numbers."""
+    import gguf
+
+    kinds = {}
+    for name, values in tensors_of(model, layers):
+        kinds[name] = kind = format_of(name, values.shape, quantize)
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        writer.add_tensor_info(name, values.shape, np.dtype(np.float32), values.numel() // block * size, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, values in tensors_of(model, layers):
+        writer.write_tensor_data(encode(values, kinds[name]))
 
 
 @contextmanager
