@@ -70,7 +70,7 @@ SCALED = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16,
     },
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
 }
 
 

@@ -46,14 +46,13 @@ class Gguf(Runtime):
 
     def refuse(self, source: Source) -> None:
         refuse_model(source)
-        tokenizers.vocabulary_of(tokenizers.load(source.folder), _rows(source))
+        with needed(self.extra, "GGUF files need"):
+            tokenizers.vocabulary_of(tokenizers.load(source.folder), _rows(source))
 
     def write(self, source: Source, folder: Path, quantize: str | None) -> None:
         self.refuse(source)
         if quantize is not None and quantize not in self.quantizations:
             raise ExportError(f"GGUF files are quantised as {' or '.join(self.quantizations)}, not as {quantize}.")
-        with needed(self.extra, "Writing GGUF files needs"):
-            import gguf  # noqa: F401
         tokenizer = tokenizers.load(source.folder)
         vocabulary = choose(tokenizer, tokenizers.vocabulary_of(tokenizer, _rows(source)), _texts(tokenizer, source))
         write_file(source.model, folder / FILE, quantize=quantize, vocabulary=vocabulary)

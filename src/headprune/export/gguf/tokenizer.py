@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
+from headprune.data.encoder import load_tokenizer
 from headprune.errors import ExportError
 from headprune.store.processors import has_tokenizer
 
@@ -60,7 +59,7 @@ def load(folder: Path | None) -> Any:
             "A GGUF file has the tokenizer in it, and none was found beside the model; save one there with "
             "tokenizer.save_pretrained."
         )
-    return AutoTokenizer.from_pretrained(folder)
+    return load_tokenizer(folder)
 
 
 def vocabulary_of(tokenizer: Any, rows: int) -> Vocabulary:

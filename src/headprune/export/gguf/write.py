@@ -34,7 +34,7 @@ def write_file(model: Any, file: Path, *, quantize: str | None, vocabulary: Any)
     config, layers, size = model.config, layers_of(model, quantize=quantize), head_size(model)
     with _quiet():
         writer = gguf.GGUFWriter(file, ARCHITECTURE)
-        writer.add_name(getattr(config, "name_or_path", "") or config.model_type)
+        writer.add_name(Path(config.name_or_path).name or config.model_type)  # no path of this machine
         writer.add_context_length(context_length(config))
         writer.add_embedding_length(config.hidden_size)
         writer.add_vocab_size(model.model.embed_tokens.weight.shape[0])
