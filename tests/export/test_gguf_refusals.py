@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,21 @@ def test_texts_that_are_too_long_for_the_file(tmp_path: Path) -> None:
             runner.next_log_probabilities([])
     finally:
         runner.close()
+
+
+def test_what_was_just_opened_can_be_closed(tmp_path: Path) -> None:
+    """llama.cpp waits for ever where it is stopped before its loop has begun."""
+    source = source_of(built("llama", tokenizer()), tmp_path / "model")
+    Gguf().write(source, tmp_path, None)
+
+    def open_and_close() -> None:
+        for _ in range(60):
+            Gguf().open(tmp_path, source, threads=1).close()
+
+    thread = threading.Thread(target=open_and_close, daemon=True)
+    thread.start()
+    thread.join(timeout=120)
+    assert not thread.is_alive()
 
 
 def test_a_folder_without_a_file(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Llama:
-    """A file that is open in llama.cpp, with a cache in float32: its usual one in float16 costs 0.01 in
-    log-probabilities."""
+    """A file that is open in llama.cpp, with a cache in float32 and without flash attention: float16, which both use
+    otherwise, costs some thousandths in log-probabilities."""
 
     def __init__(self, file: Path, *, context: int, threads: int | None = None) -> None:
         with needed("gguf", "Running GGUF files needs"):
@@ -42,6 +42,7 @@ class Llama:
             self._server: Any = xllamacpp.Server(params)
         except RuntimeError as error:
             raise ExportError(f"llama.cpp does not load {file.name} ({error}).") from None
+        self._ask("slots")  # answered by its loop: to close a server whose loop has not begun would wait for ever
         facts = self._ask("v1/models")["data"][0]["meta"]
         self.vocabulary, self.context = int(facts["n_vocab"]), int(facts["n_ctx"])  # not over what the file is for
 
