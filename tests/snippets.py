@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from runs import environment
@@ -13,11 +13,11 @@ from runs import environment
 PROGRAM = Path(__file__).resolve().parent / "programs" / "run_snippets.py"
 
 
-def executed(snippets: Mapping[str, str], folder: Path, *, missing: str = "") -> dict[str, str]:
-    """What each printed, run in `folder`, where the package `missing` cannot be imported; the first error fails."""
+def executed(snippets: Mapping[str, str], folder: Path, *, missing: Sequence[str] = ()) -> dict[str, str]:
+    """What each printed, run in `folder`, where what is `missing` cannot be imported; the first error fails."""
     listed = folder / "snippets.json"
     listed.write_text(json.dumps(dict(snippets)))
-    command = [sys.executable, str(PROGRAM), str(listed), *([missing] if missing else [])]
+    command = [sys.executable, str(PROGRAM), str(listed), *missing]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=500, check=False, cwd=folder, env=environment()
     )

@@ -1,4 +1,4 @@
-"""Run pieces of Python, one after the other, and say what each printed: run_snippets.py FILE [a missing MODULE]."""
+"""Run pieces of Python, one after the other, and say what each printed: run_snippets.py FILE [MISSING...]."""
 
 from __future__ import annotations
 

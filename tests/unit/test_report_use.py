@@ -72,7 +72,7 @@ def test_the_code_for_every_task_runs(tmp_path: Path) -> None:
         assert "trust_remote_code=True" in alone[name]
         assert "headprune" not in alone[name]
         assert "trust_remote_code" not in own[name]
-    found = executed(alone, tmp_path, missing="headprune")
+    found = executed(alone, tmp_path, missing=["headprune"])
     assert all(found.values())
     assert executed(own, tmp_path) == found
 
