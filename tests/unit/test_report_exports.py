@@ -111,14 +111,15 @@ def test_the_page_has_every_number(tmp_path: Path) -> None:
     text = told(exported(make_run(tmp_path / "run"), ONNX, {**GGUF, "check": ONNX["check"]}))
     table = text.split("In other runtimes")[1].split("Use it like this")[0]
     assert (
-        "runtime MB milliseconds, batch of 1 milliseconds, batch of 32 milliseconds, 20 tokens written "
-        "accuracy in PyTorch accuracy there largest difference"
+        "time and size runtime MB milliseconds, batch of 1 milliseconds, batch of 32 milliseconds, 20 tokens written "
+        f"ONNX Runtime 418.11 → 301.02 14.10 → 9.42 1.50x 402.50 → 251.25 1.60x {NOTHING} "
+        f"llama.cpp, int8 recovered 71.50 {NOTHING} {NOTHING} 88.40 "
     ) in table
     assert (
-        f"ONNX Runtime 418.11 → 301.02 14.10 → 9.42 1.50x 402.50 → 251.25 1.60x {NOTHING} 91.51% [89.5, 93.2] "
-        "91.62% [89.6, 93.3] 3.1e-07 of 0.0001 allowed"
+        "compared with PyTorch runtime accuracy in PyTorch accuracy there agreement largest difference "
+        "ONNX Runtime 91.51% [89.5, 93.2] 91.62% [89.6, 93.3] 99.89% 3.1e-07 of 0.0001 allowed "
+        "llama.cpp, int8 recovered 91.51%"
     ) in table
-    assert f"llama.cpp, int8 recovered 71.50 {NOTHING} {NOTHING} 88.40 91.51%" in table
     assert "on 872 samples" in table
     assert "median of 9 repetitions, CPU threads: 1 or 2;" in table
     assert "95% interval" in table
@@ -126,19 +127,24 @@ def test_the_page_has_every_number(tmp_path: Path) -> None:
 
 def test_writing_and_other_metrics_have_their_columns() -> None:
     assert columns([ONNX])[-1] == "largest difference"
-    assert columns([GGUF])[-3:] == ["perplexity there", "largest difference", "tokens as in PyTorch"]
+    assert columns([GGUF])[-4:] == [
+        *("perplexity there", "agreement", "largest difference", "tokens as in PyTorch"),
+    ]
     assert [tuple(cell) for cell in rows([GGUF])[0]] == [
         ("llama.cpp, int8", "recovered"),
         ("71.50", ""),
         ("88.40", ""),
         ("21.34", "[20.11, 22.64]"),
         ("21.4", "[20.17, 22.71]"),
+        ("97.00%", ""),
         ("0.082", "quantised"),
         ("19 of 20", ""),
     ]
     both = rows([ONNX, GGUF])
     assert "metric in PyTorch" in columns([ONNX, GGUF])
-    assert [cell.text for cell in both[0]][-4:] == ["accuracy 91.51%", "accuracy 91.62%", "3.1e-07", NOTHING]
+    assert [cell.text for cell in both[0]][-5:] == [
+        *("accuracy 91.51%", "accuracy 91.62%", "99.89%", "3.1e-07", NOTHING),
+    ]
     assert all(len(row) == len(columns([ONNX, GGUF])) for row in both)
     point = rows([{**ONNX, "of": "models/speedup-1.5"}])
     assert tuple(point[0][0]) == ("ONNX Runtime", "speedup-1.5")
@@ -197,7 +203,7 @@ def test_the_card_has_the_table_before_its_use(tmp_path: Path) -> None:
     assert "\n\n## Runtimes\n\n| runtime | MB |" in once
     assert (
         "| ONNX Runtime | 418.11 → 301.02 | 14.10 → 9.42 1.50x | 402.50 → 251.25 1.60x "
-        "| 91.51% \\[89.5, 93.2\\] | 91.62% \\[89.6, 93.3\\] | 3.1e-07 of 0.0001 allowed |\n"
+        "| 91.51% \\[89.5, 93.2\\] | 91.62% \\[89.6, 93.3\\] | 99.89% | 3.1e-07 of 0.0001 allowed |\n"
     ) in once
     assert once.index("## Runtimes") < once.index("\n\n## Use\n")
     assert once.replace(card_section([ONNX]) + "\n", "") == card

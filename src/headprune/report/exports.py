@@ -58,7 +58,7 @@ def exports_of(place: str | Path | ReportRun, of: str | None = None) -> list[dic
 def columns(records: Sequence[Record]) -> list[str]:
     """The names above the cells of `rows`."""
     metric = _metric(records)
-    measured = [f"{metric} in PyTorch", f"{metric} there"] if metric else []
+    measured = [f"{metric} in PyTorch", f"{metric} there", "agreement"] if metric else []
     written = ["tokens as in PyTorch"] if _writes(records) else []
     times = [f"milliseconds, {_workload_text(name)}" for name in _workloads(records)]
     return ["runtime", "MB", *times, *measured, "largest difference", *written]
@@ -104,7 +104,17 @@ def section(run: ReportRun) -> dict[str, Any] | None:
     records = exports_of(run)
     if not records:
         return None
-    return {"name": run.name, "columns": columns(records), "rows": rows(records), "how": how(records)}
+    above, below = columns(records), rows(records)
+    costs = 2 + len(_workloads(records))  # what time and size take; the rest is a table of its own, to fit on paper
+    tables = [
+        {
+            "title": title,
+            "columns": [above[0], *above[part]],
+            "rows": [[row[0], *row[part]] for row in below],
+        }
+        for title, part in (("time and size", slice(1, costs)), ("compared with PyTorch", slice(costs, None)))
+    ]
+    return {"name": run.name, "tables": tables, "how": how(records)}
 
 
 def card_section(records: Sequence[Record]) -> str:
@@ -145,6 +155,7 @@ def _row(records: Sequence[Record], record: Record) -> list[Cell]:
         cells.append(Cell(_arrow("{:,.2f}", one), f"{quick:.2f}x" if quick else "") if one else Cell(NOTHING))
     if _metric(records):
         cells += [_measured(records, check, side) for side in ("pytorch", "exported")]
+        cells.append(Cell(value_text("agreement", check["agreement"], NOTHING)))
     allowed = check["tolerance"]
     cells.append(Cell(f"{check['difference']:.2g}", "quantised" if allowed is None else f"of {allowed:.2g} allowed"))
     if _writes(records):
