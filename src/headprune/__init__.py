@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headprune.search.methods import Method, register_method
     from headprune.search.pruner import Pruner, PruneResult, prune
     from headprune.store.checkpoint import load, save
+    from headprune.store.quantized import QuantizeResult, quantize
     from headprune.task import Task, task_of
     from headprune.units import Layout, register_family, resolve
     from headprune.vocabulary.shrink import shrink_vocabulary
@@ -41,6 +42,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "PruneConfig": "headprune.search.config",
             "PruneResult": "headprune.search.pruner",
             "Pruner": "headprune.search.pruner",
+            "QuantizeResult": "headprune.store.quantized",
             "ScoreResult": "headprune.criteria.scoring",
             "Task": "headprune.task",
             "TrainConfig": "headprune.recovery.config",
@@ -50,6 +52,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "inspect": "headprune.measure.inspection",
             "load": "headprune.store.checkpoint",
             "prune": "headprune.search.pruner",
+            "quantize": "headprune.store.quantized",
             "register_family": "headprune.units",
             "register_method": "headprune.search.methods",
             "remove": "headprune.repair.remove",
@@ -78,6 +81,7 @@ __all__ = [
     "PruneConfig",
     "PruneResult",
     "Pruner",
+    "QuantizeResult",
     "ScoreResult",
     "Task",
     "TrainConfig",
@@ -87,6 +91,7 @@ __all__ = [
     "inspect",
     "load",
     "prune",
+    "quantize",
     "register_family",
     "register_method",
     "remove",
