@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headprune.search.methods import Method, register_method
     from headprune.search.pruner import Pruner, PruneResult, prune
     from headprune.store.checkpoint import load, save
+    from headprune.store.quantized import QuantizeResult, quantize
     from headprune.task import Task, task_of
     from headprune.units import Layout, register_family, resolve
     from headprune.vocabulary.shrink import shrink_vocabulary
@@ -42,6 +43,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "PruneConfig": "headprune.search.config",
             "PruneResult": "headprune.search.pruner",
             "Pruner": "headprune.search.pruner",
+            "QuantizeResult": "headprune.store.quantized",
             "ScoreResult": "headprune.criteria.scoring",
             "Task": "headprune.task",
             "TrainConfig": "headprune.recovery.config",
@@ -52,6 +54,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "load": "headprune.store.checkpoint",
             "prune": "headprune.search.pruner",
             "push_to_hub": "headprune.runs.hub",
+            "quantize": "headprune.store.quantized",
             "register_family": "headprune.units",
             "register_method": "headprune.search.methods",
             "remove": "headprune.repair.remove",
@@ -80,6 +83,7 @@ __all__ = [
     "PruneConfig",
     "PruneResult",
     "Pruner",
+    "QuantizeResult",
     "ScoreResult",
     "Task",
     "TrainConfig",
@@ -90,6 +94,7 @@ __all__ = [
     "load",
     "prune",
     "push_to_hub",
+    "quantize",
     "register_family",
     "register_method",
     "remove",

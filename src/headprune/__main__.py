@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from headprune.errors import MissingPackageError
@@ -19,7 +20,14 @@ def main() -> None:
         sys.exit(2)
     from headprune.cli.main import main as run
 
+    _quiet_torchao()
     run()
+
+
+def _quiet_torchao() -> None:
+    """transformers imports torchao where it is installed, which then warns of kernels for other processors."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

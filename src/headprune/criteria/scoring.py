@@ -23,6 +23,7 @@ from headprune.signals.spec import Fit
 from headprune.task import Labels, Task, batch_size, task_of
 from headprune.task.checks import check_labels_word, checked_batches, warn_of_precision
 from headprune.units import Kind, Site
+from headprune.units.linear import refuse_quantized
 
 Progress = Callable[[int], None]  # called with the number of samples of each batch that is done
 
@@ -156,6 +157,7 @@ def score(
     if not wanted:
         raise CriterionError("Name at least one criterion.")
     made = [make(spec, **options) for spec in wanted]
+    refuse_quantized(model, "scored")
     named = {str(one): one for one in made}
     kinds = as_kinds(units)
     check_kinds(made, kinds)

@@ -21,6 +21,7 @@ from headprune.recovery.rows import as_examples
 from headprune.recovery.trainer import Fitted, fit
 from headprune.store.checkpoint import load
 from headprune.task import Task, task_of
+from headprune.units.linear import refuse_quantized
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,6 +85,7 @@ def finetune(
     without one nothing is kept. `options` are the fields of `TrainConfig`: epochs, learning_rate, lora, patience, ...
     """
     settings = train_config(options, config)
+    refuse_quantized(model, "trained")
     chosen = task if isinstance(task, Task) else task_of(model, task)
     dense = load(teacher, dtype=model.dtype).to(model.device) if isinstance(teacher, (str, Path)) else teacher
     held = None if evaluation is None else as_examples(evaluation, model).batches(settings.batch_size)

@@ -15,6 +15,7 @@ from headprune.surgery.check import check_removable
 from headprune.surgery.cut import cut, sites_with
 from headprune.task import Task, task_of
 from headprune.units import Member, all_sites, as_members, resolve
+from headprune.units.linear import refuse_quantized
 
 
 def remove(
@@ -35,6 +36,7 @@ def remove(
     `batches`; with "mean" the bias of the output projection takes over its mean.
     Parameters are replaced by smaller ones, so make an optimizer after this and not before.
     """
+    refuse_quantized(model, "pruned")
     chosen = _of_kinds(model, as_members(heads), as_members(neurons, "neuron"))
     remove_and_repair(model, chosen, verify=verify, compensate=compensate, batches=batches)
     return model

@@ -33,6 +33,7 @@ from headprune.task import Task, rows_of, task_of
 from headprune.task.checks import checked_batches
 from headprune.units import Kind, Member, Site, kept_mask, sites_of, survey, widest
 from headprune.units.cutting.undo import Undo
+from headprune.units.linear import refuse_quantized
 
 OnStep = Callable[[Step], None]
 AtPoint = Callable[[str], None]  # told the label of a point of a budget when the model is there
@@ -120,6 +121,7 @@ class Pruner:
         known: Sequence[Step] = (),
         at_point: AtPoint | None = None,
     ) -> None:
+        refuse_quantized(model, "pruned")
         self.model = model
         self.at_point = at_point
         self.config = config or PruneConfig()

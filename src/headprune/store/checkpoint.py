@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoModel, PreTrainedModel
 
 from headprune.errors import CheckpointError, HeadpruneError
+from headprune.extras import need
 from headprune.hooks.gates import Installed
 from headprune.models import OWN
 from headprune.store import fingerprint, portability, proof
@@ -22,6 +23,7 @@ from headprune.store.files import replaced_directory
 from headprune.store.native import PER_LAYER, dense_numbers, native_numbers
 from headprune.store.places import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.store.processors import carry_processor, outdated
+from headprune.store.quantized import VARIANT, fill_quantized, has_quantized, save_quantized
 from headprune.surgery.shrink import learn_layout, shrink
 from headprune.units import Kind, Site, all_sites, survey
 from headprune.units.cutting.record import (
@@ -32,6 +34,7 @@ from headprune.units.cutting.record import (
     removed_members,
     with_numbers,
 )
+from headprune.units.linear import is_quantized
 from headprune.units.measured.verdict import dense_class
 
 FORMS: dict[Kind, str] = {"heads": "lists of head numbers", "neurons": 'ranges of neuron numbers such as "0-3,7"'}
@@ -77,7 +80,11 @@ def _write(
     portable: bool,
     max_shard_size: str | int,
 ) -> None:
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    if any(is_quantized(parameter) for parameter in model.parameters()):
+        save_quantized(model, folder, max_shard_size)
+        portable = False  # the code that comes along knows no integers
+    else:
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
     carry_processor(model, processor, folder)
     settings = _dense_settings(json.loads((folder / "config.json").read_text()))
     (folder / f"{portability.MODULE}.py").unlink(missing_ok=True)  # of the checkpoint that the model came from
@@ -125,6 +132,9 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
     if removed:
         learn_layout(dense, config, removed)
     options.pop("trust_remote_code", None)
+    if has_quantized(folder):
+        need(("torchao",), "torchao", "Quantised models need")
+        options["variant"] = VARIANT
     try:
         model, found = _pruned(dense, removed).from_pretrained(
             folder,
@@ -139,6 +149,8 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
     except (RuntimeError, ValueError, SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The weights in {folder} do not fit its config.json: {reason[:400]}") from None
+    if has_quantized(folder):
+        fill_quantized(model, folder, found["missing_keys"])
     for what in ("mismatched_keys", "missing_keys", "unexpected_keys"):
         if found.get(what) and not (model_class and what != "mismatched_keys"):
             first = sorted(found[what], key=str)[0]

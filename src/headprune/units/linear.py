@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from headprune.errors import UnsupportedModelError
+
 PLAIN = (nn.Linear, Conv1D)
 
 
@@ -30,3 +32,16 @@ def out_features(module: Any) -> int:
 
 def in_features(module: Any) -> int:
     return int(module.weight.shape[0 if is_transposed(module) else 1])
+
+
+def is_quantized(tensor: Any) -> bool:
+    """Whether this is a tensor of torchao: integers and scales that pass for floating point."""
+    return type(tensor).__module__.partition(".")[0] == "torchao"
+
+
+def refuse_quantized(model: nn.Module, what: str) -> None:
+    """Integers cannot be taken apart, trained or quantised again, so that comes last."""
+    if any(is_quantized(parameter) for parameter in model.parameters()):
+        raise UnsupportedModelError(
+            f"The weights of this model are quantised, so it cannot be {what}; do that before headprune.quantize."
+        )
