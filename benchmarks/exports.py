@@ -3,8 +3,8 @@
     python -m benchmarks.exports [--runtimes onnx,openvino] [--left 0.5] [--out F]
 
 minilm-sst2 with so much of the encoder's FLOPs left (heads and neurons, 256 calibration sentences), in float32 and in
-int8, on batches of 1 and 32 of dev's sentences of middle length, with one thread. Goal: in ONNX Runtime in float32, half
-of the FLOPs gone makes both at least 1.6 times as fast.
+int8, on batches of 1 and 32 of dev's sentences of middle length, with one thread. Goal: in ONNX Runtime in float32,
+half of the FLOPs gone makes both at least 1.6 times as fast.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import headprune
 from benchmarks.budgets import total_share
 from benchmarks.subjects import SHARED, available, minilm_sst2
 from headprune.data import Examples, load_examples
-from headprune.export.exporting import export
 from headprune.measure.costs import flops
+from headprune.runtimes.exporting import export
 from headprune.units import all_sites
 
 CALIBRATION, ROWS = 256, 32

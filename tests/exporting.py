@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import headprune
-from headprune.export.spec import Source
+from headprune.runtimes.spec import Source
 from headprune.task import task_of
 from helpers import flat, some_heads
 from neurons import scattered

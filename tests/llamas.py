@@ -12,7 +12,7 @@ import transformers as tf
 
 import headprune
 import vocabularies
-from headprune.export.spec import Source
+from headprune.runtimes.spec import Source
 from headprune.task import task_of
 from zoo import spread
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headprune.recovery.finetune import FinetuneResult, finetune
     from headprune.repair.remove import remove
     from headprune.runs.hub import push_to_hub
+    from headprune.runtimes.exporting import export
     from headprune.search.config import PruneConfig
     from headprune.search.methods import Method, register_method
     from headprune.search.pruner import Pruner, PruneResult, prune
@@ -48,6 +49,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "Task": "headprune.task",
             "TrainConfig": "headprune.recovery.config",
             "criterion": "headprune.criteria",
+            "export": "headprune.runtimes.exporting",
             "finetune": "headprune.recovery.finetune",
             "gated": "headprune.hooks.gates",
             "inspect": "headprune.measure.inspection",
@@ -88,6 +90,7 @@ __all__ = [
     "Task",
     "TrainConfig",
     "criterion",
+    "export",
     "finetune",
     "gated",
     "inspect",

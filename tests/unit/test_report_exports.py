@@ -268,8 +268,8 @@ def test_the_code_on_the_page_runs(real: Path, tmp_path: Path) -> None:
 def test_an_export_as_it_is_made(real: Path, tmp_path: Path) -> None:
     """What an export measures is what a page reads, and the code there needs neither headprune nor PyTorch."""
     pytest.importorskip("onnxruntime")
-    from headprune.export.exporting import SNIPPET, export
-    from headprune.export.spec import RUNTIMES
+    from headprune.runtimes.exporting import SNIPPET, export
+    from headprune.runtimes.spec import RUNTIMES
 
     model = headprune.load(real / "model")
     batch = {"input_ids": torch.randint(5, 60, (4, 9)), "labels": torch.tensor([0, 1, 2, 0])}

@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from headprune.data import Examples
 from headprune.errors import ExportError, HeadpruneError, RunError
-from headprune.export.exporting import RECORD, export, runtime_of
-from headprune.export.madeup import made_up_batches
 from headprune.report.exports import NAME, exports_of, with_exports
 from headprune.runs.experiment import Experiment, drawn, experiment_of, fingerprint, publish_run
 from headprune.runs.subject import load_subject, read_examples
+from headprune.runtimes.exporting import RECORD, export, runtime_of
+from headprune.runtimes.madeup import made_up_batches
 from headprune.store.checkpoint import load
 from headprune.store.files import is_there, write_text
 from headprune.store.places import local_folder, model_folder, refuse_missing_model

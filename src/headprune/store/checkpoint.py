@@ -80,18 +80,19 @@ def _write(
     portable: bool,
     max_shard_size: str | int,
 ) -> None:
-    if any(is_quantized(parameter) for parameter in model.parameters()):
+    quantized = any(is_quantized(parameter) for parameter in model.parameters())
+    if quantized:
         save_quantized(model, folder, max_shard_size)
-        portable = False  # the code that comes along knows no integers
     else:
         model.save_pretrained(folder, max_shard_size=max_shard_size)
     carry_processor(model, processor, folder)
     settings = _dense_settings(json.loads((folder / "config.json").read_text()))
     (folder / f"{portability.MODULE}.py").unlink(missing_ok=True)  # of the checkpoint that the model came from
-    native = _native(model, sites, settings, folder)
+    # Neither plain classes nor the code that comes along know integers.
+    native = None if quantized else _native(model, sites, settings, folder)
     if native is not None:
         settings = native
-    elif portable and portability.can_ship(model):
+    elif portable and not quantized and portability.can_ship(model):
         if any(site.size < site.original for site in sites):
             portability.write(model, sites, settings, folder)
         elif dense_class(model).__name__ in OWN:
