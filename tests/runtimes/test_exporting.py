@@ -171,7 +171,7 @@ def test_another_text_is_refused(fake: Callable[..., FakeRuntime], tmp_path: Pat
 def test_bad_requests(fake: Callable[..., FakeRuntime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake()
     model = uneven("bert")
-    with pytest.raises(ExportError, match="no runtime 'tensorrt'; choose one of onnx"):
+    with pytest.raises(ExportError, match="no runtime 'tensorrt'; choose one of gguf, onnx, openvino, torch"):
         export(model, tmp_path / "out", batches("bert"), to="tensorrt")
     with pytest.raises(ExportError, match="Fake has no quantisation 'q4_0' here; choose int8"):
         export(model, tmp_path / "out", batches("bert"), to="fake", quantize="q4_0")

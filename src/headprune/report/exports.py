@@ -13,8 +13,10 @@ from headprune.report.loading import ReportRun, named_path
 from headprune.report.recovery import FOLDER, recovery_of
 from headprune.report.use import headprune_snippet, install_line, plain_loads, quoted, transformers_snippet
 from headprune.report.words import interval_text, value_text
+from headprune.store.files import write_text
 
 NAME = "exports.json"  # of a run: what was exported from it, one record each
+FORMAT = 1
 NOTHING = "\u2013"
 TITLE = "## Runtimes"  # of the section in a model card
 TOKENS = 20  # that a check lets a model write
@@ -53,6 +55,19 @@ def exports_of(place: str | Path | ReportRun, of: str | None = None) -> list[dic
     except OSError as error:
         raise RunError(f"{file} cannot be read: {error.strerror}.") from None
     return [record for record in records if of is None or record["of"] == of]
+
+
+def forget_exports(run: Path, of: str | None = None) -> None:
+    """Strike what was exported from a run, or from one of its models, before another model takes that place."""
+    kept = [] if of is None else [record for record in exports_of(run) if record["of"] != of]
+    if kept:
+        write_exports(run, kept)
+    else:
+        (run / NAME).unlink(missing_ok=True)
+
+
+def write_exports(run: Path, records: Sequence[Record]) -> None:
+    write_text(run / NAME, json.dumps({"format": FORMAT, "exports": list(records)}, indent=2) + "\n")
 
 
 def columns(records: Sequence[Record]) -> list[str]:

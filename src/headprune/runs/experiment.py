@@ -21,6 +21,7 @@ from headprune.measure.savings import savings, shares
 from headprune.measure.trajectory import Step, plain
 from headprune.repair.plan import check_compensation
 from headprune.report.card import model_card
+from headprune.report.exports import forget_exports
 from headprune.report.page import write_report
 from headprune.runs.journal import Run
 from headprune.runs.subject import Subject, load_subject, read_examples
@@ -160,6 +161,7 @@ def run_experiment(
             keep_dense=measure,
             at_point=lambda label: _keep_point(out, label, experiment, subject.model),
         )
+        forget_exports(out)
         save(in_precision_of(model_folder(experiment.model), result.model), out / "model")
         record: dict[str, Any] = {
             "samples": {"calibration": len(calibration), "evaluation": len(evaluation or calibration)},

@@ -4,7 +4,6 @@ down in the run, its report and its model card."""
 from __future__ import annotations
 
 import datetime
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from transformers import PreTrainedModel
 
 from headprune.data import Examples
 from headprune.errors import ExportError, HeadpruneError, RunError
-from headprune.report.exports import NAME, exports_of, with_exports
+from headprune.report.exports import exports_of, with_exports, write_exports
 from headprune.runs.experiment import Experiment, drawn, experiment_of, fingerprint, publish_run
 from headprune.runs.subject import load_subject, read_examples
 from headprune.runtimes.exporting import RECORD, export, runtime_of
@@ -30,7 +29,6 @@ from headprune.task import Task, task_of
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
 FOLDERS = 3  # a run's models are at most so many folders inside it
 
 
@@ -181,7 +179,7 @@ def _note(request: ExportRequest, run: Path, record: Mapping[str, Any]) -> None:
     kind = (of, record["runtime"], record["quantize"])
     others = [one for one in exports_of(run) if (one["of"], one["runtime"], one["quantize"]) != kind]
     entries = sorted([*others, entry], key=lambda one: (one["of"], one["runtime"], one["quantize"] or ""))
-    write_text(run / NAME, json.dumps({"format": FORMAT, "exports": entries}, indent=2) + "\n")
+    write_exports(run, entries)
     card = run / of / "README.md"
     if card.is_file():
         write_text(card, with_exports(card.read_text(), [one for one in entries if one["of"] == of]))

@@ -17,6 +17,7 @@ from headprune.measure.trajectory import Step, plain
 from headprune.recovery.pace import Evaluated, Teller
 from headprune.recovery.trainer import Fitted, fit, need_training
 from headprune.report.card import model_card, recovered_card
+from headprune.report.exports import forget_exports
 from headprune.report.recovery import origin
 from headprune.report.words import left_text
 from headprune.runs.experiment import in_precision_of, publish_run, run_experiment
@@ -64,6 +65,7 @@ def run_finetune(
         if not folder.finished:
             recover = _by_turns if plan else _at_once
             found, model, rounds = recover(setting, folder.path, plan, on_step, on_round, tell)
+            forget_exports(request.run, f"{folder.path.name}/model")
             save(in_precision_of(request.source, model), folder.path / "model")
             result = _result(setting, found, model, rounds)
             described = {**folder.record, **result}

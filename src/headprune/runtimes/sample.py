@@ -9,7 +9,9 @@ from typing import Any
 import numpy
 import torch
 
+from headprune.data.encoder import load_tokenizer
 from headprune.runtimes.spec import Source
+from headprune.store.processors import has_tokenizer
 
 NAME = "sample.npz"
 TEXT = "A short text to try the model on"
@@ -51,14 +53,9 @@ def _text(source: Source) -> torch.Tensor | None:
     """The tokens of a text; None where there is no tokenizer, or the model reads something else."""
     if source.folder is None or "input_ids" not in source.batch:
         return None
-    from headprune.store.processors import has_tokenizer
-
     if not has_tokenizer(source.folder):
         return None
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(source.folder), trust_remote_code=False)
-    return torch.tensor([tokenizer(TEXT)["input_ids"]])
+    return torch.tensor([load_tokenizer(source.folder)(TEXT)["input_ids"]])
 
 
 def read_sample(folder: Path) -> Mapping[str, torch.Tensor]:
