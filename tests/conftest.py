@@ -45,6 +45,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_prover() -> Iterator[None]:
+    """One process for all native checkpoints that the tests of a worker save; it starts with the first."""
+    from headprune.store import proof
+
+    with proof.one_prover():
+        yield
+
+
 @pytest.fixture
 def clean_table() -> Iterator[None]:
     """The family table as it was, whatever a test registers."""

@@ -177,3 +177,14 @@ def assert_unchanged(model: torch.nn.Module, before: dict[str, Any]) -> None:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below the folder, hidden ones too."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def word_tokenizer() -> Any:
+    """A tokenizer of five words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: place for place, word in enumerate(["[UNK]", "[PAD]", "heads", "may", "go"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")

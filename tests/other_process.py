@@ -1,8 +1,10 @@
-"""Handing checkpoints to a process of its own, which loads them and compares: see programs/load_checkpoints.py."""
+"""Handing checkpoints to a process of its own, which loads them and compares: see programs/load_checkpoints.py; and
+running code where headprune is not installed."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,3 +39,31 @@ def load_all(folder: Path) -> dict[str, dict[str, list[str]]]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+WITHOUT = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "headprune":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def without_headprune(code: str, *arguments: str | Path, folder: Path | None = None) -> str:
+    """What a program prints that is run where headprune cannot be imported, and nothing can be fetched."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT + code, *map(str, arguments)],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

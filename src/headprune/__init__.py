@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from headprune.recovery.config import TrainConfig
     from headprune.recovery.finetune import FinetuneResult, finetune
     from headprune.repair.remove import remove
+    from headprune.runs.hub import push_to_hub
+    from headprune.runtimes.exporting import export
     from headprune.search.config import PruneConfig
     from headprune.search.methods import Method, register_method
     from headprune.search.pruner import Pruner, PruneResult, prune
@@ -47,11 +49,13 @@ else:  # the same once more, for importing each of them when it is used: `import
             "Task": "headprune.task",
             "TrainConfig": "headprune.recovery.config",
             "criterion": "headprune.criteria",
+            "export": "headprune.runtimes.exporting",
             "finetune": "headprune.recovery.finetune",
             "gated": "headprune.hooks.gates",
             "inspect": "headprune.measure.inspection",
             "load": "headprune.store.checkpoint",
             "prune": "headprune.search.pruner",
+            "push_to_hub": "headprune.runs.hub",
             "quantize": "headprune.store.quantized",
             "register_family": "headprune.units",
             "register_method": "headprune.search.methods",
@@ -86,11 +90,13 @@ __all__ = [
     "Task",
     "TrainConfig",
     "criterion",
+    "export",
     "finetune",
     "gated",
     "inspect",
     "load",
     "prune",
+    "push_to_hub",
     "quantize",
     "register_family",
     "register_method",

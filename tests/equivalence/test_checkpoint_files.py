@@ -14,7 +14,7 @@ import headprune.store.checkpoint
 import headprune.store.files
 from headprune.errors import CheckpointError
 from headprune.store import fingerprint, portability
-from helpers import contents, identical, kept_heads, outputs, pruned
+from helpers import contents, identical, kept_heads, outputs, pruned, word_tokenizer
 from killing_saves import killed_saves
 from zoo import ZOO
 
@@ -35,15 +35,6 @@ def old(tmp_path: Path) -> Any:
 @pytest.fixture
 def new() -> Any:
     return pruned(ZOO["bert"], "first-site-gone")[0]
-
-
-def word_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {word: place for place, word in enumerate(["[UNK]", "[PAD]", "heads", "may", "go"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
 
 
 def test_the_tokenizer_of_the_source_comes_along(tmp_path: Path) -> None:

@@ -38,9 +38,10 @@ def load_with_headprune(folder: Path) -> tuple[Any, list[str]]:
 
 
 def load_with_transformers(folder: Path) -> tuple[Any, list[str]]:
-    auto_map = json.loads((folder / "config.json").read_text())["auto_map"]
-    auto = getattr(transformers, next(name for name in auto_map if name.startswith("AutoModel")))
-    model, found = auto.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
+    settings = json.loads((folder / "config.json").read_text())
+    own = settings["architectures"][0]
+    auto = next(auto for auto, kind in settings["auto_map"].items() if kind.endswith(f".{own}"))
+    model, found = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
     return model, [f"{what}: {sorted(map(str, names))}" for what, names in found.items() if names]
 
 

@@ -29,7 +29,7 @@ ORDER = (
     {"gates"},
     {"data"},
     {"recovery"},
-    {"export"},
+    {"runtimes"},
     {"report"},
     {"runs"},
     {"papers"},

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headprune.cli.export import export
 from headprune.cli.options import (
     Json,
     Model,
@@ -305,6 +306,7 @@ def compare(
 
 app.command()(finetune)
 app.command()(train)
+app.command()(export)
 
 
 @app.command()

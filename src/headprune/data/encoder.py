@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from headprune.data.files import is_there
 from headprune.errors import DataError
+from headprune.store.configs import read_config
 from headprune.store.files import short
 from headprune.store.processors import has_tokenizer
 from headprune.task import IGNORED, Task
@@ -32,12 +33,19 @@ def load_tokenizer(place: Any) -> Any:
     if is_there(place) and Path(place).is_dir() and not has_tokenizer(Path(place)):
         raise DataError(f"No tokenizer was found at {place}; {fix}.")
     try:
-        return AutoTokenizer.from_pretrained(place)
+        return AutoTokenizer.from_pretrained(place, **_config(place))
     except ImportError as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"The tokenizer at {short(place)} needs a package that is not installed ({reason}).") from None
     except Exception as error:  # broken files raise whatever the parser at hand does
         raise DataError(f"No tokenizer was found at {short(place)} ({type(error).__name__}); {fix}.") from None
+
+
+def _config(place: str | Path) -> dict[str, Any]:
+    """The config of a pruned model there, which transformers would ask to run the folder's code for."""
+    if not (Path(place) / "config.json").is_file():
+        return {}
+    return {"config": read_config(place)}
 
 
 class Encoder:

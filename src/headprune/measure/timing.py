@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 WARM_UP = 2  # turns that do not count
 MORE = 10
@@ -17,9 +16,9 @@ MORE = 10
 
 @dataclass
 class Timed:
-    """A module, and what it is called with; `before` makes what a call may write into anew, untimed."""
+    """A module or function, and what it is called with; `before` makes what a call may write into anew, untimed."""
 
-    module: nn.Module
+    module: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     before: Callable[[Any], Any] = lambda value: value

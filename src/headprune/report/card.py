@@ -12,19 +12,23 @@ from huggingface_hub.utils import validate_repo_id
 
 from headprune.report import gates
 from headprune.report.recovery import how, measured_of
+from headprune.report.usage import pipeline_tag, usage
 from headprune.report.words import measured_text, removed_text, stop_text, value_text, vocabulary_text
 
 
-def model_card(record: Mapping[str, Any]) -> str:
-    """README.md with the yaml header that model hubs read."""
+def model_card(record: Mapping[str, Any], folder: Path | None = None) -> str:
+    """README.md with the yaml header that model hubs read; `folder` is that of the model, whose config says what loads
+    it."""
     settings, result = record["settings"], record["result"]
     removed = result["heads_before"] - result["heads_after"]
     name, metric = str(settings["model"]), result["metric"]
     dense = measured_text(metric, result["dense"], result.get("dense_interval"))
     pruned = measured_text(metric, result["pruned"], result.get("pruned_interval"))
+    tag = pipeline_tag(record, folder)
     header = [
         "---",
         "library_name: transformers",
+        *([f"pipeline_tag: {tag}"] if tag else []),
         *([f"base_model: {json.dumps(name)}"] if _on_hub(name) else []),
         "tags:",
         "- headprune",
@@ -54,11 +58,26 @@ def model_card(record: Mapping[str, Any]) -> str:
         "",
         "## Use",
         "",
-        "```python",
-        "import headprune",
+        *usage(folder, tag),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def plain_card(folder: Path) -> str:
+    """The card of a model of which nothing is known but its folder."""
+    settings = json.loads((folder / "config.json").read_text())
+    sites = settings.get("pruned_heads") or {}
+    gone = sum(map(len, sites.values()))
+    lines = [
+        *("---", "library_name: transformers", "tags:", "- headprune", "- pruned", "---", ""),
+        f"# {_plain(folder.resolve().name)}",
         "",
-        'model = headprune.load("path/to/this/folder")',
-        "```",
+        f"Pruned by headprune: {gone} attention heads removed from {sum(map(bool, sites.values()))} sites; config.json "
+        "says which.",
+        "",
+        "## Use",
+        "",
+        *usage(folder, ""),
     ]
     return "\n".join(lines) + "\n"
 

@@ -15,6 +15,11 @@ FORMATS = ("png", "svg", "pdf")
 SCALE = 2.0  # of png pixels, so that print and sharp screens look right
 
 
+def png(chart: Any) -> bytes:
+    """An Altair chart as a picture."""
+    return bytes(vl_convert.vegalite_to_png(chart.to_json(), scale=SCALE))
+
+
 def save_figure(chart: Any, folder: Path, name: str) -> list[Path]:
     """Write an Altair chart as folder/name.{png,svg,pdf}; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,9 @@ from headprune.measure.comparing import Comparison, comparable, compared
 from headprune.measure.costs import megabytes
 from headprune.measure.curves import DROPS, SHARES, shares
 from headprune.measure.metrics import SHARES_OF_ONE
-from headprune.report import gates
+from headprune.report import exports, gates
 from headprune.report.loading import (
+    Entry,
     ReportRun,
     comparison_command,
     curve_of,
@@ -165,6 +166,8 @@ def render(runs: Sequence[ReportRun]) -> str:
             for number, run in enumerate(runs)
             if (record := recovery_of(run)) is not None
         ],
+        exported=[found for run in runs if (found := exports.section(run)) is not None],
+        used=[(run.name, ways) for run in _shipped(shown) if (ways := exports.uses(run))],
         gates=[(name, runs[int(name.rpartition("-")[2])].name) for name in trained if name.startswith("gates-")],
         comparison=[_shown_row(row) for row in rows],
         comparable=ranked,
@@ -179,6 +182,11 @@ def render(runs: Sequence[ReportRun]) -> str:
         removed=removed_text,
         stopped=stop_text,
     )
+
+
+def _shipped(shown: Sequence[Entry]) -> list[ReportRun]:
+    """Runs whose models somebody may use: all but trials of random that are drawn together, unless exported."""
+    return [run for entry in shown for run in entry.runs if not entry.boxes or exports.exports_of(run)]
 
 
 @cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from headprune.data import Examples
 from headprune.errors import DataError
@@ -21,6 +21,7 @@ from headprune.measure.savings import savings, shares
 from headprune.measure.trajectory import Step, plain
 from headprune.repair.plan import check_compensation
 from headprune.report.card import model_card
+from headprune.report.exports import forget_exports
 from headprune.report.page import write_report
 from headprune.runs.journal import Run
 from headprune.runs.subject import Subject, load_subject, read_examples
@@ -28,6 +29,7 @@ from headprune.search.config import Experiment, migrated, stop_settings
 from headprune.search.pruner import PruneResult, prune
 from headprune.store.checkpoint import load as load_model
 from headprune.store.checkpoint import save
+from headprune.store.configs import stored_dtype
 from headprune.store.files import write_text
 from headprune.store.places import model_folder
 from headprune.task import Task
@@ -159,6 +161,7 @@ def run_experiment(
             keep_dense=measure,
             at_point=lambda label: _keep_point(out, label, experiment, subject.model),
         )
+        forget_exports(out)
         save(in_precision_of(model_folder(experiment.model), result.model), out / "model")
         record: dict[str, Any] = {
             "samples": {"calibration": len(calibration), "evaluation": len(evaluation or calibration)},
@@ -218,7 +221,7 @@ def _points(
         model = load_model(folder, dtype=result.dense.dtype).to(result.dense.device)
         mask = kept_mask(sites_of(model, tuple(step.units)))  # type: ignore[arg-type]  # whose keys are kinds
         at = replace(result, model=model, stopped_at=number, mask=mask, rule=f"the point {label} of its budget")
-        write_text(folder / "README.md", model_card({**record, "result": record_of(at), "savings": None}))
+        write_text(folder / "README.md", model_card({**record, "result": record_of(at), "savings": None}, folder))
         left = shares(result.dense, model, batch, task=task)
         if step.latency is not None:
             left["latency"] = round(step.latency, 4)
@@ -239,7 +242,7 @@ def _points(
 def publish_run(out: Path, record: dict[str, Any]) -> None:
     """The model card and the report of a finished run, unless they are there."""
     if not (out / "model" / "README.md").is_file():
-        write_text(out / "model" / "README.md", model_card(record))
+        write_text(out / "model" / "README.md", model_card(record, out / "model"))
     if not (out / "report.html").is_file():
         write_report([out], out / "report.html")
 
@@ -247,7 +250,7 @@ def publish_run(out: Path, record: dict[str, Any]) -> None:
 def in_precision_of(source: Path, model: PreTrainedModel) -> PreTrainedModel:
     """The model in the precision that the dense one is stored in, whatever it was computed in. Its weights are a part
     of the dense ones, so nothing is lost but the rounding of output projections that were compensated."""
-    stored = AutoConfig.from_pretrained(str(source), trust_remote_code=False).dtype
+    stored = stored_dtype(str(source))
     return model if stored in (None, model.dtype) else copy.deepcopy(model).to(stored)
 
 

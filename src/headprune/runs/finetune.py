@@ -17,6 +17,7 @@ from headprune.measure.trajectory import Step, plain
 from headprune.recovery.pace import Evaluated, Teller
 from headprune.recovery.trainer import Fitted, fit, need_training
 from headprune.report.card import model_card, recovered_card
+from headprune.report.exports import forget_exports
 from headprune.report.recovery import origin
 from headprune.report.words import left_text
 from headprune.runs.experiment import in_precision_of, publish_run, run_experiment
@@ -64,6 +65,7 @@ def run_finetune(
         if not folder.finished:
             recover = _by_turns if plan else _at_once
             found, model, rounds = recover(setting, folder.path, plan, on_step, on_round, tell)
+            forget_exports(request.run, f"{folder.path.name}/model")
             save(in_precision_of(request.source, model), folder.path / "model")
             result = _result(setting, found, model, rounds)
             described = {**folder.record, **result}
@@ -183,7 +185,7 @@ def _card(request: Request, folder: Path, rounds: Sequence[Mapping[str, Any]]) -
     """The card of the pruned model that was recovered: of the run, of its point, or of the last round."""
     if not rounds:
         known = request.source / "README.md"
-        return known.read_text() if known.is_file() else model_card(request.record)
+        return known.read_text() if known.is_file() else model_card(request.record, request.source)
     last, _ = read_run(folder / f"round-{len(rounds)}")
     whole, end = request.record["result"], last["result"]
     before = {kind: count for kind, (count, _) in whole["units"].items()}
@@ -202,7 +204,7 @@ def _card(request: Request, folder: Path, rounds: Sequence[Mapping[str, Any]]) -
         "pruned": rounds[-1]["pruned"]["value"],
         "pruned_interval": rounds[-1]["pruned"]["interval"],
     }
-    return model_card({**request.record, "result": result, "savings": None})
+    return model_card({**request.record, "result": result, "savings": None}, folder / "model")
 
 
 def _fitted_json(fitted: Fitted) -> dict[str, Any]:

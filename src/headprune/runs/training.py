@@ -34,6 +34,7 @@ from headprune.measure.trajectory import Step
 from headprune.recovery.config import TrainConfig
 from headprune.recovery.pace import Teller
 from headprune.recovery.trainer import fit, need_training, refuse_nothing_to_learn
+from headprune.report.exports import forget_exports
 from headprune.runs.experiment import drawn, fingerprint, in_precision_of, publish_run, record_of, settings_of
 from headprune.runs.finetune import refuse_several_processes, run_finetune
 from headprune.runs.journal import Run
@@ -192,6 +193,7 @@ def _finish(
     said: Mapping[str, Any],
 ) -> None:
     source = model_folder(loaded.experiment.model)
+    forget_exports(run.path)
     save(in_precision_of(source, model), run.path / "model")
     mask = kept_mask(sites_of(model, asked.gates.kinds))
     result = PruneResult(model, dense, run.steps, len(run.steps) - 1, metric, mask, _rule(asked.gates))

@@ -11,14 +11,15 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
 from headprune.errors import CheckpointError, HeadpruneError
 from headprune.hooks.gates import Installed
 from headprune.models import OWN
-from headprune.store import fingerprint, portability
+from headprune.store import fingerprint, portability, proof
+from headprune.store.configs import read_config, write_settings
 from headprune.store.files import replaced_directory
-from headprune.store.native import dense_numbers, native_numbers
+from headprune.store.native import PER_LAYER, dense_numbers, native_numbers
 from headprune.store.places import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.store.processors import carry_processor, outdated
 from headprune.store.quantized import expect_quantized, fill_quantized, has_quantized, save_quantized
@@ -33,6 +34,7 @@ from headprune.units.cutting.record import (
     with_numbers,
 )
 from headprune.units.linear import is_quantized
+from headprune.units.measured.verdict import dense_class
 
 FORMS: dict[Kind, str] = {"heads": "lists of head numbers", "neurons": 'ranges of neuron numbers such as "0-3,7"'}
 
@@ -42,15 +44,15 @@ def save(
     path: str | Path,
     *,
     processor: Any = None,
-    portable: bool = False,
+    portable: bool = True,
     max_shard_size: str | int = "5GB",
 ) -> Path:
     """Write the model, pruned or not, so that `headprune.load(path)` gives it back.
 
     Tokenizer or image processor files come along from the folder the model was loaded from, or from `processor`; after
     `shrink_vocabulary` it is the smaller tokenizer that comes along.
-    With `portable=True` the checkpoint also carries the code that plain transformers needs to load it
-    (`trust_remote_code=True`). The directory appears, or is replaced, in one step.
+    A pruned checkpoint that the plain class cannot be built for also carries the code with which plain transformers
+    loads it (`trust_remote_code=True`), unless `portable=False`. The directory appears, or is replaced, in one step.
     """
     if not isinstance(model, PreTrainedModel):
         raise CheckpointError(
@@ -61,7 +63,7 @@ def save(
     sites = all_sites(model) if removed_members(model, "neurons") else survey(model).sites
     target = Path(path)
     try:
-        with replaced_directory(target, outdated(model)) as fresh:
+        with replaced_directory(target, (*outdated(model), f"{portability.MODULE}.py")) as fresh:
             _write(model, sites, fresh, processor, portable, max_shard_size)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -77,22 +79,43 @@ def _write(
     portable: bool,
     max_shard_size: str | int,
 ) -> None:
-    if any(is_quantized(parameter) for parameter in model.parameters()):
+    quantized = any(is_quantized(parameter) for parameter in model.parameters())
+    if quantized:
         save_quantized(model, folder, max_shard_size)
-        portable = False  # the code that comes along knows no integers
     else:
         model.save_pretrained(folder, max_shard_size=max_shard_size)
     carry_processor(model, processor, folder)
-    settings = json.loads((folder / "config.json").read_text())
-    settings = _dense_settings(settings)
-    native = native_numbers(model, sites, settings)
-    if native:
-        dense = dense_numbers(native, type(model.config).from_dict(dict(settings)).to_dict())
-        settings = {**with_numbers(settings, native), "headprune": {"dense": dense}}
-    if portable:
-        portability.write(model, sites, settings, folder)
-    (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    settings = _dense_settings(json.loads((folder / "config.json").read_text()))
+    (folder / f"{portability.MODULE}.py").unlink(missing_ok=True)  # of the checkpoint that the model came from
+    # Neither plain classes nor the code that comes along know integers.
+    native = None if quantized else _native(model, sites, settings, folder)
+    if native is not None:
+        settings = native
+    elif portable and not quantized and portability.can_ship(model):
+        if any(site.size < site.original for site in sites):
+            portability.write(model, sites, settings, folder)
+        elif dense_class(model).__name__ in OWN:
+            portability.ship_own(model, settings, folder)
+    write_settings(folder, settings)
     fingerprint.write(folder)
+
+
+def _native(
+    model: PreTrainedModel, sites: Sequence[Site], settings: Mapping[str, Any], folder: Path
+) -> dict[str, Any] | None:
+    """Settings from which the plain class is built as the model is, written into the folder and proven there by a
+    process without headprune; None where there are none. What is too large for that is believed by its shapes, if
+    numbers for all layers say it: classes read those."""
+    numbers = native_numbers(model, sites, settings)
+    if not numbers or (PER_LAYER in numbers and proof.too_large(model)):
+        return None
+    dense = dense_numbers(numbers, portability.dense_config(model).from_dict(dict(settings)).to_dict())
+    changed = with_numbers(settings, numbers)
+    changed["headprune"] = {"dense": dense, "native": True}
+    if dense_class(model).__name__ in OWN:
+        portability.ship_own(model, changed, folder)
+    write_settings(folder, changed)
+    return changed if proof.too_large(model) or proof.loads_plainly(model, folder) else None
 
 
 def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, **options: Any) -> PreTrainedModel:
@@ -172,7 +195,7 @@ def _unfitting(removed: Removed, place: str | Path, error: HeadpruneError) -> Ch
 def _read_config(path: str | Path) -> tuple[Any, Removed]:
     """The config of the dense model, and what was removed from it."""
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config = read_config(path)
         put_numbers(config, dense_numbers_of(config))
     except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
@@ -254,6 +277,8 @@ def _model_class(config: Any, place: str | Path) -> type[PreTrainedModel]:
 
 
 def _dense_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo what a native config changed, so that ids and shapes start from the dense model again."""
+    """Undo what an earlier save changed, so that ids and shapes start from the dense model again."""
     numbers = (settings.get("headprune") or {}).get("dense", {})
-    return with_numbers({name: value for name, value in settings.items() if name != "headprune"}, numbers)
+    ours = "headprune" in settings  # a checkpoint of somebody's own code keeps its auto_map
+    kept = {name: value for name, value in settings.items() if name not in ("headprune", "auto_map" if ours else "")}
+    return with_numbers(kept, numbers)

@@ -34,11 +34,13 @@ def short(place: str | Path) -> str:
 
 
 @contextmanager
-def replaced_directory(target: Path, outdated: Sequence[str] = ()) -> Iterator[Path]:
+def replaced_directory(
+    target: Path, outdated: Sequence[str] = (), *, marker: str = "config.json", what: str = "a checkpoint"
+) -> Iterator[Path]:
     """A fresh directory to fill; when the block ends without an error, it becomes `target` in one step.
 
     Files of an earlier checkpoint in `target` that are not weights, not `outdated` and were not written anew (notes, a
-    model card) are kept.
+    model card) are kept. What is replaced has the file `marker`, or nothing.
     """
     is_there(target, CheckpointError)
     target = target.resolve()  # a link stays a link, and what it points to is replaced
@@ -47,8 +49,8 @@ def replaced_directory(target: Path, outdated: Sequence[str] = ()) -> Iterator[P
     if target == Path.cwd():
         raise CheckpointError(f"{target} is the working directory, which cannot be replaced; name a directory in it.")
     recover_directory(target)
-    if target.is_dir() and any(target.iterdir()) and not (target / "config.json").is_file():
-        raise CheckpointError(f"{target} exists and holds something that is not a checkpoint; choose a new directory.")
+    if target.is_dir() and any(target.iterdir()) and not (target / marker).is_file():
+        raise CheckpointError(f"{target} exists and holds something that is not {what}; choose a new directory.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.new-", dir=target.parent))

@@ -24,6 +24,9 @@ PATTERNS = (
     "normalizer.json",
 )
 
+MODULES = "modules.json"
+SENTENCES = (MODULES, "config_sentence_transformers.json", "sentence_*_config.json")
+
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a tokenizer was saved in this folder. transformers makes one up from the model's config if none was."""
@@ -44,13 +47,37 @@ def carry_processor(model: PreTrainedModel, processor: Any, target: Path) -> Non
         _write_kept(shrunk, source, target)
     elif source is not None and (source / KEPT).is_file() and hasattr(model.config, RECORD):
         shutil.copyfile(source / KEPT, target / KEPT)
+    if source is not None:
+        _carry_sentences(model, source, target)
     if source is not None and processor is None:
-        for pattern in PATTERNS:
-            if shrunk is not None and pattern in TOKENIZERS:
-                continue
-            for file in source.glob(pattern):
-                if file.is_file() and not (target / file.name).exists():
-                    shutil.copyfile(file, target / file.name)
+        carry_files(source, target, TOKENIZERS if shrunk is not None else ())
+
+
+def carry_files(source: Path, target: Path, without: Sequence[str] = ()) -> None:
+    """Copy what prepares inputs from one folder to another, but for what is there already."""
+    for pattern in PATTERNS:
+        for file in source.glob(pattern) if pattern not in without else ():
+            if file.is_file() and not (target / file.name).exists():
+                shutil.copyfile(file, target / file.name)
+
+
+def _carry_sentences(model: PreTrainedModel, source: Path, target: Path) -> None:
+    """What sentence-transformers keeps beside an encoder: how its tokens become one embedding. Another class of the
+    same folder, such as a classifier, is no encoder of sentences."""
+    try:
+        modules = json.loads((source / MODULES).read_text())
+        kinds = json.loads((source / "config.json").read_text()).get("architectures") or ()
+        places = [str(module["path"]) for module in modules if module["path"]]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return
+    if type(model).__name__ not in kinds or any(Path(place).name != place for place in places):
+        return
+    for pattern in SENTENCES:
+        for file in source.glob(pattern):
+            shutil.copyfile(file, target / file.name)
+    for place in places:
+        if (source / place).is_dir():
+            shutil.copytree(source / place, target / place, dirs_exist_ok=True)
 
 
 def _refuse_larger(model: PreTrainedModel, processor: Any) -> None:

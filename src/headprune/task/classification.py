@@ -22,6 +22,7 @@ class SequenceClassification(Task):
     the rule is transformers' own."""
 
     name = "sequence-classification"
+    pipeline_tag = "text-classification"
     title = "Text classification and regression"
     data = "text (a pair as well) and a label, a list of labels, or a number"
 
@@ -97,6 +98,7 @@ class SequenceClassification(Task):
 @task
 class ImageClassification(SequenceClassification):
     name = "image-classification"
+    pipeline_tag = "image-classification"
     title = "Image classification"
     data = "an image and a label: a folder per label, a table, an .npz, or a data set"
 
@@ -104,6 +106,7 @@ class ImageClassification(SequenceClassification):
 @task
 class AudioClassification(SequenceClassification):
     name = "audio-classification"
+    pipeline_tag = "audio-classification"
     title = "Audio classification"
     data = "batches of input values or features, from Python"
 
@@ -111,6 +114,7 @@ class AudioClassification(SequenceClassification):
 @task
 class VideoClassification(SequenceClassification):
     name = "video-classification"
+    pipeline_tag = "video-classification"
     title = "Video classification"
     data = "batches of pixel values, from Python"
 
@@ -120,6 +124,7 @@ class MultipleChoice(Task):
     """Inputs [batch x choices x tokens]; the model sees every choice as a row of its own."""
 
     name = "multiple-choice"
+    pipeline_tag = "multiple-choice"
     title = "Multiple choice"
     data = "text, a list of choices and the number of the right one"
 

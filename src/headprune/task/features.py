@@ -19,6 +19,7 @@ class Features(PerToken):
     """Hidden states or embeddings: sentence encoders, towers, backbones. There is no label to be right about."""
 
     name = "features"
+    pipeline_tag = "feature-extraction"
     title = "Models without a head: sentence encoders, towers, backbones"
     data = "text or images; no labels"
     label_names = ()
@@ -65,6 +66,7 @@ class Similarity(Features):
     """A dual encoder compares every image with every text of the batch; a sample is one pair."""
 
     name = "similarity"
+    pipeline_tag = "zero-shot-image-classification"
     title = "Dual encoders (CLIP, SigLIP)"
     data = "batches with pixel values and token ids, from Python"
 

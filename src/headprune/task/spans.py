@@ -17,6 +17,7 @@ class QuestionAnswering(Task):
     """Logits [batch x tokens x 2]: of the first and of the last token of the answer."""
 
     name = "question-answering"
+    pipeline_tag = "question-answering"
     title = "Extractive question answering"
     data = "question, context and answers (SQuAD's columns)"
     label_names = ("start_positions", "end_positions")

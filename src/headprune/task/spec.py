@@ -38,6 +38,7 @@ class Task:
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # for people, in the table of tasks
     data: ClassVar[str] = ""  # what a row of data holds, for the same table
+    pipeline_tag: ClassVar[str] = ""  # what model hubs and transformers' pipelines call it
     label_names: ClassVar[tuple[str, ...]] = ("labels",)
     per_token: ClassVar[bool] = False  # whether logits have a token axis
     over_tokens: ClassVar[bool] = False  # whether a softmax goes over tokens and not over classes

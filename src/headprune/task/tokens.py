@@ -32,6 +32,7 @@ class PerToken(Task):
 @task
 class TokenClassification(PerToken):
     name = "token-classification"
+    pipeline_tag = "token-classification"
     title = "Token classification (tagging)"
     data = "a list of words and a list of tags"
 
@@ -49,6 +50,7 @@ class LanguageModel(PerToken):
 @task
 class MaskedLM(LanguageModel):
     name = "masked-lm"
+    pipeline_tag = "fill-mask"
     title = "Masked language models"
     data = "text; a seeded share of the tokens is hidden"
 
@@ -58,6 +60,7 @@ class CausalLM(LanguageModel):
     """Every token is predicted from those before it; without labels, the inputs are what is predicted."""
 
     name = "causal-lm"
+    pipeline_tag = "text-generation"
     title = "Causal language models"
     data = "text"
 
@@ -89,6 +92,7 @@ class CausalLM(LanguageModel):
 @task
 class ImageTextToText(CausalLM):
     name = "image-text-to-text"
+    pipeline_tag = "image-text-to-text"
     title = "Image-text models (LLaVA, Qwen-VL, ...)"
     data = "text; with images, batches of pixel values and token ids, from Python"
 
@@ -96,6 +100,7 @@ class ImageTextToText(CausalLM):
 @task
 class Seq2SeqLM(LanguageModel):
     name = "seq2seq-lm"
+    pipeline_tag = "text2text-generation"
     title = "Sequence-to-sequence models (translation, summaries, speech)"
     data = "text and a target text; speech as batches, from Python"
 
@@ -112,6 +117,7 @@ class SpeechCTC(Task):
     """Frames of sound to a shorter text; the blank is the padding token, and labels are padded with -100."""
 
     name = "ctc"
+    pipeline_tag = "automatic-speech-recognition"
     title = "Speech recognition by CTC"
     data = "batches of input values or features and token ids, from Python"
     per_token = True

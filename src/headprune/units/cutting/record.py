@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -64,6 +64,15 @@ def from_ranges(ids: str | Sequence[int]) -> list[int]:
 def dense_numbers_of(config: Any) -> dict[str, Any]:
     """What a native checkpoint, whose config states smaller numbers, says of the dense model."""
     return dict((getattr(config, "headprune", None) or {}).get("dense", {}))
+
+
+def entries(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """All settings but records, those of parts by dotted names."""
+    for name, value in settings.items():
+        if isinstance(value, dict) and name.endswith("_config"):
+            yield from entries(value, f"{place}{name}.")
+        elif not name.startswith("_") and name not in NAMES.values():
+            yield place + name, value
 
 
 def number_of(settings: Any, name: str) -> Any:

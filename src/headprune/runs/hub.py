@@ -1,0 +1,129 @@
+"""A pruned model on the hub, as people expect one there: weights, card, the report of its run and its curve."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.utils import validate_repo_id
+
+from headprune.errors import CheckpointError, RunError
+from headprune.report.card import model_card, plain_card
+from headprune.report.loading import load_runs
+from headprune.report.page import charts, write_report
+from headprune.report.usage import PLACE
+from headprune.store.places import local_folder, refuse_bad_config
+from headprune.store.rundir import read_run
+
+CARD, REPORT, CURVE = "README.md", "report.html", "curve.png"
+NOT_SENT = re.compile(r"^\.|^(optimizer|scheduler|rng_state|training_args)\b|\.lock$")  # the machinery of a training
+
+
+def push_to_hub(
+    source: str | Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    token: str | None = None,
+    commit_message: str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+) -> str:
+    """Upload a model in one commit, and return the address of that; the repository is made where there is none.
+
+    `source` is a run, whose pruned model goes, or the folder of any saved model, such as RUN/finetuned/model or
+    RUN/models/POINT. With it go the model card, whose snippets then name `repo_id`, and, where the model belongs to a
+    run, report.html and the curve of the run as a picture in the card. The files here stay as they are.
+    """
+    _refuse_bad_name(repo_id)
+    folder = local_folder(source)
+    if folder is None:
+        raise CheckpointError(f"There is no directory {source}; give a run, or the folder of a saved model.")
+    refuse_bad_config(folder / "config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointError(f"{folder} has no *.safetensors file, so there is no model to upload.")
+    if (token or get_token()) is None:
+        raise CheckpointError("Uploading needs a token of the hub; log in with `hf auth login`, or give token=....")
+    files = _files(folder)
+    api = HfApi(token=token, library_name="headprune")
+    message = commit_message or f"Upload {repo_id.rpartition('/')[2]}, pruned by headprune"
+    try:
+        name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        files[CARD] = _card_of(files[CARD], name)
+        operations = [CommitOperationAdd(path_in_repo=one, path_or_fileobj=files[one]) for one in sorted(files)]
+        done = api.create_commit(
+            name, operations, commit_message=message, revision=revision, create_pr=create_pr, repo_type="model"
+        )
+    except OfflineModeIsEnabled:
+        raise CheckpointError("HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it.") from None
+    except (HfHubHTTPError, OSError) as error:
+        reason = " ".join(str(getattr(error, "server_message", None) or error).split())
+        raise CheckpointError(
+            f"The hub did not take {repo_id} ({reason[:300]}); check the name, the token's rights and the connection."
+        ) from None
+    return str(done.pr_url or done.commit_url)
+
+
+def _refuse_bad_name(repo_id: str) -> None:
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError:
+        raise CheckpointError(
+            f"{repo_id!r} is no name for a repository; give one such as user/model, of letters, digits, - _ and dots."
+        ) from None
+
+
+def _files(folder: Path) -> dict[str, Path | bytes]:
+    """Name in the repository -> file or content."""
+    found: dict[str, Path | bytes] = {
+        file.relative_to(folder).as_posix(): file
+        for file in folder.rglob("*")
+        if file.is_file() and not any(NOT_SENT.search(part) for part in file.relative_to(folder).parts)
+    }
+    run = _run_of(folder)
+    card = (folder / CARD).read_text() if (folder / CARD).is_file() else ""
+    if run is not None:
+        record, _ = read_run(run)
+        if "result" in record:
+            card = card or model_card(record, folder)
+            found[CURVE], found[REPORT] = _curve(run), _report(run)
+            card = _with_curve(card, record["result"]["metric"])
+    found[CARD] = (card or plain_card(folder)).encode()
+    return found
+
+
+def _run_of(folder: Path) -> Path | None:
+    """The run that a model belongs to: RUN/model, RUN/models/POINT, RUN/finetuned/model."""
+    inside = [folder.resolve().parent, folder.resolve().parent.parent]
+    return next((place for place in inside if (place / "run.json").is_file()), None)
+
+
+def _card_of(card: Path | bytes, name: str) -> bytes:
+    text = card.read_text() if isinstance(card, Path) else card.decode()
+    return text.replace(PLACE, name).encode()
+
+
+def _with_curve(card: str, metric: str) -> str:
+    before, use, after = card.partition("## Use\n")
+    if not use or f"]({CURVE})" in card:
+        return card
+    return f"{before}![{metric} while units are removed]({CURVE})\n\n[The report of the run]({REPORT})\n\n{use}{after}"
+
+
+def _curve(run: Path) -> bytes:
+    from headprune.report.export import png
+
+    return png(charts(load_runs([run]))["metric"])
+
+
+def _report(run: Path) -> Path | bytes:
+    if (run / REPORT).is_file():
+        return run / REPORT
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            return write_report([run], Path(place) / REPORT).read_bytes()
+        except OSError as error:
+            raise RunError(f"Cannot write the report: {error.strerror}.") from None

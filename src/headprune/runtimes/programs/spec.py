@@ -1,0 +1,70 @@
+"""A program: a part of a model that becomes one file, with tensors that go in and come out by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+Form = Literal["plain", "causal", "seq2seq"]  # one pass; tokens after tokens; the same, after a text that is read once
+Tensors = dict[str, torch.Tensor]
+Axes = dict[int, str]  # by number: the name of an axis whose length may be any
+
+BATCH, SEQUENCE, TARGET, PAST, TOTAL, SOURCE = "batch", "sequence", "target", "past", "total", "source"
+CACHE = {0: BATCH, 2: PAST}
+CROSS = {0: BATCH, 2: SOURCE}
+
+
+@dataclass(frozen=True)
+class Program:
+    """Its module takes one dictionary of tensors and gives one. The inputs are an example, of real rows."""
+
+    name: str
+    module: nn.Module
+    inputs: Tensors
+    axes: Mapping[str, Axes]
+
+    def outputs(self) -> Tensors:
+        with torch.no_grad():
+            return self.module(dict(self.inputs))
+
+
+@dataclass(frozen=True)
+class Programs:
+    """All of a model. Where several files make a model, they are called in this order."""
+
+    form: Form
+    parts: tuple[Program, ...]
+
+    def part(self, name: str) -> Program:
+        return next(part for part in self.parts if part.name == name)
+
+
+class Whole(nn.Module):
+    """A module that calls a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.eval()
+
+
+def past_name(layer: int, part: str, side: str = "") -> str:
+    """As the programs that run exported models name what is remembered of earlier tokens."""
+    return f"past_key_values.{layer}.{side + '.' if side else ''}{part}"
+
+
+def present_name(layer: int, part: str, side: str = "") -> str:
+    return past_name(layer, part, side).replace("past_key_values", "present")
+
+
+def named_layers(cache: Any, layers: Sequence[int], side: str = "") -> Tensors:
+    """What a cache holds of these layers, under the names of outputs."""
+    return {
+        present_name(layer, part, side): getattr(cache.layers[layer], f"{part}s")
+        for layer in layers
+        for part in ("key", "value")
+    }

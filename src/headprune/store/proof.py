@@ -1,0 +1,138 @@
+"""Whether plain transformers loads a checkpoint as it is: tried in a fresh process where headprune cannot be imported.
+
+That the shapes fit proves little: a class may read a setting for one of its parts and pass it by in another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from headprune.hooks.outputs import evaluating
+from headprune.store import reload_program
+from headprune.units.measured import cache
+from headprune.units.measured.verdict import dense_class
+from headprune.units.small import sample_runs
+
+LARGEST = 4 << 30  # bytes of weights that are loaded once more for it
+WITHIN = {torch.float32: 1e-4, torch.float64: 1e-6}  # of the largest output; half precisions differ by more
+COARSE = 3e-2
+NAMES_ONLY = ("id2label", "label2id", "_name_or_path")  # settings that change no number
+
+
+class Prover:
+    """A process that loads checkpoints by plain transformers; importing it takes longer than loading most of them."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def ask(self, folder: Path, expected: Path) -> bool:
+        """False for whatever goes wrong: then nothing was proven."""
+        if self.process is None or self.process.poll() is not None:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", Path(reload_program.__file__).read_text()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"},
+                cwd=tempfile.gettempdir(),
+            )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps([str(folder.resolve()), str(expected)]) + "\n")
+            self.process.stdin.flush()
+            return self.process.stdout.readline().strip() == "true"
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        if self.process is not None:
+            with suppress(OSError):
+                self.process.communicate(timeout=60)
+            self.process = None
+
+
+_kept: list[Prover] = []
+
+
+@contextmanager
+def one_prover() -> Iterator[None]:
+    """All checkpoints that are saved inside share one process."""
+    prover = Prover()
+    _kept.append(prover)
+    try:
+        yield
+    finally:
+        _kept.remove(prover)
+        prover.close()
+
+
+def too_large(model: PreTrainedModel) -> bool:
+    """Whether loading the model once more might not fit into the memory."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in model.parameters()) > LARGEST
+
+
+def loads_plainly(model: PreTrainedModel, folder: Path) -> bool:
+    """Whether the class that the checkpoint names, built by plain transformers, says what the model says. It is not
+    tried again for the same class, config and removals: weights are read as they are."""
+    known = f"plain {_structure(folder)}"
+    if cache.read(dense_class(model), known):
+        return True
+    proven = _try(model, folder)
+    if proven:
+        cache.write(dense_class(model), known, True)
+    return proven
+
+
+def _structure(folder: Path) -> str:
+    settings = json.loads((folder / "config.json").read_text())
+    return json.dumps({name: settings[name] for name in sorted(settings) if name not in NAMES_ONLY})
+
+
+def _try(model: PreTrainedModel, folder: Path) -> bool:
+    told = _said(model)
+    if told is None:
+        return False
+    with tempfile.TemporaryDirectory(prefix="headprune-") as place:
+        expected = Path(place) / "expected.pt"
+        torch.save(told, expected)
+        prover = _kept[-1] if _kept else Prover()
+        try:
+            return prover.ask(folder, expected)
+        finally:
+            if not _kept:
+                prover.close()
+
+
+def _said(model: PreTrainedModel) -> Mapping[str, Any] | None:
+    """Small inputs, and what the model gives for them; None where it gives nothing to compare."""
+    with torch.no_grad(), evaluating(model):
+        inputs = next((run.inputs for run in sample_runs(model) if not run.path), None)
+        if inputs is None:
+            return None
+        result = model(**{name: _moved(value, model.device) for name, value in inputs.items()})
+    found = {
+        name: value.detach().float().cpu()
+        for name, value in result.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    if not found or not all(value.isfinite().all() for value in found.values()):
+        return None
+    plain = {name: _moved(value, torch.device("cpu")) for name, value in inputs.items()}
+    return {"inputs": plain, "outputs": found, "within": WITHIN.get(model.dtype, COARSE)}
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value

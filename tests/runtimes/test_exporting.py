@@ -1,0 +1,213 @@
+"""An export is there only when it is right: what is checked, what is refused, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headprune
+from exporting import batches, program, uneven
+from headprune.errors import CheckpointError, ExportError, MissingPackageError
+from headprune.runtimes import exporting
+from headprune.runtimes.exporting import RECORD, export, runtime_of
+from headprune.runtimes.spec import RUNTIMES, Runner, Runtime, Source
+from zoo import ZOO
+
+
+class Fake(Runner):
+    """The model itself, with what is said changed."""
+
+    def __init__(self, model: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.model, self.change = model, change
+        self.closed = False
+
+    def __call__(self, **inputs: Any) -> Any:
+        with torch.no_grad():
+            output = self.model(**inputs)
+        output.logits = self.change(output.logits)
+        return output
+
+    def generate(self, inputs: Any, tokens: int) -> list[int]:
+        every = inputs["input_ids"]
+        for _ in range(tokens):
+            every = torch.cat([every, self(input_ids=every, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
+        return every[0, -tokens:].tolist()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeRuntime(Runtime):
+    name, title, extra, modules, quantizations, install = "fake", "Fake", "", ("torch",), ("int8",), "torch"
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor] = lambda logits: logits) -> None:
+        self.change = change
+        self.runners: list[Fake] = []
+
+    def refuse(self, source: Source) -> None:
+        pass
+
+    def write(self, source: Source, folder: Path, quantize: str | None) -> None:
+        (folder / "model.fake").write_text(str(quantize))
+
+    def open(self, folder: Path, source: Source | None = None, *, threads: int | None = None) -> Runner:
+        assert source is not None
+        assert (folder / "model.fake").is_file()
+        self.runners.append(Fake(source.model, self.change))
+        return self.runners[-1]
+
+    def snippet(self, folder: Path) -> str:
+        return 'print(open("DIR/model.fake").read())\n'
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRuntime]:
+    def make(change: Callable[[torch.Tensor], torch.Tensor] = lambda logits: logits) -> FakeRuntime:
+        monkeypatch.setitem(RUNTIMES, "fake", FakeRuntime(change))
+        return RUNTIMES["fake"]  # type: ignore[return-value]
+
+    return make
+
+
+def labelled() -> list[dict[str, torch.Tensor]]:
+    """Batches whose labels are what the model says, so that its accuracy is 1."""
+    model = uneven("bert")
+    found = []
+    for batch in batches("bert"):
+        with torch.no_grad():
+            found.append({**batch, "labels": model(**batch).logits.argmax(-1)})
+    return found
+
+
+def test_what_is_written_down(fake: Callable[..., FakeRuntime], tmp_path: Path) -> None:
+    made = fake(lambda logits: logits + 1e-6)
+    record = export(uneven("bert"), tmp_path / "out", labelled(), to="fake", dense=ZOO["bert"].build())
+    assert record == json.loads((tmp_path / "out" / RECORD).read_text())
+    checked = record["check"]
+    assert checked["samples"] == 4
+    assert 0 < checked["difference"] < 3e-6
+    assert (checked["metric"], checked["exported"]["value"], checked["pytorch"]["value"]) == ("accuracy", 1.0, 1.0)
+    assert set(record["latency"]) == {"threads", "repeats", "batch_1", "batch_3"}
+    assert all(record["latency"]["batch_1"][name] > 0 for name in ("dense", "pruned", "speedup"))
+    assert all(runner.closed for runner in made.runners)
+    assert len(made.runners) == 2
+    assert program(tmp_path / "out").strip() == "None"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda logits: logits + 1e-2, r"differ from PyTorch's by up to 0\.\d+ of their size \(allowed: 0\.0001\)"),
+        (lambda logits: logits * torch.nan, "no numbers"),
+        (lambda logits: logits[:, :2], r"the shape \[3, 2\] and not \[3, 3\]"),
+    ],
+)
+def test_a_wrong_export_leaves_nothing(
+    change: Any, reason: str, fake: Callable[..., FakeRuntime], tmp_path: Path
+) -> None:
+    made = fake(change)
+    with pytest.raises(ExportError, match=reason):
+        export(uneven("bert"), tmp_path / "out", batches("bert"), to="fake")
+    assert list(tmp_path.iterdir()) == []
+    assert made.runners[0].closed
+
+
+def test_a_wrong_export_leaves_the_old_one(fake: Callable[..., FakeRuntime], tmp_path: Path) -> None:
+    fake()
+    export(uneven("bert"), tmp_path / "out", batches("bert"), to="fake")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    fake(lambda logits: logits + 1)
+    with pytest.raises(ExportError):
+        export(uneven("bert"), tmp_path / "out", batches("bert"), to="fake", quantize=None)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+
+
+def test_quantised_models_are_checked_by_their_metric(fake: Callable[..., FakeRuntime], tmp_path: Path) -> None:
+    """All four samples right: Wilson's interval begins at 4 / (4 + 1.96 ** 2) = 0.51, so one may be wrong."""
+
+    def spoiled(rows: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def change(logits: torch.Tensor) -> torch.Tensor:
+            return torch.cat([-logits[:rows], logits[rows:]]) if len(logits) == 3 else logits
+
+        return change
+
+    fake(spoiled(1))
+    record = export(uneven("bert"), tmp_path / "one", labelled(), to="fake", quantize="int8")
+    assert record["check"]["exported"]["value"] == 0.75
+    assert record["check"]["tolerance"] is None
+    assert (tmp_path / "one" / "model.fake").read_text() == "int8"
+    fake(spoiled(3))
+    with pytest.raises(
+        ExportError, match=r"accuracy in Fake is 0\.25 and not 1, a drop of 0\.75 where 0\.49 is allowed"
+    ):
+        export(uneven("bert"), tmp_path / "three", labelled(), to="fake", quantize="int8")
+    fake(spoiled(1))
+    with pytest.raises(ExportError, match=r"a drop of 0\.25 where 0\.1 is allowed \(asked for\)"):
+        export(uneven("bert"), tmp_path / "three", labelled(), to="fake", quantize="int8", max_drop=0.1)
+    fake(spoiled(3))
+    export(uneven("bert"), tmp_path / "three", labelled(), to="fake", quantize="int8", max_drop=0.8)
+
+
+def test_another_text_is_refused(fake: Callable[..., FakeRuntime], tmp_path: Path) -> None:
+    """Outputs of one pass agree, and what is remembered of earlier tokens is wrong."""
+
+    class Forgetful(Fake):
+        def generate(self, inputs: Any, tokens: int) -> list[int]:
+            right = super().generate(inputs, tokens)
+            return [*right[:5], *((token + 1) % 61 for token in right[5:])]
+
+    made = fake()
+    made.open = lambda folder, source=None, threads=None: Forgetful(source.model, lambda x: x)  # type: ignore
+    with pytest.raises(ExportError, match="another text than in PyTorch after 5 tokens"):
+        export(uneven("gpt2"), tmp_path / "out", batches("gpt2"), to="fake")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_requests(fake: Callable[..., FakeRuntime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake()
+    model = uneven("bert")
+    with pytest.raises(ExportError, match="no runtime 'tensorrt'; choose one of gguf, onnx, openvino, torch"):
+        export(model, tmp_path / "out", batches("bert"), to="tensorrt")
+    with pytest.raises(ExportError, match="Fake has no quantisation 'q4_0' here; choose int8"):
+        export(model, tmp_path / "out", batches("bert"), to="fake", quantize="q4_0")
+    with pytest.raises(ExportError, match="give at least one batch"):
+        export(model, tmp_path / "out", [], to="fake")
+    with pytest.raises(ExportError, match=r"dtype=torch\.float32"):
+        export(uneven("bert").half(), tmp_path / "out", batches("bert"), to="fake")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="holds something that is not an export"):
+        export(model, tmp_path / "full", batches("bert"), to="fake")
+    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["thesis.txt"]
+    monkeypatch.setattr(exporting, "need", _missing)
+    with pytest.raises(MissingPackageError, match=r"headprune\[onnx\]"):
+        runtime_of("onnx", None)
+
+
+def _missing(modules: tuple[str, ...], extra: str, who: str) -> None:
+    raise MissingPackageError(f"{who} {modules[0]}; install it with pip install 'headprune[{extra}]'.")
+
+
+def test_the_sample_is_made_up(tmp_path: Path) -> None:
+    """Nothing of the data that an export was checked on travels with it."""
+    from headprune.runtimes.sample import made_up
+    from headprune.task import task_of
+
+    model = uneven("bert")
+    secret = {**ZOO["bert"].batch(9)}
+    given = Source(model, task_of(model), secret)
+    found = made_up(given)
+    assert set(found) == {"input_ids", "attention_mask"}
+    assert found["input_ids"].shape == (1, 9)
+    assert not torch.equal(found["input_ids"], secret["input_ids"][:1])
+    assert torch.equal(found["input_ids"], made_up(given)["input_ids"])
+
+
+def test_headprune_export_is_public(fake: Callable[..., FakeRuntime], tmp_path: Path) -> None:
+    fake()
+    assert headprune.export(uneven("bert"), tmp_path / "out", batches("bert"), to="fake")["runtime"] == "fake"

@@ -1,0 +1,117 @@
+"""Models with uneven layers compute in ONNX Runtime and OpenVINO what they compute in PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headprune
+from exporting import alone, batches, said, source, written
+from headprune.runtimes.check import TOKENS, prompt_of
+from headprune.runtimes.onnx.run import open_folder
+from headprune.runtimes.onnx.write import write_programs
+from headprune.runtimes.openvino import LOAD, OpenVino, convert
+from headprune.runtimes.programs import programs_of
+from headprune.runtimes.running import ProgramRunner
+from headprune.runtimes.sample import write_sample
+from headprune.runtimes.snippets import snippet
+from headprune.runtimes.spec import RUNTIMES, Source
+from headprune.task import task_of
+from helpers import flat
+from zoo import ZOO
+
+# By family: which site has no heads at all. Of T5 and Whisper, sites of the decoder and its cross attention.
+FAMILIES = {"bert": 1, "distilbert": 0, "vit": 2, "gpt2": 0, "llama-gqa": 1, "t5": 3, "whisper": 2}
+WRITING = ("gpt2", "llama-gqa", "t5", "whisper")
+FORMS = {"gpt2": "causal", "llama-gqa": "causal", "t5": "seq2seq", "whisper": "seq2seq"}
+
+
+def allowed(reference: torch.Tensor) -> float:
+    """Sums of float32 in another order, through a few layers: what exports are held to, and a tenth of it."""
+    return 1e-5 * max(1.0, float(reference.abs().max()))
+
+
+def agrees(given: Source, name: str, runner: ProgramRunner) -> None:
+    for batch in batches(name):
+        reference = said(given, given.model, batch)
+        assert (said(given, runner, batch) - reference).abs().max() <= allowed(reference)
+    if name in WRITING:
+        prompt = prompt_of(given)
+        assert runner.generate(prompt, TOKENS) == written(given, prompt, TOKENS)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_uneven_models_agree_with_pytorch(name: str, tmp_path: Path) -> None:
+    given = source(name, FAMILIES[name])
+    programs = programs_of(given)
+    assert programs.form == FORMS.get(name, "plain")
+    onnx, xml = tmp_path / "onnx", tmp_path / "openvino"
+    for folder in (onnx, xml):
+        folder.mkdir()
+        write_sample(given, folder)
+    write_programs(programs, onnx)
+    agrees(given, name, open_folder(onnx, threads=1))
+    for part in programs.parts:
+        convert(onnx / f"{part.name}.onnx", xml / f"{part.name}.xml", None)
+    runner = OpenVino().open(xml, threads=1)
+    agrees(given, name, runner)
+
+    # What people copy runs where there is nothing but the runtime, and both runtimes print the same.
+    texts = {
+        onnx: RUNTIMES["onnx"].snippet(onnx),
+        xml: snippet(LOAD, ".xml", {k: p.shapes for k, p in runner.parts.items()}),
+    }
+    hidden = ("torch", "transformers", "tokenizers")
+    printed = {folder: alone(text.replace("DIR", str(folder)), *hidden) for folder, text in texts.items()}
+    if name in WRITING:
+        assert printed[onnx] == printed[xml]
+    assert all(printed.values())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_layers_without_heads_remember_nothing(name: str) -> None:
+    """Keys and values go in and out of layers that attend, with the number of heads that each has."""
+    given = source(name, FAMILIES[name])
+    decoder = programs_of(given).parts[-1]
+    sites = [site for site in _sites(given) if site.stack != "encoder"]
+    side = {"self": "decoder.", "cross": "encoder."} if name == "t5" else {"self": ""}
+    wanted = {}
+    for kind, part in side.items():
+        for layer, site in enumerate(site for site in sites if site.attention == kind):
+            if site.kept:
+                wanted[f"past_key_values.{layer}.{part}key"] = site.kv_heads
+    found = {key: value.shape[1] for key, value in decoder.inputs.items() if key.endswith("key")}
+    assert found == wanted
+    assert len(wanted) == len(sites) - 1
+
+
+def _sites(given: Source) -> list[Any]:
+    return list(headprune.resolve(given.model))
+
+
+def test_a_decoder_without_any_heads_is_exported(tmp_path: Path) -> None:
+    """No layer remembers anything, and yet positions have to be counted."""
+    model = ZOO["gpt2"].build().eval()
+    headprune.remove(model, flat(unit for site in headprune.resolve(model) for unit in site.units()))
+    task = task_of(model)
+    given = Source(model, task, ZOO["gpt2"].batch(5))
+    write_programs(programs_of(given), tmp_path)
+    agrees(given, "gpt2", open_folder(tmp_path, threads=1))
+
+
+def test_left_padding_shifts_positions_only_where_asked(tmp_path: Path) -> None:
+    """With the positions that `generate` gives to a padded row, it says what the row says alone."""
+    given = source("llama-gqa")
+    write_programs(programs_of(given), tmp_path)
+    runner = open_folder(tmp_path, threads=1)
+    padded = batches("llama-gqa")[0]
+    mask = padded["attention_mask"]
+    row = int(mask.sum(1).argmin())
+    real = mask[row].bool()
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    together = runner(**padded, position_ids=positions).logits[row][real]
+    single = runner(input_ids=padded["input_ids"][row][real][None]).logits[0]
+    assert (together - single).abs().max() <= allowed(single)

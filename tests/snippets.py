@@ -1,0 +1,28 @@
+"""Executing the code that pages and cards show, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runs import environment
+
+PROGRAM = Path(__file__).resolve().parent / "programs" / "run_snippets.py"
+
+
+def executed(snippets: Mapping[str, str], folder: Path, *, missing: Sequence[str] = ()) -> dict[str, str]:
+    """What each printed, run in `folder`, where what is `missing` cannot be imported; the first error fails."""
+    listed = folder / "snippets.json"
+    listed.write_text(json.dumps(dict(snippets)))
+    command = [sys.executable, str(PROGRAM), str(listed), *missing]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=500, check=False, cwd=folder, env=environment()
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name, said in found.items():
+        assert said["error"] is None, f"{name}:\n{snippets[name]}\n{said['error']}"
+    return {name: said["out"] for name, said in found.items()}
