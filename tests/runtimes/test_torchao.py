@@ -158,6 +158,38 @@ def test_bad_requests_change_nothing() -> None:
         headprune.quantize(ZOO["gpt2"].build(), "int8")
 
 
+def test_loading_warns_of_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """transformers would say of weights from another file that they are missing and made up."""
+    _, model, _ = small("bert", "int8")
+    headprune.save(model, tmp_path / "q")
+    capfd.readouterr()
+    headprune.load(tmp_path / "q")
+    assert "MISSING" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_loads_in_another_precision(kind: str, tmp_path: Path) -> None:
+    _, model, _ = small("bert", kind)
+    headprune.save(model, tmp_path / "q")
+    again = headprune.load(tmp_path / "q", dtype=torch.bfloat16)
+    found = outputs(again, ZOO["bert"].batch(0))
+    assert found["logits"].dtype == torch.bfloat16
+    assert difference(outputs(model, ZOO["bert"].batch(0)), found) < 0.1
+
+
+def test_a_layer_that_is_in_no_file_is_missed(tmp_path: Path) -> None:
+    _, model, _ = small("bert", "int8")
+    headprune.save(model, tmp_path / "q")
+    (tmp_path / "q" / "headprune.json").unlink()
+    file = tmp_path / "q" / NAME
+    file.write_bytes(with_layer(file.read_bytes(), None))
+    with pytest.raises(CheckpointError, match=r"\.weight is missing"):
+        headprune.load(tmp_path / "q")
+    file.write_bytes(b"half")
+    with pytest.raises(CheckpointError, match=r"quantized\.safetensors does not fit the model"):
+        headprune.load(tmp_path / "q")
+
+
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     _, model, _ = small("bert", "int4")
     headprune.save(model, tmp_path / "q")
@@ -174,15 +206,17 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
         headprune.load(tmp_path / "q")
 
 
-def with_layer(content: bytes, other: str) -> bytes:
-    """The same file, of which the record names another layer in the place of the first."""
+def with_layer(content: bytes, other: str | None) -> bytes:
+    """The same file, whose record names another layer in the place of the first one, or none."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     layers = json.loads(header["__metadata__"]["layers"])
     first = next(iter(layers))
-    layers[other] = layers.pop(first)
-    for part in ("data", "scale"):
-        header[f"{other}.{part}"] = header.pop(f"{first}.{part}")
+    stored = layers.pop(first)
+    if other is not None:
+        layers[other] = stored
+        for part in ("data", "scale"):
+            header[f"{other}.{part}"] = header.pop(f"{first}.{part}")
     header["__metadata__"]["layers"] = json.dumps(layers)
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + content[8 + length :]

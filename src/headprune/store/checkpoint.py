@@ -14,7 +14,6 @@ from safetensors import SafetensorError
 from transformers import AutoModel, PreTrainedModel
 
 from headprune.errors import CheckpointError, HeadpruneError
-from headprune.extras import need
 from headprune.hooks.gates import Installed
 from headprune.models import OWN
 from headprune.store import fingerprint, portability, proof
@@ -23,7 +22,7 @@ from headprune.store.files import replaced_directory
 from headprune.store.native import PER_LAYER, dense_numbers, native_numbers
 from headprune.store.places import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.store.processors import carry_processor, outdated
-from headprune.store.quantized import VARIANT, fill_quantized, has_quantized, save_quantized
+from headprune.store.quantized import expect_quantized, fill_quantized, has_quantized, save_quantized
 from headprune.surgery.shrink import learn_layout, shrink
 from headprune.units import Kind, Site, all_sites, survey
 from headprune.units.cutting.record import (
@@ -133,11 +132,11 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
     if removed:
         learn_layout(dense, config, removed)
     options.pop("trust_remote_code", None)
+    kind = _pruned(dense, removed)
     if has_quantized(folder):
-        need(("torchao",), "torchao", "Quantised models need")
-        options["variant"] = VARIANT
+        expect_quantized(kind, folder, options)
     try:
-        model, found = _pruned(dense, removed).from_pretrained(
+        model, found = kind.from_pretrained(
             folder,
             config=config,
             output_loading_info=True,
@@ -151,7 +150,7 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The weights in {folder} do not fit its config.json: {reason[:400]}") from None
     if has_quantized(folder):
-        fill_quantized(model, folder, found["missing_keys"])
+        fill_quantized(model, folder)
     for what in ("mismatched_keys", "missing_keys", "unexpected_keys"):
         if found.get(what) and not (model_class and what != "mismatched_keys"):
             first = sorted(found[what], key=str)[0]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import CheckpointError, ExportError, UnsupportedModelError
-from headprune.extras import needed
+from headprune.extras import need, needed
 from headprune.units.linear import is_quantized, refuse_quantized
 
 NAME = "quantized.safetensors"
@@ -101,8 +103,7 @@ def save_quantized(model: PreTrainedModel, folder: Path, max_shard_size: str | i
             raise CheckpointError(
                 f"{path} was quantised in another way than by headprune.quantize; save it with torchao's own functions."
             )
-        sizes = {"bits": bits, "group": weight.block_size[-1], "width": weight.shape[1]}
-        layers[path] = {**sizes, "dtype": _text(weight.dtype)}
+        layers[path] = {"bits": bits, "group": weight.block_size[-1], "width": weight.shape[1]}
         tensors[f"{path}.data"] = _packed(weight.qdata) if bits == 4 else weight.qdata.contiguous()
         tensors[f"{path}.scale"] = weight.scale.contiguous()
     kept = {name: tensor for name, tensor in model.state_dict().items() if not is_quantized(tensor)}
@@ -114,29 +115,46 @@ def has_quantized(folder: Path) -> bool:
     return (folder / NAME).is_file()
 
 
-def fill_quantized(model: PreTrainedModel, folder: Path, missing: set[str]) -> None:
-    """Put in the weights that `save_quantized` kept apart, and take them off the list of what is missing."""
+def expect_quantized(kind: Any, folder: Path, options: dict[str, Any]) -> None:
+    """Let a class, which lives for one loading, know which weights come from another file than the rest."""
+    need(("torchao",), "torchao", "Quantised models need")
+    options["variant"] = VARIANT
+    with _fitting(folder), safe_open(folder / NAME, framework="pt") as file:
+        own = [f"^{re.escape(path)}\\.weight$" for path in _layers(file)]
+    kind._keys_to_ignore_on_load_missing = [*(kind._keys_to_ignore_on_load_missing or ()), *own]
+
+
+def fill_quantized(model: PreTrainedModel, folder: Path) -> None:
+    """Put in the weights that `save_quantized` kept apart."""
     with needed("torchao", "Quantised models need"):
         from torchao.quantization import Int8Tensor, IntxUnpackedToInt8Tensor
+    with _fitting(folder), safe_open(folder / NAME, framework="pt") as file:
+        for path, (bits, group, width) in _layers(file).items():
+            module = model.get_submodule(path)
+            place, dtype = module.weight.device, module.weight.dtype
+            data, scale = file.get_tensor(f"{path}.data"), file.get_tensor(f"{path}.scale").to(place)
+            data = (_unpacked(data, width) if bits == 4 else data).to(place)
+            if data.shape != module.weight.shape or scale.shape != (len(data), width // group):
+                raise ValueError(f"{path} has another shape")
+            zero = torch.zeros_like(scale, dtype=torch.int8)
+            if bits == 4:
+                weight: Any = IntxUnpackedToInt8Tensor(data, scale.to(dtype), zero, INT4, (1, group), dtype, None)
+            else:
+                weight = Int8Tensor(data, scale, [1, group], dtype, zero_point=zero)
+            module.weight = nn.Parameter(weight, requires_grad=False)
+
+
+def _layers(file: Any) -> dict[str, tuple[int, int, int]]:
+    """Bits, size of a group and width of every layer in the file."""
+    found = json.loads((file.metadata() or {})["layers"])
+    return {path: (own["bits"], own["group"], own["width"]) for path, own in found.items()}
+
+
+@contextmanager
+def _fitting(folder: Path) -> Iterator[None]:
     try:
-        with safe_open(folder / NAME, framework="pt") as file:
-            layers = json.loads((file.metadata() or {})["layers"])
-            for path, stored in layers.items():
-                module = model.get_submodule(path)
-                place, dtype = module.weight.device, getattr(torch, stored["dtype"])
-                data, scale = file.get_tensor(f"{path}.data"), file.get_tensor(f"{path}.scale")
-                data = _unpacked(data, stored["width"]) if stored["bits"] == 4 else data
-                if data.shape != module.weight.shape or scale.shape != (len(data), stored["width"] // stored["group"]):
-                    raise ValueError(f"{path} has another shape")
-                data, scale = data.to(place), scale.to(place)
-                zero, block = torch.zeros_like(scale, dtype=torch.int8), [1, stored["group"]]
-                if stored["bits"] == 4:
-                    weight: Any = IntxUnpackedToInt8Tensor(data, scale, zero, INT4, tuple(block), dtype, None)
-                else:
-                    weight = Int8Tensor(data, scale, block, dtype, zero_point=zero)
-                module.weight = nn.Parameter(weight, requires_grad=False)
-                missing.discard(f"{path}.weight")
-    except (KeyError, ValueError, TypeError, AttributeError, AssertionError) as error:
+        yield
+    except (KeyError, ValueError, TypeError, AttributeError, AssertionError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"{folder / NAME} does not fit the model ({reason}); save it again.") from None
 
@@ -152,7 +170,3 @@ def _packed(data: torch.Tensor) -> torch.Tensor:
 def _unpacked(data: torch.Tensor, width: int) -> torch.Tensor:
     halves = torch.stack([data & 15, data >> 4], dim=2).flatten(1)[:, :width]
     return (halves.to(torch.int8) - 8).contiguous()
-
-
-def _text(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
