@@ -83,7 +83,8 @@ def test_quantised_by_openvino_of_other_data(run: Path, tmp_path: Path) -> None:
     found = done.json
     assert (found["quantize"], found["check"]["samples"], found["check"]["tolerance"]) == ("int8", 10, None)
     assert found["check"]["difference"] > 0
-    constants = [op for op in openvino.Core().read_model(out / "model.xml").get_ops() if op.type_info.name == "Constant"]
+    nodes = openvino.Core().read_model(out / "model.xml").get_ops()
+    constants = [node for node in nodes if node.type_info.name == "Constant"]
     assert "i8" in {op.get_element_type().get_type_name() for op in constants}
 
 
