@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import headprune
+import llamas
 from exporting import batches, program, uneven
 from headprune.errors import CheckpointError, ExportError, MissingPackageError
 from headprune.runtimes import exporting
@@ -171,7 +172,7 @@ def test_another_text_is_refused(fake: Callable[..., FakeRuntime], tmp_path: Pat
 def test_bad_requests(fake: Callable[..., FakeRuntime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake()
     model = uneven("bert")
-    with pytest.raises(ExportError, match="no runtime 'tensorrt'; choose one of gguf, onnx, openvino, torch"):
+    with pytest.raises(ExportError, match="no runtime 'tensorrt'; choose one of fake, gguf, onnx, openvino, torch"):
         export(model, tmp_path / "out", batches("bert"), to="tensorrt")
     with pytest.raises(ExportError, match="Fake has no quantisation 'q4_0' here; choose int8"):
         export(model, tmp_path / "out", batches("bert"), to="fake", quantize="q4_0")
@@ -211,3 +212,19 @@ def test_the_sample_is_made_up(tmp_path: Path) -> None:
 def test_headprune_export_is_public(fake: Callable[..., FakeRuntime], tmp_path: Path) -> None:
     fake()
     assert headprune.export(uneven("bert"), tmp_path / "out", batches("bert"), to="fake")["runtime"] == "fake"
+
+
+def test_llama_cpp_is_checked_by_log_probabilities(tmp_path: Path) -> None:
+    """Through the whole of an export: float as near as it has to be, and quantised by the perplexity."""
+    given = llamas.source_of(llamas.pruned("qwen2", "first-without-heads"), tmp_path / "model")
+    options = {"dense": llamas.built("qwen2", llamas.tokenizer()), "tokenizer": given.folder, "to": "gguf"}
+    record = export(given.model, tmp_path / "float", [given.batch], **options)  # type: ignore[arg-type]
+    checked = record["check"]
+    assert (checked["metric"], checked["tokens"]) == ("perplexity", 20)
+    assert checked["difference"] <= checked["tolerance"] == 0.01
+    assert checked["exported"]["value"] == pytest.approx(checked["pytorch"]["value"], rel=1e-3)
+    assert set(record["latency"]) == {"threads", "repeats", "generate_20"}
+    small = export(given.model, tmp_path / "small", [given.batch], quantize="q8_0", **options)  # type: ignore[arg-type]
+    assert small["check"]["tolerance"] is None
+    assert small["check"]["difference"] > checked["difference"]
+    assert program(tmp_path / "float")

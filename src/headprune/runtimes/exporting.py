@@ -93,7 +93,7 @@ def runtime_of(name: str, quantize: str | None) -> Runtime:
     import headprune.runtimes.every  # noqa: F401  # registers them all
 
     if name not in RUNTIMES:
-        raise ExportError(f"There is no runtime {name!r}; choose one of {', '.join(RUNTIMES)}.")
+        raise ExportError(f"There is no runtime {name!r}; choose one of {', '.join(sorted(RUNTIMES))}.")
     chosen = RUNTIMES[name]
     if quantize is not None and quantize not in chosen.quantizations:
         able = " or ".join(chosen.quantizations)
