@@ -112,13 +112,14 @@ def lines(record: Mapping[str, Any]) -> list[str]:
     found.append(f"Outputs differ from PyTorch's by at most {checked['difference']:.2g} of their size{allowed}.")
     if checked["tokens"] is not None:
         found.append(f"Of 20 tokens that it writes, {checked['tokens']} are PyTorch's.")
+    threads = "1 thread" if times["threads"] == 1 else f"{times['threads']} threads"
     for name, one in times.items():
         if isinstance(one, dict):
             what, _, number = name.partition("_")
             said = f"a batch of {number}" if what == "batch" else f"writing {number} tokens"
             before = f"{one['dense']:.2f} -> " if "dense" in one else ""
             faster = f", {one['speedup']:.2f} times as fast" if "speedup" in one else ""
-            found.append(f"Milliseconds for {said}: {before}{one['pruned']:.2f}{faster} ({times['threads']} threads).")
+            found.append(f"Milliseconds for {said}: {before}{one['pruned']:.2f}{faster} ({threads}).")
     before = f"{size['dense']:.1f} -> " if "dense" in size else ""
     return [*found, f"Megabytes: {before}{size['pruned']:.1f}."]
 
@@ -129,5 +130,5 @@ def print_export(out: Path, record: Mapping[str, Any]) -> None:
 
     console = Console()
     for line in lines(record):
-        console.print(escape(line), highlight=False)
+        console.print(escape(line), highlight=False, soft_wrap=True)
     console.print(f"The model is in {escape(str(out))}; {escape(str(out / 'run.py'))} runs it.", highlight=False)

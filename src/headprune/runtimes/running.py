@@ -25,7 +25,12 @@ class Part:
         missing = sorted(name for name in self.shapes if name not in inputs)
         if missing:
             raise ExportError(f"The exported model takes {', '.join(self.shapes)}; {missing[0]} is missing.")
-        return self.call({name: inputs[name] for name in self.shapes})
+        taken = {name: inputs[name] for name in self.shapes}
+        rows = max(len(tensor) for tensor in taken.values())
+        if rows == 1 or any(shape[0] != 1 for shape in self.shapes.values()):
+            return self.call(taken)
+        each = [self.call({name: tensor[row : row + 1] for name, tensor in taken.items()}) for row in range(rows)]
+        return {name: torch.cat([one[name] for one in each]) for name in each[0]}
 
     def nothing_remembered(self, rows: int) -> Tensors:
         """What layers remember before the first token."""

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,6 +29,17 @@ def write_programs(programs: Programs, folder: Path, quantize: str | None = None
 
 
 def _write(program: Program, file: Path) -> None:
+    first: ExportError | None = None
+    for attempt in program.attempts():
+        try:
+            return _write_form(attempt, file)
+        except ExportError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _write_form(program: Program, file: Path) -> None:
     outputs = list(program.outputs())
     with needed("onnx", "Exports to ONNX need"), quiet(), torch.no_grad():
         try:
@@ -40,6 +52,7 @@ def _write(program: Program, file: Path) -> None:
                 input_names=list(program.inputs),
                 output_names=outputs,
                 verbose=False,
+                custom_translation_table=_translations(),
             )
         except torch.onnx.OnnxExporterError as error:
             raise ExportError(
@@ -49,6 +62,17 @@ def _write(program: Program, file: Path) -> None:
         assert made is not None
         weights = sum(tensor.numel() * tensor.element_size() for tensor in program.module.state_dict().values())
         made.save(file, external_data=weights > LARGEST)
+
+
+def _translations() -> dict[Any, Any]:
+    """Operations that PyTorch's exporter does not know. This one is in checks of image-text models."""
+    from onnx import TensorProto
+    from onnxscript import opset18 as op
+
+    def all_true(self: Any) -> Any:
+        return op.Cast(op.ReduceMin(op.Cast(self, to=TensorProto.INT32), keepdims=0), to=TensorProto.BOOL)
+
+    return {torch.ops.aten._is_all_true.default: all_true}
 
 
 def _quantize(file: Path) -> None:

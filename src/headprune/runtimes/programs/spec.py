@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,7 @@ Tensors = dict[str, torch.Tensor]
 Axes = dict[int, str]  # by number: the name of an axis whose length may be any
 
 BATCH, SEQUENCE, TARGET, PAST, TOTAL, SOURCE = "batch", "sequence", "target", "past", "total", "source"
+PAST_NAME = "past_key_values"
 CACHE = {0: BATCH, 2: PAST}
 CROSS = {0: BATCH, 2: SOURCE}
 
@@ -30,6 +31,18 @@ class Program:
     def outputs(self) -> Tensors:
         with torch.no_grad():
             return self.module(dict(self.inputs))
+
+    def row_by_row(self) -> Program:
+        """The same for one row at a time: some models count their images by the number of rows that they were traced
+        with."""
+        inputs = {name: tensor[:1].contiguous() for name, tensor in self.inputs.items()}
+        free = {name: {axis: length for axis, length in axes.items() if axis} for name, axes in self.axes.items()}
+        return replace(self, inputs=inputs, axes=free)
+
+    def attempts(self) -> tuple[Program, ...]:
+        """The forms to try, the best first. What is remembered of earlier tokens is there for any number of rows."""
+        remembers = any(name.startswith(PAST_NAME) for name in self.inputs)
+        return (self,) if remembers or self.name != "model" else (self, self.row_by_row())
 
 
 @dataclass(frozen=True)
@@ -54,11 +67,11 @@ class Whole(nn.Module):
 
 def past_name(layer: int, part: str, side: str = "") -> str:
     """As the programs that run exported models name what is remembered of earlier tokens."""
-    return f"past_key_values.{layer}.{side + '.' if side else ''}{part}"
+    return f"{PAST_NAME}.{layer}.{side + '.' if side else ''}{part}"
 
 
 def present_name(layer: int, part: str, side: str = "") -> str:
-    return past_name(layer, part, side).replace("past_key_values", "present")
+    return past_name(layer, part, side).replace(PAST_NAME, "present")
 
 
 def named_layers(cache: Any, layers: Sequence[int], side: str = "") -> Tensors:

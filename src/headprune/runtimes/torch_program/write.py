@@ -21,14 +21,15 @@ Shapes = dict[str, tuple[int | None, ...]]
 
 def write_programs(programs: Programs, folder: Path, *, compiled: bool = True) -> None:
     """One file per program, named after it, and a compiled one beside it where that can be made."""
+    shapes = {}
     for program in programs.parts:
-        made = traced(program)
+        made, traced_as = traced(program)
+        shapes[program.name] = _shapes(traced_as)
         if compiled:
             compile_program(made, folder / f"{program.name}.aoti.pt2")
         made.example_inputs = None  # real rows, which are not for everyone to see; compiled code does not hold them
         with quiet():
             torch.export.save(made, folder / f"{program.name}.pt2")
-    shapes = {program.name: _shapes(program) for program in programs.parts}
     (folder / SHAPES).write_text(json.dumps(shapes, indent=2) + "\n")
 
 
@@ -40,7 +41,19 @@ def read_shapes(folder: Path) -> Mapping[str, Shapes]:
         raise ExportError(f"{folder / SHAPES} is missing or damaged; export the model again.") from None
 
 
-def traced(program: Program) -> ExportedProgram:
+def traced(program: Program) -> tuple[ExportedProgram, Program]:
+    """The graph, and the form of the program that it is of."""
+    first: ExportError | None = None
+    for attempt in program.attempts():
+        try:
+            return _traced(attempt), attempt
+        except ExportError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _traced(program: Program) -> ExportedProgram:
     free = {name: dict.fromkeys(axes, Dim.DYNAMIC) for name, axes in program.axes.items()}
     with quiet(), torch.no_grad():
         try:
