@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ def written(given: Source, prompt: Mapping[str, torch.Tensor], tokens: int) -> l
     for _ in range(tokens):
         with torch.no_grad():
             logits = given.model(**{**rest, name: every}, use_cache=False).logits
+        first, second = logits[0, -1].topk(2).values
+        assert first - second > 1e-4, "too near for rounding not to matter; take another seed"
         every = torch.cat([every, logits[:, -1:].argmax(-1)], dim=1)
     return every[0, -tokens:].tolist()
 
@@ -75,7 +77,6 @@ def alone(code: str, *without: str) -> str:
     return done.stdout
 
 
-def program(folder: Path, name: str = "run.py") -> str:
+def program(folder: Path, hidden: Sequence[str] = ("torch", "transformers", "tokenizers")) -> str:
     """What the program in an exported folder prints, where nothing but its runtime can be imported."""
-    code = f"import runpy; runpy.run_path({str(folder / name)!r}, run_name='__main__')"
-    return alone(code, "torch", "transformers", "tokenizers")
+    return alone(f"import runpy; runpy.run_path({str(folder / 'run.py')!r}, run_name='__main__')", *hidden)

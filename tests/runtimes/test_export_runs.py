@@ -78,8 +78,9 @@ def test_quantised_by_openvino_of_other_data(run: Path, tmp_path: Path) -> None:
     own = copied(run, tmp_path)
     out = tmp_path / "out"
     asked = ("--quantize", "int8", "--data", material().data_tsv, "--samples", "10", "--max-drop", "1")
-    done = headprune("export", own, "--to", "openvino", "--out", out, *asked, "--json")
+    done = headprune("export", own, "--to", "openvino", "--out", out, *asked, "--batch-size", "4", "--json")
     assert done.code == 0, done.err
+    assert "batch_4" in done.json["latency"]
     found = done.json
     assert (found["quantize"], found["check"]["samples"], found["check"]["tolerance"]) == ("int8", 10, None)
     assert found["check"]["difference"] > 0
@@ -121,6 +122,10 @@ def test_bad_input_is_one_sentence_and_writes_nothing(run: Path, tmp_path: Path)
         assert (done.code, reason in done.err) == (2, True), done.err
         assert done.err.count("\n") == 1, done.err
         assert not (tmp_path / "out").exists()
+    (own / "exports.json").write_text("{")
+    done = headprune("export", own, "--to", "onnx", "--out", tmp_path / "out")
+    assert (done.code, "is damaged" in done.err, (tmp_path / "out").exists()) == (2, True, False), done.err
+    (own / "exports.json").unlink()
     (own / "run.json").write_text(json.dumps(moved))
     done = headprune("export", own, "--to", "onnx", "--out", tmp_path / "out")
     assert (done.code, "is not there any more" in done.err) == (2, True), done.err

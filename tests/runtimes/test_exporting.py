@@ -15,8 +15,13 @@ import llamas
 from exporting import batches, program, uneven
 from headprune.errors import CheckpointError, ExportError, MissingPackageError
 from headprune.runtimes import exporting
+from headprune.runtimes.check import prompt_of
 from headprune.runtimes.exporting import RECORD, export, runtime_of
+from headprune.runtimes.onnx import write
+from headprune.runtimes.onnx.run import open_folder
+from headprune.runtimes.programs import programs_of
 from headprune.runtimes.spec import RUNTIMES, Runner, Runtime, Source
+from headprune.task import task_of
 from zoo import ZOO
 
 
@@ -197,7 +202,6 @@ def _missing(modules: tuple[str, ...], extra: str, who: str) -> None:
 def test_the_sample_is_made_up(tmp_path: Path) -> None:
     """Nothing of the data that an export was checked on travels with it."""
     from headprune.runtimes.sample import made_up
-    from headprune.task import task_of
 
     model = uneven("bert")
     secret = {**ZOO["bert"].batch(9)}
@@ -228,3 +232,77 @@ def test_llama_cpp_is_checked_by_log_probabilities(tmp_path: Path) -> None:
     assert small["check"]["tolerance"] is None
     assert small["check"]["difference"] > checked["difference"]
     assert program(tmp_path / "float")
+
+
+def test_a_model_that_is_broken_in_pytorch_is_no_reference(fake: Callable[..., FakeRuntime], tmp_path: Path) -> None:
+    model = uneven("bert")
+    with torch.no_grad():
+        model.classifier.bias.fill_(torch.nan)
+    fake(lambda logits: torch.full_like(logits, 123.0))
+    with pytest.raises(ExportError, match="in PyTorch already"):
+        export(model, tmp_path / "out", batches("bert"), to="fake")
+
+
+def test_prompts_have_tokens_and_leave_room_for_more() -> None:
+    """GPT-2 of the zoo has 40 positions; the first row is padding alone."""
+    ids = torch.randint(5, 60, (3, 35), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0] = 0
+    model = uneven("gpt2")
+    prompt = prompt_of(Source(model, task_of(model), {"input_ids": ids, "attention_mask": mask}))
+    assert torch.equal(prompt["input_ids"], ids[1:2, :20])
+
+
+def test_tied_tokens_may_come_either_way(fake: Callable[..., FakeRuntime], tmp_path: Path) -> None:
+    """The best token and one that is made equal to it: the runner takes the other one, and both go on from there."""
+    model = uneven("gpt2")
+    with torch.no_grad():
+        model.lm_head.weight[7] = model.lm_head.weight[9]
+
+    class Other(Fake):
+        def generate(self, inputs: Any, tokens: int) -> list[int]:
+            every = inputs["input_ids"]
+            for _ in range(tokens):
+                best = int(self(input_ids=every, use_cache=False).logits[0, -1].argmax())
+                every = torch.cat([every, torch.tensor([[{7: 9, 9: 7}.get(best, best)]])], dim=1)
+            return every[0, -tokens:].tolist()
+
+    made = fake()
+    made.open = lambda folder, source=None, threads=None: Other(source.model, lambda x: x)  # type: ignore
+    assert export(model, tmp_path / "out", batches("gpt2"), to="fake")["check"]["tokens"] == 20
+
+
+def test_what_else_lies_in_the_folder_stays(fake: Callable[..., FakeRuntime], tmp_path: Path) -> None:
+    fake()
+    export(uneven("bert"), tmp_path / "out", batches("bert"), to="fake")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / "model.fake").write_text("old")
+    export(uneven("bert"), tmp_path / "out", batches("bert"), to="fake")
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "out" / "model.fake").read_text() == "None"
+
+
+def test_large_files_and_what_they_do_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in a file of their own, smaller in int8; and nothing of the machine that they were made on."""
+    model = uneven("bert")
+    given = Source(model, task_of(model), batches("bert")[0])
+    monkeypatch.setattr(write, "LARGEST", 1000)
+    for name, quantize in (("float", None), ("small", "int8")):
+        (tmp_path / name).mkdir()
+        write.write_programs(programs_of(given), tmp_path / name, quantize)
+    sizes = [(tmp_path / name / "model.onnx.data").stat().st_size for name in ("float", "small")]
+    assert sizes[1] < sizes[0]
+    content = (tmp_path / "float" / "model.onnx").read_bytes()
+    assert b"/site-packages/" not in content
+    assert str(Path(headprune.__file__).parent).encode() not in content
+    with torch.no_grad():
+        expected = model(**batches("bert")[0]).logits
+    assert (open_folder(tmp_path / "float", threads=1)(**batches("bert")[0]).logits - expected).abs().max() < 1e-5
+
+
+def test_a_decoder_that_takes_more_than_tokens(tmp_path: Path) -> None:
+    """Without a cache, and without a text to compare: what token types new tokens have, nobody says."""
+    rows = [{**batch, "token_type_ids": torch.zeros_like(batch["input_ids"])} for batch in batches("gpt2")]
+    record = export(uneven("gpt2"), tmp_path / "out", rows, to="onnx")
+    assert (record["form"], record["check"]["tokens"]) == ("plain", None)
+    assert record["check"]["difference"] < 1e-5

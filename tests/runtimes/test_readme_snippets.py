@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from exporting import alone
-from headprune.runtimes.exporting import source_of
+from exporting import alone, program
+from headprune.runtimes.exporting import program_of, source_of
 from headprune.runtimes.spec import RUNTIMES
 from headprune.runtimes.torch_program import TorchProgram
 from llamas import pruned as pruned_llama
@@ -45,6 +45,8 @@ def test_a_classifier(name: str, tmp_path: Path) -> None:
     hidden = HIDDEN[: -1 if name == "torch" else None]
     printed = alone(snippets()[name].replace("DIR", str(tmp_path)), *hidden)
     assert len(re.findall(r"-?\d+\.\d+", printed)) == model.config.num_labels
+    (tmp_path / "run.py").write_text(program_of(runtime.snippet(tmp_path)))
+    assert program(tmp_path, hidden=hidden)
 
 
 def test_a_language_model(tmp_path: Path) -> None:
@@ -54,3 +56,5 @@ def test_a_language_model(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     RUNTIMES["gguf"].write(given, tmp_path / "out", None)
     assert alone(snippets()["gguf"].replace("DIR", str(tmp_path / "out")), *HIDDEN)
+    (tmp_path / "out" / "run.py").write_text(program_of(RUNTIMES["gguf"].snippet(tmp_path / "out")))
+    assert program(tmp_path / "out")

@@ -99,6 +99,8 @@ def export(
 def lines(record: Mapping[str, Any]) -> list[str]:
     """What was measured, in sentences."""
     from headprune.report.words import measured_text
+    from headprune.runtimes.check import WRITING
+    from headprune.runtimes.spec import TOKENS
 
     checked, times, size = record["check"], record["latency"], record["megabytes"]
     found = []
@@ -111,7 +113,9 @@ def lines(record: Mapping[str, Any]) -> list[str]:
     allowed = "" if checked["tolerance"] is None else f" (allowed: {checked['tolerance']:g})"
     found.append(f"Outputs differ from PyTorch's by at most {checked['difference']:.2g} of their size{allowed}.")
     if checked["tokens"] is not None:
-        found.append(f"Of 20 tokens that it writes, {checked['tokens']} are PyTorch's.")
+        found.append(f"Of {TOKENS} tokens that it writes, {checked['tokens']} are PyTorch's.")
+    if record.get("form") == "plain" and record["task"] in WRITING:
+        found.append("It remembers nothing of earlier tokens: what this model keeps of them is not keys and values.")
     threads = "1 thread" if times["threads"] == 1 else f"{times['threads']} threads"
     for name, one in times.items():
         if isinstance(one, dict):

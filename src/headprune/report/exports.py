@@ -13,13 +13,13 @@ from headprune.report.loading import ReportRun, named_path
 from headprune.report.recovery import FOLDER, recovery_of
 from headprune.report.use import headprune_snippet, install_line, plain_loads, quoted, transformers_snippet
 from headprune.report.words import interval_text, value_text
+from headprune.runtimes.spec import TOKENS
 from headprune.store.files import write_text
 
 NAME = "exports.json"  # of a run: what was exported from it, one record each
 FORMAT = 1
 NOTHING = "\u2013"
 TITLE = "## Runtimes"  # of the section in a model card
-TOKENS = 20  # that a check lets a model write
 DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
 Record = Mapping[str, Any]
 
@@ -59,7 +59,10 @@ def exports_of(place: str | Path | ReportRun, of: str | None = None) -> list[dic
 
 def forget_exports(run: Path, of: str | None = None) -> None:
     """Strike what was exported from a run, or from one of its models, before another model takes that place."""
-    kept = [] if of is None else [record for record in exports_of(run) if record["of"] != of]
+    try:
+        kept = [] if of is None else [record for record in exports_of(run) if record["of"] != of]
+    except RunError:  # what cannot be read is struck as well, and is no reason to lose a model
+        kept = []
     if kept:
         write_exports(run, kept)
     else:

@@ -79,7 +79,7 @@ class ExportRequest:
         if self.run is None:
             return Experiment(model=self.folder, data=self.data or "", **own)
         if self.data is None:
-            return experiment_of(self.record)
+            return replace(experiment_of(self.record), **own)
         return replace(experiment_of(self.record), data=self.data, calibration=None, **own)
 
 
@@ -88,6 +88,7 @@ def check_request(request: ExportRequest, *, overwrite: bool) -> None:
     runtime_of(request.to, request.quantize)
     if request.run is not None:
         request.record  # noqa: B018  # refuses a run that has not come to its end
+        exports_of(request.run)  # and one whose list of exports is damaged
     refuse_missing_model(request.folder)
     if request.dense is not None:
         refuse_missing_model(request.dense)

@@ -13,10 +13,9 @@ from headprune.errors import DataError, ExportError
 from headprune.measure.metrics import Measured, Metric, agreement, choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.trajectory import plain
-from headprune.runtimes.spec import Runner, Runtime, Source
+from headprune.runtimes.spec import TOKENS, Runner, Runtime, Source
 from headprune.task import batch_size, rows_of
 
-TOKENS = 20  # generated to see that what is remembered of earlier tokens is right
 WRITING = ("causal-lm", "seq2seq-lm")
 
 Batch = Mapping[str, Any]
@@ -64,7 +63,7 @@ def check(
     tolerance = None if quantized else runtime.tolerance
     if math.isinf(worst):
         raise ExportError(f"In {runtime.title} the outputs are no numbers (NaN or Inf), so nothing was written.")
-    if tolerance is not None and worst > tolerance:
+    if tolerance is not None and not worst <= tolerance:
         raise ExportError(
             f"In {runtime.title} the outputs differ from PyTorch's by up to {worst:.3g} of their size (allowed: "
             f"{tolerance:g}), so nothing was written; report the model family."
@@ -95,6 +94,8 @@ def _difference(runtime: Runtime, source: Source, batch: Batch, expected: Any, f
     if task.per_token and one.dim() == 3:
         real = task.real_tokens(batch, one)
         one, other = one[real], other[real]
+    if not torch.isfinite(one).all():
+        raise ExportError("The model's own outputs are NaN or Inf, in PyTorch already; check its weights and the data.")
     if not torch.isfinite(other).all():
         return float("inf")
     # Log-probabilities of what will not come are large and mean nothing; their differences count as they are.
@@ -103,8 +104,12 @@ def _difference(runtime: Runtime, source: Source, batch: Batch, expected: Any, f
 
 
 def prompt_of(source: Source) -> dict[str, torch.Tensor]:
-    """The first row that can be gone on from: real tokens alone, and of a decoder its first one."""
-    batch = rows_of(source.task.inputs(source.batch), slice(0, 1))
+    """The first row that can be gone on from: real tokens alone, as many as leave room for more, and of a decoder its
+    first one."""
+    mask = source.batch.get("attention_mask")
+    full = [] if mask is None or mask.dim() != 2 else (mask.sum(1) > 0).nonzero().flatten().tolist()
+    first = full[0] if full else 0
+    batch = rows_of(source.task.inputs(source.batch), slice(first, first + 1))
     row = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor) and name != "labels"}
     if "decoder_input_ids" in row:
         row["decoder_input_ids"] = row["decoder_input_ids"][:, :1]
@@ -112,13 +117,18 @@ def prompt_of(source: Source) -> dict[str, torch.Tensor]:
     elif "attention_mask" in row:
         real = row["attention_mask"][0].bool()
         row = {name: value[:, real] if value.shape[1:2] == real.shape else value for name, value in row.items()}
+    room = getattr(source.model.config.get_text_config(), "max_position_embeddings", None)
+    if "decoder_input_ids" not in row and isinstance(room, int):
+        length = row["input_ids"].shape[1]
+        kept = min(length, max(1, room - TOKENS))
+        row = {name: value[:, :kept] if value.shape[1:2] == (length,) else value for name, value in row.items()}
     return row
 
 
 def _same_tokens(runtime: Runtime, runner: Runner, source: Source, tolerance: float | None) -> int | None:
     """How many tokens agree with PyTorch's, one after the other; None for a model that writes none. Where the two best
-    are nearer to each other than the tolerance, either may come, and what follows one of them is not compared."""
-    if source.task.name not in WRITING:
+    are nearer to each other than the tolerance, either may come, and both go on from the one that came."""
+    if source.task.name not in WRITING or not runner.can_generate():
         return None
     prompt = prompt_of(source)
     name = "decoder_input_ids" if "decoder_input_ids" in prompt else "input_ids"
@@ -131,7 +141,8 @@ def _same_tokens(runtime: Runtime, runner: Runner, source: Source, tolerance: fl
         best = int(logits.argmax())
         if token != best:
             gap = float(logits[best] - logits[token]) / max(1.0, float(logits.abs().max()))
-            return TOKENS if tolerance is not None and gap <= 2 * tolerance else number
+            if tolerance is None or gap > 2 * tolerance:
+                return number
         every = torch.cat([every, torch.tensor([[token]])], dim=1)
     return TOKENS
 
@@ -161,8 +172,8 @@ def _record(measured: Measured) -> dict[str, Any]:
 
 
 def _refuse_worse(runtime: Runtime, ours: Quality, theirs: Quality, asked: str | None, max_drop: float | None) -> None:
-    """Quantised weights are others, so the metric counts: it may leave what the samples can tell (the interval of the
-    model in PyTorch), or fall by more than asked for, only on its better side."""
+    """Quantised weights are others, so the metric counts: it may be worse by as much as was asked for, or as samples
+    cannot tell apart (the worse end of the interval of the model in PyTorch)."""
     metric = _metric(ours, asked)
     if metric is None:
         return

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import json
-import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def export(
     with evaluating(model):
         source = source_of(model, held, task, tokenizer)
         chosen.refuse(source)
-        with replaced_directory(Path(path), ("*",), marker=RECORD, what="an export") as fresh:
+        with _written_to(Path(path)) as fresh:
             chosen.write(source, fresh, quantize)
             runner = chosen.open(fresh, source, threads=threads)
             try:
@@ -75,17 +75,34 @@ def export(
                 "title": chosen.title,
                 "install": chosen.install,
                 "quantize": quantize,
-                "model": str(getattr(model.config, "_name_or_path", "")),
+                "model": Path(str(getattr(model.config, "_name_or_path", ""))).name,
                 "task": source.task.name,
+                "form": getattr(runner, "form", None),
                 "versions": _versions(chosen),
                 "check": checked.to_json(),
                 "latency": times,
                 "megabytes": {**size, "pruned": written},
                 "snippet": chosen.snippet(fresh),
             }
-            (fresh / SNIPPET).write_text(_program(record["snippet"]))
+            (fresh / SNIPPET).write_text(program_of(record["snippet"]))
+            record["files"] = sorted([*(file.name for file in fresh.iterdir()), RECORD])
             (fresh / RECORD).write_text(json.dumps(record, indent=2, allow_nan=False) + "\n")
     return record
+
+
+@contextmanager
+def _written_to(target: Path) -> Iterator[Path]:
+    """A folder to fill that takes the place of an earlier export, whose files go; what else lies there stays."""
+    try:
+        earlier = json.loads((target / RECORD).read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        earlier = []
+    try:
+        with replaced_directory(target, earlier, marker=RECORD, what="an export") as fresh:
+            yield fresh
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ExportError(f"Cannot export to {target}: {why}; make room, or choose another place.") from error
 
 
 def runtime_of(name: str, quantize: str | None) -> Runtime:
@@ -137,10 +154,10 @@ def _compared(
         return times, {"dense": _megabytes(folder)}
 
 
-def _program(snippet: str) -> str:
+def program_of(snippet: str) -> str:
     """A snippet as a file that runs its own folder, wherever that is."""
     here = "import os\n\nHERE = os.path.dirname(os.path.abspath(__file__))\n"
-    return here + re.sub(r'"DIR/([^"]*)"', r'os.path.join(HERE, "\1")', snippet)
+    return here + snippet.replace('f"DIR/', 'f"{HERE}/').replace('"DIR/', 'HERE + "/')
 
 
 def _megabytes(folder: Path) -> float:
@@ -150,5 +167,5 @@ def _megabytes(folder: Path) -> float:
 def _versions(runtime: Runtime) -> dict[str, str]:
     from headprune import __version__
 
-    packages = {name: importlib.metadata.version(name) for name in (*runtime.modules, "torch", "transformers")}
-    return {"headprune": __version__, **packages}
+    packages = [importlib.import_module(name) for name in (*runtime.modules, "torch", "transformers")]
+    return {"headprune": __version__, **{one.__name__: str(getattr(one, "__version__", "")) for one in packages}}

@@ -10,13 +10,14 @@ import torch
 
 from headprune.errors import ExportError
 from headprune.extras import needed
-from headprune.runtimes.onnx.write import quiet, write_programs
+from headprune.runtimes.onnx.write import write_programs
 from headprune.runtimes.programs import programs_of
 from headprune.runtimes.programs.spec import Tensors
 from headprune.runtimes.running import Part, ProgramRunner
 from headprune.runtimes.sample import write_sample
 from headprune.runtimes.snippets import snippet
 from headprune.runtimes.spec import Runtime, Source, runtime
+from headprune.runtimes.words import quiet, reason
 
 LOAD = """
 import numpy as np
@@ -78,8 +79,9 @@ def convert(onnx: Path, file: Path, quantize: str | None) -> None:
         try:
             model = openvino.convert_model(str(onnx))
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ExportError(f"OpenVINO cannot read this model ({reason}); export it with --to onnx.") from error
+            raise ExportError(
+                f"OpenVINO cannot read this model ({reason(error)}); export it with --to onnx."
+            ) from error
         if quantize is not None:
             import nncf
 

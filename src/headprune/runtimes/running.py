@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from headprune.errors import ExportError
+from headprune.runtimes.programs.causal import KNOWN
 from headprune.runtimes.programs.seq2seq import STATES
-from headprune.runtimes.programs.spec import Tensors
+from headprune.runtimes.programs.spec import Form, Tensors
 from headprune.runtimes.spec import Outputs, Runner
+from headprune.runtimes.words import reason
 
 PAST = "past_key_values."
 
@@ -28,9 +30,15 @@ class Part:
         taken = {name: inputs[name] for name in self.shapes}
         rows = max(len(tensor) for tensor in taken.values())
         if rows == 1 or any(shape[0] != 1 for shape in self.shapes.values()):
-            return self.call(taken)
-        each = [self.call({name: tensor[row : row + 1] for name, tensor in taken.items()}) for row in range(rows)]
+            return self._called(taken)
+        each = [self._called({name: tensor[row : row + 1] for name, tensor in taken.items()}) for row in range(rows)]
         return {name: torch.cat([one[name] for one in each]) for name in each[0]}
+
+    def _called(self, inputs: Tensors) -> Tensors:
+        try:
+            return self.call(inputs)
+        except Exception as error:  # every runtime has kinds of its own
+            raise ExportError(f"The exported model does not run on this input ({reason(error)}).") from error
 
     def nothing_remembered(self, rows: int) -> Tensors:
         """What layers remember before the first token."""
@@ -66,6 +74,15 @@ class ProgramRunner(Runner):
     def _continues(self) -> bool:
         shapes = self.parts["model"].shapes
         return any(name.startswith(PAST) for name in shapes)
+
+    @property
+    def form(self) -> Form:
+        """How it is called, again and again or once."""
+        return "seq2seq" if "decoder" in self.parts else "causal" if self._continues else "plain"
+
+    def can_generate(self) -> bool:
+        own = self.parts["decoder" if "decoder" in self.parts else "model"].shapes
+        return "decoder" in self.parts or all(name in KNOWN or name.startswith(PAST) for name in own)
 
     def _read(self, inputs: Mapping[str, Any]) -> Tensors:
         """What the encoder leaves for every step of the decoder."""

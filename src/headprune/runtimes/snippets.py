@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from textwrap import indent
 
 from headprune.runtimes.programs.seq2seq import STATES
+from headprune.runtimes.spec import TOKENS
 
 Shapes = Mapping[str, Sequence[int | None]]
 PAST = "past_key_values."
-STEPS = 20
 ADVANCE = """new = outputs["logits"][:, -1:].argmax(-1)
 past = {name.replace("present", "past_key_values"): outputs[name] for name in outputs if name != "logits"}
 ids = np.concatenate([ids, new], axis=1)"""
@@ -41,7 +41,7 @@ model = load("DIR/model{ending}")
 ids = np.load("DIR/sample.npz")["input_ids"]  # one text, as tokens
 {_remembered(shapes, "")}
 new = ids
-for _ in range({STEPS}):
+for _ in range({TOKENS}):
 {indent(_fed(shapes), "    ")}
     outputs = model(fed)
 {indent(ADVANCE, "    ")}
@@ -61,7 +61,7 @@ read = {{name.replace("present", "past_key_values"): value for name, value in fo
 ids = sample["decoder_input_ids"][:, :1]
 {_remembered(written, "decoder.")}
 new = ids
-for _ in range({STEPS}):
+for _ in range({TOKENS}):
 {indent(_fed(written, ", **read"), "    ")}
     outputs = decoder(fed)
 {indent(ADVANCE, "    ")}

@@ -15,6 +15,8 @@ from transformers import PreTrainedModel
 from headprune.errors import ExportError
 from headprune.task import Task
 
+TOKENS = 20  # that a model writes, to see that what it remembers of earlier ones is right, and how long that takes
+
 
 @dataclass(frozen=True)
 class Source:
@@ -40,6 +42,10 @@ class Runner(ABC):
     def generate(self, inputs: Mapping[str, torch.Tensor], tokens: int) -> list[int]:
         """So many tokens after one prompt, each the most probable, with the runtime's cache."""
         raise ExportError("Only models that write text generate.")
+
+    def can_generate(self) -> bool:
+        """Whether it writes text from tokens alone."""
+        return True
 
     def close(self) -> None:  # noqa: B027  # most runtimes give back what they hold by themselves
         """Give back what the runtime holds."""

@@ -17,6 +17,8 @@ from headprune.extras import needed
 # Some questions go over the loopback address, which no proxy may get hold of.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
+PATIENCE = 600  # seconds: a machine may be busy
+
 
 class Llama:
     """A file that is open in llama.cpp, with a cache in float32 and without flash attention: float16, which both use
@@ -86,8 +88,11 @@ class Llama:
         request = urllib.request.Request(
             f"{self._server.listening_address}/{what}", data, {"Content-Type": "application/json"}
         )
-        with _direct.open(request, timeout=60) as answer:
-            return json.load(answer)
+        try:
+            with _direct.open(request, timeout=PATIENCE) as answer:
+                return json.load(answer)
+        except OSError as error:
+            raise ExportError(f"llama.cpp does not answer ({error}); try again on a quieter machine.") from None
 
     def close(self) -> None:
         """Stop its threads and free its memory."""

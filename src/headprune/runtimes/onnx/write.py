@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,7 @@ import torch
 from headprune.errors import ExportError
 from headprune.extras import needed
 from headprune.runtimes.programs import Program, Programs
+from headprune.runtimes.words import quiet, reason
 
 LARGEST = 1_500_000_000  # bytes of weights in one file; protobuf ends at two gigabytes
 
@@ -22,10 +19,13 @@ LARGEST = 1_500_000_000  # bytes of weights in one file; protobuf ends at two gi
 def write_programs(programs: Programs, folder: Path, quantize: str | None = None) -> None:
     """One file per program, named after it."""
     for program in programs.parts:
-        file = folder / f"{program.name}.onnx"
-        _write(program, file)
-        if quantize is not None:
-            _quantize(file)
+        name = f"{program.name}.onnx"
+        if quantize is None:
+            _write(program, folder / name)
+            continue
+        with tempfile.TemporaryDirectory() as place:
+            _write(program, Path(place) / name)
+            _quantize(Path(place) / name, folder / name, large=_bytes(program) > LARGEST)
 
 
 def _write(program: Program, file: Path) -> None:
@@ -56,12 +56,33 @@ def _write_form(program: Program, file: Path) -> None:
             )
         except torch.onnx.OnnxExporterError as error:
             raise ExportError(
-                f"PyTorch cannot turn this model into ONNX ({_reason(error)}); export it with --to torch, or report "
+                f"PyTorch cannot turn this model into ONNX ({reason(error)}); export it with --to torch, or report "
                 "the model family."
             ) from error
         assert made is not None
-        weights = sum(tensor.numel() * tensor.element_size() for tensor in program.module.state_dict().values())
-        made.save(file, external_data=weights > LARGEST)
+        _forget_origins(made.model)
+        made.save(file, external_data=_bytes(program) > LARGEST)
+
+
+def _bytes(program: Program) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in program.module.state_dict().values())
+
+
+def _forget_origins(model: Any) -> None:
+    """Every node knows the lines of code that it comes from, with the paths of this machine: more than the weights of a
+    small model, and nobody's business."""
+    graphs = [model.graph, *model.functions.values()]
+    for graph in graphs:
+        graph.metadata_props.clear()
+        graph.doc_string = None
+        for node in graph.all_nodes():
+            node.metadata_props.clear()
+            node.doc_string = None
+            for value in node.outputs:
+                value.metadata_props.clear()
+                value.doc_string = None
+        for value in (*graph.inputs, *getattr(graph, "initializers", {}).values()):
+            value.metadata_props.clear()
 
 
 def _translations() -> dict[Any, Any]:
@@ -75,7 +96,7 @@ def _translations() -> dict[Any, Any]:
     return {torch.ops.aten._is_all_true.default: all_true}
 
 
-def _quantize(file: Path) -> None:
+def _quantize(file: Path, small: Path, *, large: bool) -> None:
     """Weights of matrix products in int8, activations when they are there: ONNX Runtime's dynamic quantisation.
 
     Seven bits of the eight are used: without VNNI, processors add products of eight bits in sixteen and overflow.
@@ -89,32 +110,11 @@ def _quantize(file: Path) -> None:
         del model.graph.value_info[:]
         quantize_dynamic(
             model,
-            str(file),
+            str(small),
             op_types_to_quantize=["MatMul", "Gemm"],
             weight_type=QuantType.QInt8,
             per_channel=True,
             reduce_range=True,
             extra_options={"MatMulConstBOnly": True, "DefaultTensorType": onnx.TensorProto.FLOAT},
-            use_external_data_format=model.ByteSize() > LARGEST,
+            use_external_data_format=large,
         )
-
-
-def _reason(error: BaseException) -> str:
-    """The first cause, in a line: PyTorch's own messages are pages."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the remarks of exporters on their own progress."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        # Bars are drawn on stdout, which is for what was asked for.
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
-from headprune.runtimes.onnx.write import quiet
+from headprune.runtimes.words import quiet, reason
 
 SETTINGS: dict[str, Any] = {
     "aot_inductor.compile_wrapper_opt_level": "O0",  # code that only calls kernels, which are optimised all the same
@@ -27,16 +31,30 @@ def compiler() -> str | None:
         return None
 
 
+@contextmanager
+def _own_cache() -> Iterator[None]:
+    """What the compiler leaves behind is megabytes for every program, and of no use any more."""
+    name, before = "TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ[name] = folder
+        try:
+            yield
+        finally:
+            del os.environ[name]
+            if before is not None:
+                os.environ[name] = before
+
+
 def compile_program(program: ExportedProgram, file: Path) -> bool:
     """Write the compiled program. One that cannot be compiled still runs as it was exported, so that is a warning."""
     if compiler() is None:
         return False
     try:
-        with quiet():
+        with quiet(), _own_cache():
             torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=SETTINGS)
     except Exception as error:  # of the tracer, the code generator or the compiler
         file.unlink(missing_ok=True)
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        warnings.warn(f"{file.name} was not written, since PyTorch cannot compile this model ({reason}).", stacklevel=2)
+        why = f"since PyTorch cannot compile this model ({reason(error)})"
+        warnings.warn(f"{file.name} was not written, {why}.", stacklevel=2)
         return False
     return True

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from headprune.errors import ExportError
-from headprune.runtimes.onnx.write import quiet
 from headprune.runtimes.programs.spec import Tensors
 from headprune.runtimes.running import Part, ProgramRunner
 from headprune.runtimes.torch_program.write import read_shapes
+from headprune.runtimes.words import quiet
 
 
 def open_folder(folder: Path, *, threads: int | None = None, compiled: bool = True) -> ProgramRunner:

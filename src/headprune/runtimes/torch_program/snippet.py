@@ -8,10 +8,10 @@ from textwrap import indent
 import torch
 
 from headprune.runtimes.programs.seq2seq import STATES
+from headprune.runtimes.spec import TOKENS
 from headprune.runtimes.torch_program.write import Shapes
 
 PAST = "past_key_values."
-STEPS = 20
 SHOWN = 256  # more numbers than this are not written down
 
 LOAD = """
@@ -93,7 +93,7 @@ past = {{f"past_key_values.{{layer}}.{side}{{part}}": torch.zeros(1, number, 0, 
         for layer, (number, width) in heads.items() for part in ("key", "value")}}
 order = {list(shapes)!r}
 new = ids
-for _ in range({STEPS}):
+for _ in range({TOKENS}):
 {indent(step, "    ")}
 print(ids[0].tolist())"""
 

@@ -11,9 +11,9 @@ from torch.export import Dim, ExportedProgram
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from headprune.errors import ExportError
-from headprune.runtimes.onnx.write import quiet
 from headprune.runtimes.programs import Program, Programs
 from headprune.runtimes.torch_program.compiled import compile_program
+from headprune.runtimes.words import quiet, reason
 
 SHAPES = "programs.json"  # what each program takes, in its order: a compiled one cannot be asked
 Shapes = dict[str, tuple[int | None, ...]]
@@ -62,7 +62,7 @@ def _traced(program: Program) -> ExportedProgram:
             )
         except Exception as error:  # whatever tracing runs into: its errors have no common kind
             raise ExportError(
-                f"PyTorch cannot trace this model ({_reason(error)}); save it with headprune.save, or report the model "
+                f"PyTorch cannot trace this model ({reason(error)}); save it with headprune.save, or report the model "
                 "family."
             ) from error
     # Examples are two long at least, from which tracing concludes that sums of lengths are four. Shorter ones compute
@@ -77,8 +77,3 @@ def _shapes(program: Program) -> dict[str, list[int | None]]:
         name: [None if axis in program.axes[name] else size for axis, size in enumerate(tensor.shape)]
         for name, tensor in program.inputs.items()
     }
-
-
-def _reason(error: BaseException) -> str:
-    """In a line: PyTorch's own messages are pages."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
