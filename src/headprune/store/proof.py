@@ -36,7 +36,7 @@ class Prover:
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
 
-    def ask(self, folder: Path, expected: Path) -> bool:
+    def ask(self, folder: Path, expected: Path, ours: bool) -> bool:
         """False for whatever goes wrong: then nothing was proven."""
         if self.process is None or self.process.poll() is not None:
             self.process = subprocess.Popen(
@@ -51,7 +51,7 @@ class Prover:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
-            self.process.stdin.write(json.dumps([str(folder.resolve()), str(expected)]) + "\n")
+            self.process.stdin.write(json.dumps([str(folder.resolve()), str(expected), ours]) + "\n")
             self.process.stdin.flush()
             return self.process.stdout.readline().strip() == "true"
         except OSError:
@@ -84,13 +84,14 @@ def too_large(model: PreTrainedModel) -> bool:
     return sum(tensor.numel() * tensor.element_size() for tensor in model.parameters()) > LARGEST
 
 
-def loads_plainly(model: PreTrainedModel, folder: Path) -> bool:
+def loads_plainly(model: PreTrainedModel, folder: Path, *, ours: bool = False) -> bool:
     """Whether the class that the checkpoint names, built by plain transformers, says what the model says. It is not
-    tried again for the same class, config and removals: weights are read as they are."""
+    tried again for the same class, config and removals: weights are read as they are. `ours`: the code that the
+    checkpoint names is headprune's, and may run; no other is."""
     known = f"plain {_structure(folder)}"
     if cache.read(dense_class(model), known):
         return True
-    proven = _try(model, folder)
+    proven = _try(model, folder, ours)
     if proven:
         cache.write(dense_class(model), known, True)
     return proven
@@ -101,7 +102,7 @@ def _structure(folder: Path) -> str:
     return json.dumps({name: settings[name] for name in sorted(settings) if name not in NAMES_ONLY})
 
 
-def _try(model: PreTrainedModel, folder: Path) -> bool:
+def _try(model: PreTrainedModel, folder: Path, ours: bool) -> bool:
     told = _said(model)
     if told is None:
         return False
@@ -110,7 +111,7 @@ def _try(model: PreTrainedModel, folder: Path) -> bool:
         torch.save(told, expected)
         prover = _kept[-1] if _kept else Prover()
         try:
-            return prover.ask(folder, expected)
+            return prover.ask(folder, expected, ours)
         finally:
             if not _kept:
                 prover.close()
