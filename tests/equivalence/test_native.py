@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,34 @@ def test_a_process_that_dies_proves_nothing(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("nothing_proven")
+def test_a_process_that_does_not_answer_is_ended_with_its_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork that hangs holds the line to its parent open."""
+    hanging = "import os, sys, time\nsys.stdin.readline()\nos.fork()\ntime.sleep(1000)"
+    started, real = [], subprocess.Popen
+
+    def start(command: Any, **options: Any) -> Any:
+        started.append(real([command[0], "-c", hanging], **options))
+        return started[0]
+
+    monkeypatch.setattr(proof, "PATIENCE", 2.0)
+    monkeypatch.setattr(proof.subprocess, "Popen", start)
+    with proof.one_prover():
+        headprune.save(uniform(), tmp_path / "model")
+    assert "auto_map" in settings_of(tmp_path / "model")
+    assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("nothing_proven")
+def test_why_nothing_was_proven_is_logged(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "_said", lambda model: {"inputs": {"no_such_input": 1}, "outputs": {}, "within": 1})
+    with caplog.at_level("DEBUG", logger=proof.__name__):
+        headprune.save(uniform(), tmp_path / "model")
+    assert "ValueError: You must specify exactly one of input_ids or inputs_embeds" in caplog.text
+
+
+@pytest.mark.usefixtures("nothing_proven")
 def test_one_structure_is_proven_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
     monkeypatch.setattr(proof.Prover, "ask", lambda self, folder, expected, ours: not asked.append(folder))
@@ -209,9 +238,7 @@ def foreign_code(cache: Path, ran: Path) -> dict[str, str]:
     (repository / "refs" / "main").write_text(revision)
     (repository / "snapshots" / revision).mkdir(parents=True)
     (repository / "snapshots" / revision / "modeling_evil.py").write_text(
-        "from pathlib import Path\n"
-        "from transformers import LlamaForCausalLM\n"
-        f"Path({str(ran)!r}).write_text('ran')\n"
+        f"from pathlib import Path\nfrom transformers import LlamaForCausalLM\nPath({str(ran)!r}).write_text('ran')\n"
     )
     return {"AutoModelForCausalLM": "evil/repo--modeling_evil.LlamaForCausalLM"}
 

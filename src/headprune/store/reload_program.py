@@ -28,6 +28,7 @@ def same(folder: str, expected: str, ours: bool) -> bool:
     import transformers
 
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     settings = json.loads((Path(folder) / "config.json").read_text())
     (name,) = settings["architectures"]
     if ours:
