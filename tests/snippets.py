@@ -14,14 +14,23 @@ PROGRAM = Path(__file__).resolve().parent / "programs" / "run_snippets.py"
 
 
 def executed(snippets: Mapping[str, str], folder: Path, *, missing: Sequence[str] = ()) -> dict[str, str]:
-    """What each printed, run in `folder`, where what is `missing` cannot be imported; the first error fails."""
+    """What each printed, run in `folder`, where what is `missing` cannot be imported; the first error fails, and so
+    does a question."""
     listed = folder / "snippets.json"
     listed.write_text(json.dumps(dict(snippets)))
     command = [sys.executable, str(PROGRAM), str(listed), *missing]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=500, check=False, cwd=folder, env=environment()
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        cwd=folder,
+        env=environment(),
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "custom code" not in done.stdout + done.stderr  # nobody is asked a question
     found = json.loads(done.stdout.splitlines()[-1])
     for name, said in found.items():
         assert said["error"] is None, f"{name}:\n{snippets[name]}\n{said['error']}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -165,9 +166,37 @@ def test_a_process_that_dies_proves_nothing(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("nothing_proven")
+def test_a_process_that_does_not_answer_is_ended_with_its_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork that hangs holds the line to its parent open."""
+    hanging = "import os, sys, time\nsys.stdin.readline()\nos.fork()\ntime.sleep(1000)"
+    started, real = [], subprocess.Popen
+
+    def start(command: Any, **options: Any) -> Any:
+        started.append(real([command[0], "-c", hanging], **options))
+        return started[0]
+
+    monkeypatch.setattr(proof, "PATIENCE", 2.0)
+    monkeypatch.setattr(proof.subprocess, "Popen", start)
+    with proof.one_prover():
+        headprune.save(uniform(), tmp_path / "model")
+    assert "auto_map" in settings_of(tmp_path / "model")
+    assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("nothing_proven")
+def test_why_nothing_was_proven_is_logged(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "_said", lambda model: {"inputs": {"no_such_input": 1}, "outputs": {}, "within": 1})
+    with caplog.at_level("DEBUG", logger=proof.__name__):
+        headprune.save(uniform(), tmp_path / "model")
+    assert "ValueError: You must specify exactly one of input_ids or inputs_embeds" in caplog.text
+
+
+@pytest.mark.usefixtures("nothing_proven")
 def test_one_structure_is_proven_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
-    monkeypatch.setattr(proof.Prover, "ask", lambda self, folder, expected: not asked.append(folder))
+    monkeypatch.setattr(proof.Prover, "ask", lambda self, folder, expected, ours: not asked.append(folder))
     model = uniform()
     headprune.save(model, tmp_path / "one")
     with torch.no_grad():
@@ -200,3 +229,41 @@ def test_what_is_too_large_is_believed_by_its_shapes(tmp_path: Path, monkeypatch
     headprune.remove(model, two_heads_each(headprune.resolve(model)))
     headprune.save(model, tmp_path / "gemma4")
     assert "auto_map" in settings_of(tmp_path / "gemma4")
+
+
+def foreign_code(cache: Path, ran: Path) -> dict[str, str]:
+    """Code in a cache of the hub that leaves a file when it is run, and the map of a config that names it."""
+    repository, revision = cache / "models--evil--repo", "0" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(revision)
+    (repository / "snapshots" / revision).mkdir(parents=True)
+    (repository / "snapshots" / revision / "modeling_evil.py").write_text(
+        f"from pathlib import Path\nfrom transformers import LlamaForCausalLM\nPath({str(ran)!r}).write_text('ran')\n"
+    )
+    return {"AutoModelForCausalLM": "evil/repo--modeling_evil.LlamaForCausalLM"}
+
+
+@pytest.mark.usefixtures("nothing_proven")
+def test_code_that_a_config_names_is_neither_run_nor_named_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that was loaded without trust is saved without it, however it is saved."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    ZOO["llama-gqa"].build().save_pretrained(tmp_path / "dense")
+    named = foreign_code(tmp_path / "cache", tmp_path / "ran")
+    (tmp_path / "dense" / "config.json").write_text(json.dumps({**settings_of(tmp_path / "dense"), "auto_map": named}))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "dense", trust_remote_code=False)
+    assert model.config.auto_map == named
+    units = [site.units()[0] for site in headprune.resolve(model)]
+    headprune.remove(model, flat(units))
+    with proof.one_prover():
+        headprune.save(model, tmp_path / "native")
+    assert not (tmp_path / "ran").exists()
+    assert settings_of(tmp_path / "native")["headprune"]["native"] is True
+    assert "auto_map" not in settings_of(tmp_path / "native")
+    headprune.remove(model, headprune.resolve(model)[0].units()[0])
+    headprune.save(model, tmp_path / "portable")
+    assert "evil" not in (tmp_path / "portable" / "config.json").read_text()
+    headprune.save(model, tmp_path / "bare", portable=False)
+    assert "auto_map" not in settings_of(tmp_path / "bare")

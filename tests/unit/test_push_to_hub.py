@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -16,9 +17,32 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 import headprune
 import runs
 from headprune.errors import CheckpointError
+from headprune.report.page import write_report
 from headprune.runs import hub
 from helpers import contents
 from made_up_runs import make_run
+
+EXPORT: dict[str, Any] = {
+    "runtime": "onnx",
+    "quantize": None,
+    "task": "sequence-classification",
+    "check": {
+        "samples": 4,
+        "difference": 1e-6,
+        "tolerance": 1e-4,
+        "tokens": None,
+        "metric": None,
+        "pytorch": None,
+        "exported": None,
+        "agreement": None,
+    },
+    "latency": {"threads": 1, "repeats": 9, "batch_1": {"pruned": 9.4}},
+    "megabytes": {"pruned": 301.0},
+    "of": "model",
+    "snippet": 'print("DIR/model.onnx")\n',
+    "install": "onnxruntime numpy",
+    "title": "ONNX Runtime",
+}
 
 
 class Hub:
@@ -88,6 +112,35 @@ def test_a_run_is_uploaded_with_card_report_and_curve(run: Path, taken: Hub) -> 
     assert "path/to/this/folder" not in card
     assert "pruned by headprune" in commit["commit_message"].lower()
     assert contents(run) == before  # nothing here is changed
+
+
+def test_only_files_of_a_model_are_uploaded(run: Path, taken: Hub) -> None:
+    kept = ("LICENSE", "vocab.txt", "spiece.model", "chat_template.jinja", "1_Pooling/config.json")
+    for name in (*kept, "pytorch_model.bin", "weights.pt", "data.pkl", "notes.csv", "secret.env", "old.ckpt"):
+        (run / "model" / name).parent.mkdir(exist_ok=True)
+        (run / "model" / name).write_text("{}")
+    headprune.push_to_hub(run, "me/pruned", token="t")
+    (commit,) = taken.commits
+    assert set(kept) <= set(commit["files"])
+    assert not [name for name in commit["files"] if name.endswith((".bin", ".pt", ".pkl", ".csv", ".env", ".ckpt"))]
+
+
+def test_the_report_names_no_folder_of_this_machine(run: Path, taken: Hub, tmp_path: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    record["settings"] |= {"model": str(tmp_path / "dense"), "data": str(tmp_path / "train.tsv")}
+    (run / "run.json").write_text(json.dumps(record))
+    exported = {**EXPORT, "out": str(tmp_path / "exports" / "onnx")}
+    (run / "exports.json").write_text(json.dumps({"format": 1, "exports": [exported]}))
+    local = write_report([run], run / "report.html").read_text()
+    assert str(tmp_path) in local
+    headprune.push_to_hub(run, "me/pruned", token="t")
+    page = html.unescape(taken.commits[0]["files"]["report.html"].decode())
+    assert str(tmp_path) not in page
+    assert 'headprune.load("me/pruned")' in page
+    assert '"onnx/model.onnx"' in page
+    assert "--data train.tsv" in page
+    assert "--out RUN" in page
+    assert (run / "report.html").read_text() == local
 
 
 def test_the_card_of_the_folder_goes_with_what_was_written_into_it(run: Path, taken: Hub) -> None:

@@ -355,7 +355,8 @@ def page_file(tmp_path: Path) -> Path:
     folder = make_run(tmp_path / "run")
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(
-        '{"architectures": ["BertForMaskedLM"], "model_type": "bert", "auto_map": {"AutoModelForMaskedLM": "a.b"}}'
+        '{"architectures": ["BertForMaskedLM"], "model_type": "bert", '
+        '"auto_map": {"AutoModelForMaskedLM": "a.BertForMaskedLM"}}'
     )
     odd = {**GGUF, "title": EVIL, "install": EVIL, "snippet": EVIL, "out": EVIL, "check": ONNX["check"]}
     return write_report([exported(folder, ONNX, {**GGUF, "of": "model"}, odd)], tmp_path / "report.html")

@@ -80,16 +80,18 @@ def test_the_code_for_every_task_runs(tmp_path: Path) -> None:
 def test_the_code_is_short() -> None:
     config = {"architectures": ["BertForSequenceClassification"], "model_type": "bert"}
     task = "sequence-classification"
-    assert transformers_snippet({**config, "auto_map": {"AutoModelForSequenceClassification": "x.y"}}, task, "RUN") == (
+    served = {"AutoModel": "x.BertModel", "AutoModelForSequenceClassification": "x.BertForSequenceClassification"}
+    assert transformers_snippet({**config, "auto_map": served}, task, "RUN") == (
         "from transformers import pipeline\n\n"
         'pipe = pipeline("text-classification", model="RUN", trust_remote_code=True)\n'
         'print(pipe("What a lovely day."))\n'
     )
     assert 'model="RUN")' in transformers_snippet(config, task, "RUN")
     assert headprune_snippet(config, task, "RUN").startswith(
-        "import headprune\nfrom transformers import pipeline\n\n"
+        "import headprune\nfrom transformers import AutoTokenizer, pipeline\n\n"
         'model = headprune.load("RUN")\n'
-        'pipe = pipeline("text-classification", model=model, tokenizer="RUN")\n'
+        'tokenizer = AutoTokenizer.from_pretrained("RUN", config=model.config)\n'
+        'pipe = pipeline("text-classification", model=model, tokenizer=tokenizer)\n'
     )
     assert install_line(config, task, "transformers", "torch") == "pip install transformers torch"
     images = {"architectures": ["ViTForImageClassification"], "model_type": "vit"}
@@ -124,7 +126,7 @@ def test_a_class_without_a_name_among_the_auto_classes_loads_itself() -> None:
 def test_what_transformers_alone_loads(tmp_path: Path) -> None:
     """Numbers that fit, code that comes along, or nothing removed; not a plain checkpoint that lost heads here and
     there, nor a class that transformers has not."""
-    headprune.save(pruned(ZOO["bert"])[0], tmp_path / "ragged")
+    headprune.save(pruned(ZOO["bert"])[0], tmp_path / "ragged", portable=False)
     assert not plain_loads(config_of(tmp_path / "ragged"))
     headprune.save(pruned(ZOO["bert"])[0], tmp_path / "portable", portable=True)
     assert plain_loads(config_of(tmp_path / "portable"))
@@ -134,5 +136,5 @@ def test_what_transformers_alone_loads(tmp_path: Path) -> None:
     headprune.remove(llama, [(site, 0) for site in range(3)])
     headprune.save(llama, tmp_path / "even")
     assert plain_loads(config_of(tmp_path / "even"))
-    headprune.save(ZOO["all-attention"].build(), tmp_path / "own")
+    headprune.save(ZOO["all-attention"].build(), tmp_path / "own", portable=False)
     assert not plain_loads(config_of(tmp_path / "own"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headprune.errors import RunError
-from headprune.report.loading import ReportRun, named_path
+from headprune.report.loading import ReportRun
 from headprune.report.recovery import FOLDER, recovery_of
 from headprune.report.use import headprune_snippet, install_line, plain_loads, quoted, transformers_snippet
 from headprune.report.words import interval_text, value_text
@@ -54,6 +54,8 @@ def exports_of(place: str | Path | ReportRun, of: str | None = None) -> list[dic
         raise RunError(f"{file} is damaged; delete it and export the run again.") from None
     except OSError as error:
         raise RunError(f"{file} cannot be read: {error.strerror}.") from None
+    if isinstance(place, ReportRun) and place.called:
+        records = [{**record, "out": Path(record["out"]).name} for record in records]
     return [record for record in records if of is None or record["of"] == of]
 
 
@@ -108,7 +110,7 @@ def uses(run: ReportRun, records: Sequence[Record] | None = None) -> list[Use]:
     found = []
     config = _config(run.path / inside)
     if config is not None:
-        task, folder = str(run.record.get("task") or ""), f"{named_path(run.path)}/{inside}"
+        task, folder = str(run.record.get("task") or ""), f"{run.place}/{inside}"
         if plain_loads(config):
             needed = install_line(config, task, "transformers", "torch")
             found.append(Use("transformers", needed, transformers_snippet(config, task, folder)))

@@ -46,6 +46,12 @@ class ReportRun:
     path: Path
     record: dict[str, Any]
     steps: list[Step]
+    called: str = ""  # its folder in code and commands, where that is not to be `path`
+
+    @property
+    def place(self) -> str:
+        """The folder as code and commands name it."""
+        return self.called or named_path(self.path)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -150,8 +156,8 @@ class ReportRun:
     def command(self) -> str:
         """The command that repeats this run."""
         if self.has_gates:
-            return shlex.join([*gates.command_words(self.settings), "--out", named_path(self.path)])
-        return shlex.join([*command_words(self.settings), "--out", named_path(self.path)])
+            return shlex.join([*gates.command_words(self.settings), "--out", self.place])
+        return shlex.join([*command_words(self.settings), "--out", self.place])
 
 
 @dataclass(frozen=True)

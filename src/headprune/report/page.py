@@ -25,7 +25,6 @@ from headprune.report.loading import (
     entries,
     finite,
     load_runs,
-    named_path,
     scores_of,
 )
 from headprune.report.points import points_of
@@ -266,7 +265,7 @@ def _family(run: ReportRun, colour: str) -> dict[str, Any]:
                 "folder": point.folder,
             }
         )
-        loads.append(f"model = headprune.load({json.dumps(f'{named_path(run.path)}/{point.folder}')})")
+        loads.append(f"model = headprune.load({json.dumps(f'{run.place}/{point.folder}')})")
     said = [point.came_out for point in points_of(run.record) if point.came_out]
     timed = any(step.latency is not None for step in run.steps)
     return {

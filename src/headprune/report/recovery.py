@@ -44,7 +44,7 @@ def section(run: ReportRun, record: Mapping[str, Any]) -> dict[str, Any]:
         "rows": list(measured_of(record).items()),
         "rounds": rounds,
         "how": how(record),
-        "load": f"model = headprune.load({json.dumps(str(run.path / FOLDER / 'model'))})",
+        "load": f"model = headprune.load({json.dumps(f'{run.place}/{FOLDER}/model')})",
         "chart": bool(record.get("history")),
     }
 

@@ -10,8 +10,11 @@ from typing import Any
 from headprune.units.cutting.record import NAMES
 
 SECOND = "numpy.zeros(16_000, numpy.float32)"  # of silence; a recording has this form too
-PARTS = {"tokenizer": "AutoTokenizer", "image_processor": "AutoImageProcessor"}
-HEARD = "AutoFeatureExtractor"  # beside a model that is given, a pipeline does not take the folder of one
+PARTS = {
+    "feature_extractor": "AutoFeatureExtractor",
+    "image_processor": "AutoImageProcessor",
+    "tokenizer": "AutoTokenizer",
+}
 
 
 @dataclass(frozen=True)
@@ -151,17 +154,14 @@ def transformers_snippet(config: Mapping[str, Any], task: str, folder: str) -> s
 def headprune_snippet(config: Mapping[str, Any], task: str, folder: str) -> str:
     """Python that runs a checkpoint with headprune, which runs no code from its folder."""
     place, way = quoted(folder), way_of(config, task)
-    load = f"model = headprune.load({place})"
+    names, prepared = _prepared(way, place, known=True)
+    lines = [f"model = headprune.load({place})", *prepared]
     if way is not None and way.pipeline:
-        heard = "feature_extractor" in way.parts
-        called = f"{HEARD}, pipeline" if heard else "pipeline"
-        parts = "".join(f", {part}={place}" for part in way.parts if part in PARTS)
-        parts += f", feature_extractor={HEARD}.from_pretrained({place})" if heard else ""
-        imports = [*way.imports, "import headprune", f"from transformers import {called}"]
-        return _text(imports, [load, f'pipe = pipeline("{way.pipeline}", model=model{parts})', way.code])
-    names, prepared = _prepared(way, place)
+        parts = "".join(f", {part}={part}" for part in way.parts)
+        lines.append(f'pipe = pipeline("{way.pipeline}", model=model{parts})')
+        names.append("pipeline")
     imports = ["import headprune", *([f"from transformers import {', '.join(names)}"] if names else [])]
-    return _text(imports, [*prepared, load, way.code if way else SIZE])
+    return _text([*(way.imports if way else ()), *imports], [*lines, way.code if way else SIZE])
 
 
 def install_line(config: Mapping[str, Any], task: str, *packages: str) -> str:
@@ -187,11 +187,12 @@ def quoted(text: str) -> str:
 
 def _autos(config: Mapping[str, Any]) -> set[str]:
     """The Auto classes of transformers that give this checkpoint's class."""
+    own = (config.get("architectures") or [""])[0]
     if config.get("auto_map"):
-        return {name for name in config["auto_map"] if name.startswith("AutoModel")}
+        return {name for name, kind in config["auto_map"].items() if str(kind).endswith(f".{own}")}
     from transformers.models.auto import modeling_auto
 
-    found, own = set(), (config.get("architectures") or [""])[0]
+    found = set()
     for name in (name for name in dir(modeling_auto) if name.startswith("AutoModel")):
         mapping = getattr(getattr(modeling_auto, name), "_model_mapping", None)
         kinds = getattr(mapping, "_model_mapping", {}).get(config.get("model_type"), ())
@@ -208,11 +209,15 @@ def _class(config: Mapping[str, Any]) -> str:
     return (config.get("architectures") or ["AutoModel"])[0]
 
 
-def _prepared(way: Way | None, place: str) -> tuple[list[str], list[str]]:
-    """The classes of what prepares inputs, and the lines that load them."""
-    parts = way.parts if way else ()
-    names = [PARTS[part] for part in parts]
-    return names, [f"{part} = {PARTS[part]}.from_pretrained({place})" for part in parts]
+def _prepared(way: Way | None, place: str, *, known: bool = False) -> tuple[list[str], list[str]]:
+    """The classes of what prepares inputs, and the lines that load them. A tokenizer reads the config of the model, and
+    asks about the code that this names, unless it is `known` by then."""
+    parts = sorted(way.parts if way else ())
+    lines = []
+    for part in parts:
+        config = ", config=model.config" if known and part == "tokenizer" else ""
+        lines.append(f"{part} = {PARTS[part]}.from_pretrained({place}{config})")
+    return [PARTS[part] for part in parts], lines
 
 
 def _text(imports: list[str], lines: list[str]) -> str:

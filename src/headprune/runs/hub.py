@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
-import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
 
-from headprune.errors import CheckpointError, RunError
+from headprune.errors import CheckpointError
 from headprune.report.card import model_card, plain_card
 from headprune.report.loading import load_runs
-from headprune.report.page import charts, write_report
+from headprune.report.page import charts, render
 from headprune.report.usage import PLACE
 from headprune.store.places import local_folder, refuse_bad_config
 from headprune.store.rundir import read_run
 
 CARD, REPORT, CURVE = "README.md", "report.html", "curve.png"
+# What a model consists of; pickles, which run code when they are loaded, and whatever else lies there stay here.
+SENT = re.compile(
+    r"\.(safetensors|json|txt|model|spm|tiktoken|py|md|png|html|jinja)$|^(LICENSE|NOTICE)\b", flags=re.IGNORECASE
+)
+RUN = "RUN"  # the folder of the run, as the uploaded page calls it
 NOT_SENT = re.compile(r"^\.|^(optimizer|scheduler|rng_state|training_args)\b|\.lock$")  # the machinery of a training
 
 
@@ -47,12 +53,15 @@ def push_to_hub(
         raise CheckpointError(f"{folder} has no *.safetensors file, so there is no model to upload.")
     if (token or get_token()) is None:
         raise CheckpointError("Uploading needs a token of the hub; log in with `hf auth login`, or give token=....")
-    files = _files(folder)
+    run = _run_of(folder)
+    files = _files(folder, run)
     api = HfApi(token=token, library_name="headprune")
     message = commit_message or f"Upload {repo_id.rpartition('/')[2]}, pruned by headprune"
     try:
         name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
         files[CARD] = _card_of(files[CARD], name)
+        if run is not None and isinstance(page := files.get(REPORT), bytes):
+            files[REPORT] = _page_of(page, folder.resolve().relative_to(run).as_posix(), name)
         operations = [CommitOperationAdd(path_in_repo=one, path_or_fileobj=files[one]) for one in sorted(files)]
         done = api.create_commit(
             name, operations, commit_message=message, revision=revision, create_pr=create_pr, repo_type="model"
@@ -76,14 +85,15 @@ def _refuse_bad_name(repo_id: str) -> None:
         ) from None
 
 
-def _files(folder: Path) -> dict[str, Path | bytes]:
+def _files(folder: Path, run: Path | None) -> dict[str, Path | bytes]:
     """Name in the repository -> file or content."""
     found: dict[str, Path | bytes] = {
         file.relative_to(folder).as_posix(): file
         for file in folder.rglob("*")
-        if file.is_file() and not any(NOT_SENT.search(part) for part in file.relative_to(folder).parts)
+        if file.is_file()
+        and SENT.search(file.name)
+        and not any(NOT_SENT.search(part) for part in file.relative_to(folder).parts)
     }
-    run = _run_of(folder)
     card = (folder / CARD).read_text() if (folder / CARD).is_file() else ""
     if run is not None:
         record, _ = read_run(run)
@@ -119,11 +129,21 @@ def _curve(run: Path) -> bytes:
     return png(charts(load_runs([run]))["metric"])
 
 
-def _report(run: Path) -> Path | bytes:
-    if (run / REPORT).is_file():
-        return run / REPORT
-    with tempfile.TemporaryDirectory() as place:
-        try:
-            return write_report([run], Path(place) / REPORT).read_bytes()
-        except OSError as error:
-            raise RunError(f"Cannot write the report: {error.strerror}.") from None
+def _report(run: Path) -> bytes:
+    """The page for others: without the folders of this machine."""
+    (known,) = load_runs([run])
+    record = {**known.record, "settings": _without_folders(known.settings)}
+    return render([replace(known, record=record, called=RUN)]).encode()
+
+
+def _without_folders(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_folders(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(one) for one in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _page_of(page: bytes, inside: str, name: str) -> bytes:
+    """With the name of the repository where the page names the folder of the model in it."""
+    return re.sub(rf"\b{RUN}/{re.escape(inside)}(?![\w/.-])", lambda _: name, page.decode()).encode()

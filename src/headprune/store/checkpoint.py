@@ -85,10 +85,10 @@ def _write(
     else:
         model.save_pretrained(folder, max_shard_size=max_shard_size)
     carry_processor(model, processor, folder)
-    settings = _dense_settings(json.loads((folder / "config.json").read_text()))
+    settings = _dense_settings(json.loads((folder / "config.json").read_text()), portability.can_ship(model))
     (folder / f"{portability.MODULE}.py").unlink(missing_ok=True)  # of the checkpoint that the model came from
     # Neither plain classes nor the code that comes along know integers.
-    native = None if quantized else _native(model, sites, settings, folder)
+    native = None if quantized or not portability.can_ship(model) else _native(model, sites, settings, folder)
     if native is not None:
         settings = native
     elif portable and not quantized and portability.can_ship(model):
@@ -109,13 +109,14 @@ def _native(
     numbers = native_numbers(model, sites, settings)
     if not numbers or (PER_LAYER in numbers and proof.too_large(model)):
         return None
+    ours = dense_class(model).__name__ in OWN
     dense = dense_numbers(numbers, portability.dense_config(model).from_dict(dict(settings)).to_dict())
     changed = with_numbers(settings, numbers)
     changed["headprune"] = {"dense": dense, "native": True}
-    if dense_class(model).__name__ in OWN:
+    if ours:
         portability.ship_own(model, changed, folder)
     write_settings(folder, changed)
-    return changed if proof.too_large(model) or proof.loads_plainly(model, folder) else None
+    return changed if proof.too_large(model) or proof.loads_plainly(model, folder, ours=ours) else None
 
 
 def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, **options: Any) -> PreTrainedModel:
@@ -276,9 +277,10 @@ def _model_class(config: Any, place: str | Path) -> type[PreTrainedModel]:
     )
 
 
-def _dense_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo what an earlier save changed, so that ids and shapes start from the dense model again."""
+def _dense_settings(settings: Mapping[str, Any], known: bool) -> dict[str, Any]:
+    """Undo what an earlier save changed, so that ids and shapes start from the dense model again. What is `known`
+    needs nobody's code, whatever the config that it came with names."""
     numbers = (settings.get("headprune") or {}).get("dense", {})
-    ours = "headprune" in settings  # a checkpoint of somebody's own code keeps its auto_map
-    kept = {name: value for name, value in settings.items() if name not in ("headprune", "auto_map" if ours else "")}
+    dropped = known or "headprune" in settings  # a checkpoint of somebody's own code keeps its auto_map
+    kept = {name: value for name, value in settings.items() if name not in ("headprune", "auto_map" if dropped else "")}
     return with_numbers(kept, numbers)

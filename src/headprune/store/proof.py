@@ -6,10 +6,13 @@ That the shapes fit proves little: a class may read a setting for one of its par
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,9 +27,11 @@ from headprune.units.measured import cache
 from headprune.units.measured.verdict import dense_class
 from headprune.units.small import sample_runs
 
+log = logging.getLogger(__name__)
 LARGEST = 4 << 30  # bytes of weights that are loaded once more for it
 WITHIN = {torch.float32: 1e-4, torch.float64: 1e-6}  # of the largest output; half precisions differ by more
 COARSE = 3e-2
+PATIENCE = 600.0  # seconds until a process that does not answer has proven nothing
 NAMES_ONLY = ("id2label", "label2id", "_name_or_path")  # settings that change no number
 
 
@@ -35,33 +40,70 @@ class Prover:
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
+        self.complaints = tempfile.TemporaryDirectory(prefix="headprune-")
 
-    def ask(self, folder: Path, expected: Path) -> bool:
+    @property
+    def _reasons(self) -> Path:
+        return Path(self.complaints.name) / "stderr"
+
+    def ask(self, folder: Path, expected: Path, ours: bool) -> bool:
         """False for whatever goes wrong: then nothing was proven."""
-        if self.process is None or self.process.poll() is not None:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", Path(reload_program.__file__).read_text()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"},
-                cwd=tempfile.gettempdir(),
-            )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
+        process = self.process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        before = self._reasons.stat().st_size
+        late = threading.Timer(PATIENCE, _kill, [process])
+        late.start()
         try:
-            self.process.stdin.write(json.dumps([str(folder.resolve()), str(expected)]) + "\n")
-            self.process.stdin.flush()
-            return self.process.stdout.readline().strip() == "true"
+            process.stdin.write(json.dumps([str(folder.resolve()), str(expected), ours]) + "\n")
+            process.stdin.flush()
+            proven = process.stdout.readline().strip() == "true"
         except OSError:
-            return False
+            proven = False
+        except BaseException:  # an interrupt, which a group of its own does not get
+            _kill(process)
+            raise
+        finally:
+            late.cancel()
+        if not proven:
+            said = self._reasons.read_bytes()[before:].decode(errors="replace").strip()
+            log.debug("Plain transformers does not load %s: %s", folder, said or "the process did not answer")
+        return proven
 
     def close(self) -> None:
         if self.process is not None:
-            with suppress(OSError):
+            try:
                 self.process.communicate(timeout=60)
+            except OSError:
+                pass
+            except subprocess.TimeoutExpired:
+                _kill(self.process)
             self.process = None
+        self.complaints.cleanup()
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self.process is not None and self.process.poll() is None:
+            return self.process
+        with self._reasons.open("ab") as reasons:
+            return subprocess.Popen(
+                [sys.executable, "-c", Path(reload_program.__file__).read_text()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=reasons,
+                text=True,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"},
+                cwd=tempfile.gettempdir(),
+                start_new_session=True,  # to be ended with its forks
+            )
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with suppress(OSError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()
 
 
 _kept: list[Prover] = []
@@ -84,13 +126,14 @@ def too_large(model: PreTrainedModel) -> bool:
     return sum(tensor.numel() * tensor.element_size() for tensor in model.parameters()) > LARGEST
 
 
-def loads_plainly(model: PreTrainedModel, folder: Path) -> bool:
+def loads_plainly(model: PreTrainedModel, folder: Path, *, ours: bool = False) -> bool:
     """Whether the class that the checkpoint names, built by plain transformers, says what the model says. It is not
-    tried again for the same class, config and removals: weights are read as they are."""
+    tried again for the same class, config and removals: weights are read as they are. `ours`: the code that the
+    checkpoint names is headprune's, and may run; no other is."""
     known = f"plain {_structure(folder)}"
     if cache.read(dense_class(model), known):
         return True
-    proven = _try(model, folder)
+    proven = _try(model, folder, ours)
     if proven:
         cache.write(dense_class(model), known, True)
     return proven
@@ -101,7 +144,7 @@ def _structure(folder: Path) -> str:
     return json.dumps({name: settings[name] for name in sorted(settings) if name not in NAMES_ONLY})
 
 
-def _try(model: PreTrainedModel, folder: Path) -> bool:
+def _try(model: PreTrainedModel, folder: Path, ours: bool) -> bool:
     told = _said(model)
     if told is None:
         return False
@@ -110,7 +153,7 @@ def _try(model: PreTrainedModel, folder: Path) -> bool:
         torch.save(told, expected)
         prover = _kept[-1] if _kept else Prover()
         try:
-            return prover.ask(folder, expected)
+            return prover.ask(folder, expected, ours)
         finally:
             if not _kept:
                 prover.close()

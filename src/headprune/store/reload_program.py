@@ -1,8 +1,9 @@
 """Run as a program of its own, where headprune cannot be imported: does plain transformers load a checkpoint as it is?
 
-Reads lines `[folder, expected]` and answers each with `true` or `false`: whether the class that the config names, as
-loaded from the folder, gave the outputs that the file `expected` has for the inputs there. Each is answered by a fork
-that has seen nothing but the code of torch and transformers, where the system can fork.
+Reads lines `[folder, expected, ours]` and answers each with `true` or `false`: whether the class that the config names,
+as loaded from the folder, gave the outputs that the file `expected` has for the inputs there. Code that the config
+names is run only if it is `ours`. Each is answered by a fork that has seen nothing but the code of torch and
+transformers, where the system can fork.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ class Blocked:
             raise ModuleNotFoundError(name)
 
 
-def same(folder: str, expected: str) -> bool:
+def same(folder: str, expected: str, ours: bool) -> bool:
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     settings = json.loads((Path(folder) / "config.json").read_text())
     (name,) = settings["architectures"]
-    own = next((auto for auto, kind in settings.get("auto_map", {}).items() if kind.endswith(f".{name}")), name)
-    options: dict[str, Any] = {"trust_remote_code": True} if own != name else {}
-    model, found = getattr(transformers, own).from_pretrained(
-        folder, use_safetensors=True, output_loading_info=True, **options
+    if ours:
+        name = next(auto for auto, kind in settings["auto_map"].items() if kind.endswith(f".{name}"))
+    model, found = getattr(transformers, name).from_pretrained(
+        folder, use_safetensors=True, output_loading_info=True, trust_remote_code=ours
     )
     if any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")):
         return False
@@ -46,20 +48,20 @@ def same(folder: str, expected: str) -> bool:
     return True
 
 
-def answer(folder: str, expected: str) -> bool:
+def answer(folder: str, expected: str, ours: bool) -> bool:
     try:
-        return same(folder, expected)
+        return same(folder, expected, ours)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return False
 
 
-def in_fork(folder: str, expected: str) -> bool:
+def in_fork(folder: str, expected: str, ours: bool) -> bool:
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            code = 0 if answer(folder, expected) else 1
+            code = 0 if answer(folder, expected, ours) else 1
         finally:
             sys.stderr.flush()
             os._exit(code)
