@@ -167,7 +167,7 @@ def test_the_page_shows_what_there_is_to_choose_from(page: Page, whole: Path, tm
     assert cells[2] == f"{point['units']['heads']} of 12"
     assert cells[3] == f"{point['units']['neurons']} of 60"
     assert cells[4:7] == [f"{point['shares'][name]:.1%}" for name in ("parameters", "flops", "latency")]
-    loads = text(page, "pre.copy")
+    loads = [code for code in text(page, "pre.copy") if code.startswith("model = headprune.load")]
     assert loads == [f'model = headprune.load("{whole}/models/flops-{share}")' for share in ASKED]
     exec(loads[0], {"headprune": headprune})
     tops = page.evaluate("[...document.querySelectorAll('.family > div')].map(e => e.getBoundingClientRect().top)")

@@ -13,6 +13,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from headprune.units.cutting.record import with_numbers
 
+TYPE = "headprune-"  # before the type of a model, where the code in its folder has to be run
+
 
 def read_config(path: str | Path) -> Any:
     """The config in a folder or on the hub. That of a portable checkpoint names a type that makes plain transformers
@@ -21,7 +23,10 @@ def read_config(path: str | Path) -> Any:
     dense = (settings.get("headprune") or {}).get("dense", {})
     if "model_type" not in dense:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    given = str(settings.get("model_type"))
     settings = with_numbers(settings, dense)
+    if given not in (settings["model_type"], f"{TYPE}{settings['model_type']}"):
+        raise ValueError(f"its model_type {given!r} is none that headprune wrote")
     return CONFIG_MAPPING[settings["model_type"]].from_dict(settings, name_or_path=str(path))
 
 

@@ -23,13 +23,13 @@ from transformers.models.auto import modeling_auto
 
 from headprune.models import OWN
 from headprune.store import shipped
+from headprune.store.configs import TYPE
 from headprune.units import Site, called, quirks, replaced
 from headprune.units.cutting.plan import plan
 from headprune.units.cutting.record import entries, number_of, with_numbers
 from headprune.units.measured.verdict import dense_class, quiet
 
 MODULE = "modeling_headprune"
-TYPE = "headprune-"  # before the type of a model, where the code in its folder has to be run
 SENTENCE = (
     "This model was pruned by headprune: load it by an Auto class with trust_remote_code=True, or with headprune.load"
 )

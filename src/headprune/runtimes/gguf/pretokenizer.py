@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
@@ -40,6 +41,7 @@ ODD = (
     "a.b/c_d-e+f=g;h!?...",
     "CamelCaseAndUPPERcase",
 )
+OWN_TEXTS, OWN_TOKENS = 64, 6
 # The one layer of a model of nearly nothing.
 _LAYER = {
     **{f"blk.0.{name}_norm": (2,) for name in ("attn", "ffn")},
@@ -57,7 +59,8 @@ def choose(tokenizer: Any, vocabulary: Vocabulary, texts: Sequence[str] = ()) ->
     names one. Texts that the vocabulary cannot spell are not looked at.
     """
     texts = [text for text in texts if text.strip()]
-    wanted = {text: tokenizer(text)["input_ids"] for text in (*texts, *PLAIN, *ODD, *_with_special(tokenizer))}
+    looked_at = (*texts, *PLAIN, *ODD, *_with_special(tokenizer), *_of_its_own(tokenizer))
+    wanted = {text: tokenizer(text)["input_ids"] for text in looked_at}
     spelled = {text for text, ids in wanted.items() if text in texts or _spelled(tokenizer, text, ids)}
     best: tuple[int, str, list[str]] | None = None
     for name in ("default",) if vocabulary.model == "llama" else NAMES:
@@ -121,6 +124,15 @@ def _write_smallest(file: Path, vocabulary: Vocabulary) -> None:
 def _with_special(tokenizer: Any) -> list[str]:
     """A text around each of some special tokens."""
     return [f"one {token} two" for token in tokenizer.all_special_tokens[:4] if token != tokenizer.unk_token]
+
+
+def _of_its_own(tokenizer: Any) -> list[str]:
+    """Texts of the vocabulary's own tokens in a seeded order: a small one may not be able to spell any other."""
+    rng, special = random.Random(0), set(tokenizer.all_special_ids)
+    numbers = [number for number in range(len(tokenizer)) if number not in special]
+    drawn = [[rng.choice(numbers) for _ in range(OWN_TOKENS)] for _ in range(OWN_TEXTS)]
+    texts = [tokenizer.decode(ids).strip() for ids in drawn]
+    return [text for text in texts if text and "\ufffd" not in text]
 
 
 def _spelled(tokenizer: Any, text: str, ids: list[int]) -> bool:
