@@ -24,7 +24,7 @@ from headprune.runtimes.madeup import made_up_batches
 from headprune.store.checkpoint import load
 from headprune.store.files import is_there, write_text
 from headprune.store.places import local_folder, model_folder, refuse_missing_model
-from headprune.store.rundir import read_run
+from headprune.store.rundir import finished_record
 from headprune.task import Task, task_of
 
 log = logging.getLogger(__name__)
@@ -67,10 +67,7 @@ class ExportRequest:
     @cached_property
     def record(self) -> dict[str, Any]:
         assert self.run is not None
-        record, _ = read_run(self.run)
-        if not record.get("result"):
-            raise RunError(f"The run {self.run} has not come to its end, so it has no model; go on with it first.")
-        return record
+        return finished_record(self.run)
 
     @cached_property
     def experiment(self) -> Experiment:

@@ -26,7 +26,7 @@ from headprune.runs.experiment import Experiment, drawn, experiment_of, fingerpr
 from headprune.runs.subject import find_device, load_subject, read_examples
 from headprune.store.checkpoint import load
 from headprune.store.places import model_folder
-from headprune.store.rundir import read_run
+from headprune.store.rundir import finished_record
 from headprune.task import Task, batch_size, task_of
 
 log = logging.getLogger(__name__)
@@ -45,10 +45,7 @@ class Request:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        record, _ = read_run(self.run)
-        if not record.get("result"):
-            raise RunError(f"The run {self.run} has not come to its end, so it has no model; go on with it first.")
-        return record
+        return finished_record(self.run)
 
     @cached_property
     def experiment(self) -> Experiment:

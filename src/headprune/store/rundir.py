@@ -27,3 +27,11 @@ def read_run(path: str | Path) -> tuple[dict[str, Any], list[Step]]:
         except (json.JSONDecodeError, KeyError, TypeError):
             break
     return record, steps
+
+
+def finished_record(path: str | Path) -> dict[str, Any]:
+    """The record of a run that came to its end: only then is there a model."""
+    record, _ = read_run(path)
+    if not record.get("result"):
+        raise RunError(f"The run {path} has not come to its end, so it has no model; go on with it first.")
+    return record
