@@ -4,4 +4,6 @@
 CRITERION = "residual-gradient"
 # What does best where heads and neurons compete for a budget: docs/budgets.md.
 BUDGET_CRITERION = "elimination"
+# The same without a backward pass, for sweeps: as ZipLM and OSSCAR order units, with their damping.
+SWEEP_CRITERION = "elimination(metric=output,ridge=0.01)"
 COMPENSATION = "lstsq"

@@ -126,8 +126,10 @@ def eliminate(
     """Each time: the units of `width` columns that leave together, the columns that are left, and the error on the data
     that the order comes from, until nothing is left."""
     held = spread.clone()
-    held.diagonal().add_(ridge * spread.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny))
+    held.diagonal().add_(ridge * spread.diagonal().mean().clamp_min(torch.finfo(spread.dtype).tiny))
+    del spread  # of a wide layer each of these is large
     precision = torch.cholesky_inverse(torch.linalg.cholesky(held))
+    del held
     units = torch.arange(weight.shape[1] // width)
     columns = torch.arange(weight.shape[1])
     error = 0.0
@@ -139,11 +141,12 @@ def eliminate(
         losing = gone.repeat_interleave(width)
         lost, left = losing.nonzero().flatten(), (~losing).nonzero().flatten()
         factor = torch.linalg.cholesky(precision[lost][:, lost])
-        carried = torch.cholesky_solve(torch.cat([weight[:, lost].t(), precision[lost][:, left]], 1), factor)
+        across = precision[lost[:, None], left]
+        carried = torch.cholesky_solve(torch.cat([weight[:, lost].t(), across], 1), factor)
         solved, spill = carried[:, : len(weight)], carried[:, len(weight) :]
         error += float(((metric @ weight[:, lost]) * solved.t()).sum())
         weight = weight[:, left] - weight[:, lost] @ spill
-        precision = precision[left][:, left] - precision[left][:, lost] @ spill
+        precision = precision[left[:, None], left].addmm_(across.t(), spill, alpha=-1)
         columns = columns[left]
         yield units[pick].tolist(), columns, error
         units = units[~gone]

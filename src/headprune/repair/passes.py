@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -27,8 +27,15 @@ from headprune.units.paths import layer_path
 MEMORY = 4 << 30  # bytes of layer outputs that are remembered
 
 
-class _FarEnoughError(Exception):
+class FarEnoughError(Exception):
     """What was asked for has been seen, so the rest of the forward pass is not needed."""
+
+
+class SitePasses(Protocol):
+    """Passes over the same batches that go as far as one site."""
+
+    def at(self, site: Site, *, streams: bool = False) -> Iterator[Seen]:
+        """What passes at this site for real tokens, batch after batch, all applications after one another."""
 
 
 class Passes:
@@ -65,8 +72,8 @@ class Passes:
                 batch = self.task.prepare(raw, next(self.model.parameters()).device)
                 recall = Recall(known.pop(number, {}), room)
                 layers = [(path, self.model.get_submodule(path)) for path in self.layers]
-                look = _Look(site, streams)
-                with recall.of(layers), look.on(self.model), suppress(_FarEnoughError):
+                look = Look(site, streams)
+                with recall.of(layers), look.on(self.model), suppress(FarEnoughError):
                     self.model(**self.task.inputs(batch))
                 self._known[number] = recall.calls
                 self._runs += recall.computed
@@ -84,7 +91,7 @@ class Seen:
     samples: torch.Tensor  # [tokens]: the number of the sample in all the data
 
 
-class _Look:
+class Look:
     """Keeps what a site is given, and the stream that it adds to, and ends the pass when it has seen enough."""
 
     def __init__(self, site: Site, streams: bool) -> None:
@@ -97,12 +104,12 @@ class _Look:
         def given(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
             self.columns.append(args[0])
             if not self.streams and len(self.columns) == self.site.applications:
-                raise _FarEnoughError
+                raise FarEnoughError
 
         def added(site: Site, stream: torch.Tensor) -> None:
             self.stream.append(stream)
             if len(self.stream) == self.site.applications:
-                raise _FarEnoughError
+                raise FarEnoughError
 
         with hooks([(model.get_submodule(self.site.o), given)], before=True):
             if self.streams:
@@ -114,6 +121,9 @@ class _Look:
     def seen(self, batch: Mapping[str, Any], task: Task, first: int) -> Seen:
         parts = [real_outputs(self.site, batch, columns, task) for columns in self.columns]
         stream = [real_outputs(self.site, batch, stream, task)[0] for stream in self.stream]
+        if not parts:  # an expert that no token was sent to
+            nothing = torch.zeros(0, dtype=torch.long)
+            return Seen(torch.zeros(0, self.site.size * self.site.width), None, nothing)
         return Seen(
             torch.cat([tokens for tokens, _ in parts]),
             torch.cat(stream) if stream else None,

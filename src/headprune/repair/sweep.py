@@ -6,14 +6,14 @@ Each map is fitted to what reaches it through everything pruned and repaired bef
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from headprune.repair.passes import Passes
+from headprune.repair.passes import SitePasses
 from headprune.repair.plan import apply_repairs, owners_of
 from headprune.repair.scale import best_scales
 from headprune.repair.solve import Compensation, Repair
@@ -28,12 +28,21 @@ log = logging.getLogger(__name__)
 CATCH_UP: dict[Compensation, float] = {"lstsq": 0.75, "scale": 1.0, "mean": 0.0}
 
 
+class Tensors(Protocol):
+    """A list of tensors, one for each batch."""
+
+    def append(self, tensor: torch.Tensor, /) -> None: ...
+    def __getitem__(self, number: int, /) -> torch.Tensor: ...
+    def __iter__(self) -> Iterator[torch.Tensor]: ...
+    def __len__(self) -> int: ...
+
+
 @dataclass
 class Target:
     """What one site is repaired towards, batch after batch."""
 
-    outputs: list[torch.Tensor]  # [tokens x out]: what the dense model gives there
-    streams: list[torch.Tensor] | None  # [tokens x out]: what it is added to there; None where that is not known
+    outputs: Tensors  # [tokens x out]: what the dense model gives there
+    streams: Tensors | None  # [tokens x out]: what it is added to there; None where that is not known
     weights: list[torch.Tensor] | None  # [tokens]
     routed: bool = False  # whether it is given some tokens alone, which others choose
 
@@ -42,12 +51,14 @@ def sweep(
     model: PreTrainedModel,
     sites: Sequence[Site],
     targets: Mapping[int, Target],
-    passes: Passes,
+    passes: SitePasses,
     compensate: Compensation = "lstsq",
     *,
     ridges: tuple[float, ...] = RIDGES,
+    precision: torch.dtype = torch.float64,
 ) -> list[Repair]:
-    """Repair these sites in the order of `targets`, what the dense model gives at each, batch after batch."""
+    """Repair these sites in the order of `targets`, what the dense model gives at each, batch after batch; the
+    sums that this rests on are kept in this `precision`."""
     repairs = []
     if compensate == "none":
         return []
@@ -59,7 +70,7 @@ def sweep(
             continue
         # Which tokens an expert is given depends on what was pruned before it, so there is nothing to compare with.
         routed = targets[index].routed
-        pairs = None if routed else _gathered(passes, site, targets[index], CATCH_UP[compensate])
+        pairs = None if routed else _gathered(passes, site, targets[index], CATCH_UP[compensate], precision)
         if pairs is None or not torch.isfinite(pairs.zz).all():
             why = "its tokens are chosen for it" if routed else "what it gives is not finite"
             log.warning("Site %d (%s) is left without compensation: %s.", index, site.path, why)
@@ -71,7 +82,7 @@ def sweep(
     return repairs
 
 
-def _gathered(passes: Passes, site: Site, target: Target, catch_up: float) -> Pairs | None:
+def _gathered(passes: SitePasses, site: Site, target: Target, catch_up: float, precision: torch.dtype) -> Pairs | None:
     pairs: Pairs | None = None
     streams = target.streams is not None and catch_up > 0
     for number, (seen, wanted) in enumerate(zip(passes.at(site, streams=streams), target.outputs, strict=True)):
@@ -81,7 +92,7 @@ def _gathered(passes: Passes, site: Site, target: Target, catch_up: float) -> Pa
         if seen.stream is not None and target.streams is not None:
             outputs = wanted + catch_up * (target.streams[number] - seen.stream.cpu())
         if pairs is None:
-            pairs = Pairs.blank(seen.columns.shape[1], outputs.shape[1])
+            pairs = Pairs.blank(seen.columns.shape[1], outputs.shape[1], precision)
         weights = None if target.weights is None else target.weights[number]
         pairs.add(seen.columns, outputs, seen.samples % FOLDS, weights)
     return pairs
@@ -106,7 +117,7 @@ def _repaired(output: Any, site: Site, pairs: Pairs, compensate: Compensation, r
     if bias is None or compensate == "scale":
         return Repair(site.index, "none", before, before)
     count = pairs.counts.sum()
-    shift = ((pairs.y.sum(0) - weight.double() @ pairs.z.sum(0)) / count).to(bias.dtype)
+    shift = ((pairs.y.sum(0) - weight.to(pairs.z) @ pairs.z.sum(0)) / count).to(bias.dtype)
     after = pairs.error(weight, shift)
     if not after <= before:
         return Repair(site.index, "none", before, before)

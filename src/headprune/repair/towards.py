@@ -18,7 +18,7 @@ RIDGES = (1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)  # relative to th
 
 @dataclass
 class Pairs:
-    """Sums over tokens of inputs z and wanted outputs y, in float64, by fold of the samples."""
+    """Sums over tokens of inputs z and wanted outputs y, by fold of the samples, in float64 unless asked otherwise."""
 
     counts: torch.Tensor  # [folds], of tokens or of their weights
     z: torch.Tensor  # [folds x in]
@@ -28,8 +28,7 @@ class Pairs:
     yy: torch.Tensor  # [folds], sums of squares
 
     @classmethod
-    def blank(cls, inputs: int, outputs: int) -> Pairs:
-        kind = torch.float64
+    def blank(cls, inputs: int, outputs: int, kind: torch.dtype = torch.float64) -> Pairs:
         return cls(
             torch.zeros(FOLDS, dtype=kind),
             torch.zeros(FOLDS, inputs, dtype=kind),
@@ -43,8 +42,8 @@ class Pairs:
         """Take in tokens [tokens x in], [tokens x out] of samples in these folds, each with its weight."""
         for fold in range(FOLDS):
             own = folds == fold
-            inputs, outputs = z[own].double().cpu(), y[own].double().cpu()
-            share = torch.ones(len(inputs), dtype=torch.float64) if weights is None else weights[own].double().cpu()
+            inputs, outputs = z[own].to(self.zz).cpu(), y[own].to(self.zz)
+            share = self.zz.new_ones(len(inputs)) if weights is None else weights[own].to(self.zz)
             weighted = inputs * share[:, None]
             self.counts[fold] += share.sum()
             self.z[fold] += weighted.sum(0)
@@ -59,14 +58,14 @@ class Pairs:
 
     def means(self) -> tuple[torch.Tensor, ...]:
         """The count, and the means of z, y, z z^T and z y^T, as tensors of their own."""
-        count = self.counts.sum().clamp_min(torch.finfo(torch.float64).tiny)
+        count = self.counts.sum().clamp_min(torch.finfo(self.counts.dtype).tiny)
         return count, *(part.sum(0).div_(count) for part in (self.z, self.y, self.zz, self.zy))
 
     def error(self, weight: torch.Tensor, bias: torch.Tensor | None) -> float:
         """E |y - W z - b|^2."""
         count, z, y, zz, zy = self.means()
-        shift = y.new_zeros(y.shape) if bias is None else bias.double()
-        weight = weight.double()
+        shift = y.new_zeros(y.shape) if bias is None else bias.to(y)
+        weight = weight.to(y)
         square = ((weight @ zz) * weight).sum() + shift.square().sum() + 2 * shift @ (weight @ z)
         cross = (weight.t() * zy).sum() + shift @ y
         return max(float(self.yy.sum() / count + square - 2 * cross), 0.0)
@@ -115,7 +114,7 @@ def _solve(
     if bias is not None:
         zz.addr_(z, z, alpha=-1)
         zy.addr_(z, y, alpha=-1)
-    old = weight.double()
+    old = weight.to(zz)
     scale = zz.diagonal().mean()
     if not scale > 0:
         return None

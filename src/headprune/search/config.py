@@ -125,8 +125,9 @@ class PruneConfig:
     explore: bool = option(False, "Follow the curve to its end, past the stop.", stops=True)
     schedule: str | None = option(
         None,
-        "'greedy' scores again after every unit, 'one-shot' only once, 'rounds' reaches a budget in a few steps; "
-        "'rounds' by default where there is a budget or neurons go, 'greedy' otherwise.",
+        "'greedy' scores again after every unit, 'one-shot' only once, 'rounds' reaches a budget in a few steps, "
+        "'sweep' layer after layer with one of them in memory; 'rounds' by default where there is a budget or neurons "
+        "go, 'greedy' otherwise.",
     )
     rounds: int = option(6, "Steps in which a budget is reached.", minimum=1)
     round_to: int = option(
@@ -159,7 +160,7 @@ class PruneConfig:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, points(getattr(self, name), name))
         check_kinds([self.made_criterion], self.kinds)
-        if check_compensation(self.compensate) in BUDGETS_ONLY and self.pace != "rounds":
+        if check_compensation(self.compensate) in BUDGETS_ONLY and self.pace not in ("rounds", "sweep"):
             raise ScheduleError(
                 f"compensate={self.compensate!r} goes with a budget; give one, such as keep_flops=0.5, or use 'lstsq'."
             )
@@ -237,6 +238,8 @@ class PruneConfig:
 
         if self.criterion is not None:
             return make(self.criterion)
+        if self.schedule == "sweep":
+            return make(defaults.SWEEP_CRITERION)
         budgeted = self.schedule in (None, "rounds") and any(getattr(self, name) is not None for name in BUDGETS)
         neurons = self.units is not None and "neurons" in self.units
         return make(defaults.BUDGET_CRITERION if budgeted or neurons else defaults.CRITERION)

@@ -27,6 +27,7 @@ from headprune.repair.plan import check_compensation
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.rounds import InRounds
 from headprune.search.stop import THE_END, Decision
+from headprune.search.sweep.way import InOneSweep
 from headprune.search.ways import Taken, UnitByUnit, Way
 from headprune.signals.moments import Moments
 from headprune.task import Task, rows_of, task_of
@@ -150,7 +151,8 @@ class Pruner:
                 f"No {present[0].word} of this model can be removed exactly: at {present[0].path}, "
                 f"{present[0].obstacle}."
             )
-        self._way: Way = InRounds(self) if self.config.pace == "rounds" else UnitByUnit(self)
+        ways: dict[str, Callable[[Any], Way]] = {"rounds": InRounds, "sweep": InOneSweep}
+        self._way: Way = ways.get(self.config.pace, UnitByUnit)(self)
 
     # --- going on ---
 

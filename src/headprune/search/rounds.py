@@ -46,7 +46,7 @@ def choose(
     widths: str = "global",
 ) -> list[Member]:
     """The members that leave so that the model costs at most `target`, least important first at every site."""
-    orders = {site.index: ranked(scores, site) for site in sites if _competes(site, kinds)}
+    orders = {site.index: ranked(scores, site) for site in sites if competes(site, kinds)}
     fixed = known.rest + sum(known.of(site, units(site)) for site in sites if site.index not in orders)
     curves = {
         index: _curve(order, sites[index], known, round_to, least_left(sites[index], min_per_site))
@@ -67,7 +67,7 @@ def choose(
     return gone
 
 
-def _competes(site: Site, kinds: Collection[Kind]) -> bool:
+def competes(site: Site, kinds: Collection[Kind]) -> bool:
     return bool(site.kept) and site.kind in kinds and not site.obstacle
 
 
@@ -142,7 +142,7 @@ class InRounds:
         self.run = run
         sites = run.sites
         config = run.config
-        self.budget = _budget(config, sites)
+        self.budget = budget_of(config, sites)
         self.watch: Stopwatch | None = None
         if self.budget.measure == "latency":
             self.watch = Stopwatch(run.model, config.latency_batch, config.latency_tokens, config.threads)
@@ -157,7 +157,7 @@ class InRounds:
         self.dense: DenseOutputs | None = None
 
     def _least(self, site: Site) -> int:
-        if not _competes(site, self.run.config.kinds):
+        if not competes(site, self.run.config.kinds):
             return units(site)
         return least_left(site, self.run.config.min_per_site)
 
@@ -240,7 +240,7 @@ class InRounds:
             self.watch.share(self.run.model, self.run.sites)  # which tells how far the table is off
 
 
-def _budget(config: PruneConfig, sites: Sequence[Site]) -> Budget:
+def budget_of(config: PruneConfig, sites: Sequence[Site]) -> Budget:
     if config.budget is not None:
         return config.budget
     if config.keep is not None:

@@ -10,13 +10,13 @@ import torch
 from headprune.errors import ScheduleError
 from headprune.units import Member, Site
 
-KINDS = ("greedy", "one-shot", "rounds")
+KINDS = ("greedy", "one-shot", "rounds", "sweep")
 
 
 @dataclass(frozen=True)
 class Schedule:
     """`greedy` scores again after every removal, `one-shot` scores once; `every` units go per step. `rounds` reach a
-    budget in a few steps."""
+    budget in a few steps, `sweep` in one that goes through the layers front to back."""
 
     kind: str = "greedy"
     every: int = 1

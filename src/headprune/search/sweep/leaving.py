@@ -1,0 +1,139 @@
+"""Which units of one site leave: by criteria that ask for nothing but what the site is given, and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from headprune.criteria import Criterion
+from headprune.criteria.columns import ColumnCriterion
+from headprune.criteria.elimination import Elimination
+from headprune.criteria.fitting import only
+from headprune.criteria.paths import eliminate
+from headprune.criteria.sweep import finite
+from headprune.errors import NonFiniteError, ScheduleError
+from headprune.repair.passes import SitePasses
+from headprune.search.rounds import ranked
+from headprune.signals.columns import Columns, output_weight
+from headprune.units import Member, Site, kept_mask, nan_scores
+
+WIDE = 2048  # columns beyond which sums are kept in float32: in float64 they would be larger than the layer
+
+
+def precision_for(site: Site) -> torch.dtype:
+    """The precision of sums over the columns of a site."""
+    return torch.float64 if site.size * site.width <= WIDE else torch.float32
+
+
+def check_local(criterion: Criterion) -> None:
+    """Refuse a criterion that needs a backward pass or the whole model."""
+    weights_alone = not criterion.requests() and not criterion.gathers
+    column = isinstance(criterion, ColumnCriterion)
+    if weights_alone or column or (isinstance(criterion, Elimination) and criterion.metric == "output"):
+        return
+    raise ScheduleError(
+        f"A sweep has one layer at a time and no backward pass, which {criterion} needs; use "
+        "elimination(metric=output), fluctuation, wanda or magnitude, or --schedule rounds."
+    )
+
+
+def leaving(
+    criterion: Criterion,
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    site: Site,
+    passes: SitePasses,
+    count: int,
+) -> list[Member]:
+    """The members of so many units, least important first, on what reaches the site now."""
+    if count <= 0:
+        return []
+    if count >= len(site.units()):
+        return [member for unit in site.units() for member in unit]
+    if isinstance(criterion, Elimination):
+        return _eliminated(criterion, model, site, passes, count)
+    if isinstance(criterion, ColumnCriterion):
+        seen = column_sums(site, passes)
+        scores = nan_scores(sites)
+        own = criterion.of_columns(output_weight(model, site), seen)
+        scores[site.index, list(site.kept)] = criterion.of_members(site.split(own))
+    else:
+        scores = criterion.from_weights(model, only(sites, [site]))
+    here = only(sites, [site])
+    scores = finite(criterion, scores, kept_mask(here), here)
+    return [member for _, unit in ranked(scores, site)[:count] for member in unit]
+
+
+def column_sums(site: Site, passes: SitePasses) -> Columns | None:
+    """Means and squares of every column; None where nothing but padding passes."""
+    found: Columns | None = None
+    for seen in passes.at(site):
+        if len(seen.columns):
+            if found is None:
+                shift = seen.columns.double().mean(0).cpu()
+                found = Columns(shift, torch.zeros_like(shift), torch.zeros_like(shift))
+            found.add(seen.columns)
+    return found
+
+
+def _eliminated(
+    criterion: Elimination, model: PreTrainedModel, site: Site, passes: SitePasses, count: int
+) -> list[Member]:
+    """Backward elimination on the second moments of what the site is given."""
+    units = site.units()
+    for kind in dict.fromkeys((precision_for(site), torch.float64)):
+        try:
+            gone = _order(criterion, model, site, passes, count, kind)
+        except torch.linalg.LinAlgError:  # sums in float32 may say that something is less than nothing
+            if kind == torch.float64:
+                raise
+            continue
+        return [member for unit in gone for member in units[unit]]
+    raise AssertionError("float64 is tried last")
+
+
+def _order(
+    criterion: Elimination, model: PreTrainedModel, site: Site, passes: SitePasses, count: int, kind: torch.dtype
+) -> list[int]:
+    """The numbers of the units that leave first."""
+    order = torch.tensor(site.columns(range(site.size)))
+    weight = output_weight(model, site)[:, order].to(kind)
+    width = site.width * site.group
+    gone: list[int] = []
+    metric = torch.eye(len(weight), dtype=kind)
+    for units, _, _ in eliminate(weight, _spread(model, site, passes, kind), metric, width, criterion.ridge):
+        gone += units
+        if len(gone) >= count:
+            break
+    return gone[:count]
+
+
+def _spread(model: PreTrainedModel, site: Site, passes: SitePasses, kind: torch.dtype) -> torch.Tensor:
+    """E[z z^T], member after member, about the mean where the output map has a bias that can take it."""
+    columns = site.size * site.width
+    total, sums, shift = torch.zeros(columns, columns, dtype=kind), torch.zeros(columns, dtype=kind), None
+    tokens = 0
+    for seen in passes.at(site):
+        if not len(seen.columns):
+            continue
+        given = site.split(seen.columns).flatten(-2).to(kind).cpu()
+        if shift is None:
+            shift = given.mean(0)  # of the first batch, so that a large mean with a small spread stays exact
+        centred = given - shift
+        total.addmm_(centred.t(), centred)
+        sums += centred.sum(0)
+        tokens += len(given)
+    if shift is None:  # nothing but padding
+        return total
+    total /= tokens
+    mean = sums / tokens
+    total.addr_(mean, mean, alpha=-1)
+    if getattr(model.get_submodule(site.o), "bias", None) is None:
+        total.addr_(mean + shift, mean + shift)
+    if not torch.isfinite(total).all():
+        raise NonFiniteError(
+            f"What site {site.index} ({site.path}) is given is not finite; check the data and the precision."
+        )
+    return total

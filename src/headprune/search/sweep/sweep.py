@@ -1,0 +1,153 @@
+"""A whole sweep: widths first, then layer after layer, and what the model gives at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from headprune.errors import NonFiniteError, ScheduleError
+from headprune.measure.quality import Quality
+from headprune.search.budget import Budget, check_reachable, prices, units
+from headprune.search.config import PruneConfig
+from headprune.search.rounds import budget_of, competes, least_left
+from headprune.search.sweep.follow import Follower, InMemory, Layer, Shelf, Which, followed
+from headprune.search.sweep.layers import Swept, Turn
+from headprune.search.sweep.leaving import check_local
+from headprune.search.sweep.proof import require_followable
+from headprune.search.sweep.widths import errors_of, widths
+from headprune.task import Task
+from headprune.units import Member, Site, by_site, sites_of
+
+Known = Mapping[str, Swept]  # layers of an earlier process
+
+
+def check_sweep(config: PruneConfig) -> None:
+    """Refuse what a sweep cannot do, before anything is read."""
+    check_local(config.made_criterion)
+    budget = config.budget
+    if budget is not None and budget.measure == "latency":
+        raise ScheduleError(
+            "A sweep never has the whole model to measure its time; give keep_flops or keep_parameters instead."
+        )
+    if (budget is None and config.keep is None) or config.knee or config.max_drop is not None or config.explore:
+        raise ScheduleError(
+            "A sweep decides what goes before it has seen what that costs; say how much may be left with "
+            "keep_parameters, keep_flops, keep_memory or keep, without max_drop, knee and explore."
+        )
+    if budget is not None and len(budget.shares) > 1:
+        raise ScheduleError("A sweep reaches one point of a budget; give one number, or use --schedule rounds.")
+
+
+class Sweep:
+    """Prunes a model layer after layer, in place. `structure` is the dense model as prices are counted on it: itself
+    where it is all there."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        calibration: Sequence[Mapping[str, Any]],
+        config: PruneConfig,
+        task: Task,
+        *,
+        evaluation: Sequence[Mapping[str, Any]] = (),
+        shelf: Shelf | None = None,
+        structure: PreTrainedModel | None = None,
+        device: torch.device | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        check_sweep(config)
+        require_followable(model)
+        self.model, self.config, self.task = model, config, task
+        self.shelf: Shelf = shelf or InMemory()
+        self.batches = [*calibration, *evaluation]
+        self.calibration, self.device, self.scratch = len(calibration), device, scratch
+        self.sites: Sequence[Site] = sites_of(model, config.kinds)
+        self.budget: Budget = budget_of(config, self.sites)
+        counted = structure or model
+        self.prices = prices(counted, sites_of(counted, config.kinds), self.budget.measure, config.kinds)
+        check_reachable(self.budget, self.prices, self.sites, self._least)
+        self.follower: Follower | None = None
+
+    def _least(self, site: Site) -> int:
+        competing = competes(site, self.config.kinds)
+        return least_left(site, self.config.min_per_site) if competing else units(site)
+
+    def widths(self) -> dict[int, int]:
+        """How many units every site keeps; by errors, that takes a pass over the calibration data."""
+        errors = None
+        if self.config.widths != "uniform":
+            with followed(self.model):
+                follower = self._follow(self.batches[: self.calibration], ("pruned",))
+                errors = errors_of(follower, self.model, self.sites)
+        return widths(self.config, self.sites, self.prices, self.budget.last * self.prices.dense, errors)
+
+    def layers(
+        self,
+        keep: Mapping[int, int],
+        known: Known | None = None,
+        *,
+        chosen: Sequence[Member] = (),
+        done: Callable[[Layer, Swept], None] | None = None,
+        again: Callable[[Layer, Swept], None] | None = None,
+    ) -> Iterator[Swept]:
+        """Prune one layer after the other. Of `known` layers the weights come by `again`; `chosen` are the members that
+        leave where that was decided before. `done` is told when a layer is as it stays, and may write it."""
+        with followed(self.model):
+            self.follower = follower = self._follow(self.batches, ("dense", "pruned"))
+            going = by_site(chosen)
+            decided = {site: [Member(site, member) for member in ids] for site, ids in going.items()}
+            if chosen:
+                decided = {site.index: decided.get(site.index, []) for site in self.sites}
+            turn = Turn(
+                self.model,
+                follower,
+                self.config.made_criterion,
+                self.config.compensate,
+                self.config.kinds,
+                keep,
+                decided,
+                self.scratch,
+            )
+            for layer in follower.layers():
+                swept = (known or {}).get(layer.path)
+                if swept is not None and again is not None:
+                    follower.advance(layer, "dense")
+                    again(layer, swept)
+                else:
+                    swept = turn.take(layer)
+                    if done is not None:
+                        done(layer, swept)
+                follower.advance(layer, "pruned")
+                yield swept
+
+    def quality(self, which: Which) -> Quality:
+        """What the model says on the evaluation data, or where there is none on the calibration data."""
+        assert self.follower is not None
+        quality = Quality(self.task)
+        first = self.calibration if len(self.batches) > self.calibration else 0
+        for number, output in self.follower.outputs(which, first=first):
+            logits = self.task.logits(output)
+            if not torch.isfinite(logits).all():
+                raise NonFiniteError(
+                    f"The logits of the {which} model are NaN or Inf in batch {number}; check that batch and the "
+                    "precision of the model."
+                )
+            quality.add(self.follower.prepared(number), output, logits)
+        return quality
+
+    def _follow(self, batches: Sequence[Mapping[str, Any]], which: Sequence[Which]) -> Follower:
+        return Follower(
+            self.model,
+            self.sites,
+            batches,
+            self.task,
+            self.shelf,
+            calibration=self.calibration,
+            device=self.device,
+            scratch=self.scratch,
+            which=which,
+        )

@@ -1,0 +1,73 @@
+"""How many units every site keeps, decided before anything is cut: the same share everywhere, or by a first cheap pass
+of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from headprune.search.budget import Prices, units
+from headprune.search.config import PruneConfig
+from headprune.search.rounds import choose
+from headprune.search.sweep.follow import Follower, Layer, LayerPasses
+from headprune.search.sweep.leaving import column_sums
+from headprune.signals.columns import output_weight
+from headprune.units import Site, by_site, nan_scores
+
+
+def widths(
+    config: PruneConfig, sites: Sequence[Site], known: Prices, target: float, errors: torch.Tensor | None
+) -> dict[int, int]:
+    """site -> units to keep, so that the model costs at most `target`; `errors` are those of the first pass."""
+    chosen = choose(
+        nan_scores(sites).fill_(1.0) if errors is None else errors,
+        sites,
+        known,
+        target,
+        kinds=config.kinds,
+        round_to=config.round_to,
+        min_per_site=config.min_per_site,
+        widths=config.widths,
+    )
+    gone = by_site(chosen)
+    return {site.index: units(site) - len(gone.get(site.index, ())) // site.group for site in sites}
+
+
+def errors_of(follower: Follower, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
+    """What the removal of every member would change of its site's output, relative to the stream that it goes into:
+    the spread of its columns times their weights. One pass over the data, layer after layer."""
+    scores = nan_scores(sites)
+    for layer in follower.layers():
+        own = {site.index: _own_errors(follower, model, layer, site) for site in layer.sites if site.kept}
+        power = _Power()
+        follower.advance(layer, "pruned", after=power.see)
+        for site in layer.sites:
+            if site.kept:
+                scores[site.index, list(site.kept)] = own[site.index] / power.mean
+    return scores
+
+
+def _own_errors(follower: Follower, model: PreTrainedModel, layer: Layer, site: Site) -> torch.Tensor:
+    seen = column_sums(site, LayerPasses(follower, layer))
+    weight = output_weight(model, site).square().sum(0)
+    if seen is None:
+        return torch.zeros(site.size, dtype=weight.dtype)
+    moved = seen.mean_square if getattr(model.get_submodule(site.o), "bias", None) is None else seen.variance
+    return site.split(weight * moved).sum(-1)
+
+
+class _Power:
+    """The mean square of the stream behind a layer, over all tokens."""
+
+    def __init__(self) -> None:
+        self.total, self.tokens = 0.0, 0
+
+    def see(self, number: int, stream: torch.Tensor) -> None:
+        self.total += float(stream.double().square().sum())
+        self.tokens += stream.shape[:-1].numel()
+
+    @property
+    def mean(self) -> float:
+        return max(self.total / max(self.tokens, 1), 1e-300)
