@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,7 +25,8 @@ from headprune.report.card import model_card
 from headprune.report.exports import forget_exports
 from headprune.report.page import write_report
 from headprune.runs.journal import Run
-from headprune.runs.subject import Subject, load_subject, read_examples
+from headprune.runs.subject import Subject, find_device, load_subject, read_examples
+from headprune.runs.sweeping import refuse_unsweepable, sweep_into
 from headprune.search.config import Experiment, migrated, stop_settings
 from headprune.search.pruner import PruneResult, prune
 from headprune.store.checkpoint import load as load_model
@@ -71,12 +73,12 @@ def fingerprint(place: str) -> str | None:
     return digest.hexdigest()[:32]
 
 
-def load(experiment: Experiment) -> tuple[Subject, Examples, Examples | None]:
+def load(experiment: Experiment, *, on_disk: Path | None = None) -> tuple[Subject, Examples, Examples | None]:
     """The subject, its calibration examples, and its evaluation examples, None where calibration serves for both.
 
     Calibration and evaluation are drawn apart from the same data by the seed, or come from two files.
     """
-    subject = load_subject(experiment)
+    subject = load_subject(experiment, on_disk=on_disk)
     subject.check_labels(experiment.made_criterion, experiment.labels)
     if experiment.calibration is None:
         return subject, *drawn(experiment, subject.examples)
@@ -117,7 +119,7 @@ def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None
     sample = Quality(task)
     with torch.no_grad(), evaluating(model):
         (batch,) = evaluated.select([0]).batches(1)
-        prepared = task.prepare(batch, next(model.parameters()).device)
+        prepared = task.prepare(batch, find_device(experiment.device))
         sample.add(prepared, model(**task.inputs(prepared)))
     choose_metric(experiment.metric, sample)
 
@@ -136,7 +138,24 @@ def run_experiment(
 
     A finished run is taken further, or back, when only its rules to stop are others.
     """
-    subject, calibration, evaluation = load(experiment)
+    if experiment.pace != "sweep":
+        return _run(experiment, out, load(experiment), overwrite, measure, publish, on_step)
+    refuse_unsweepable(experiment)
+    with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
+        loaded = load(experiment, on_disk=Path(folder))
+        return _run(experiment, out, loaded, overwrite, False, publish, on_step)
+
+
+def _run(
+    experiment: Experiment,
+    out: Path,
+    loaded: tuple[Subject, Examples, Examples | None],
+    overwrite: bool,
+    measure: bool,
+    publish: bool,
+    on_step: Callable[[Step], None] | None,
+) -> dict[str, Any]:
+    subject, calibration, evaluation = loaded
     check(experiment, subject, evaluation or calibration)
     # Rows are prepared when they are asked for, and one that cannot be must not leave half a run behind.
     calibrating = calibration.batches(experiment.batch_size)
@@ -149,20 +168,25 @@ def run_experiment(
             if publish:
                 publish_run(out, run.record)
             return run.record
-        if run.changed and experiment.pace != "rounds":
+        if run.changed and experiment.pace not in ("rounds", "sweep"):
             run.drop_short_step(experiment.every, [site.group for site in resolve(subject.model)])
-        result = prune(
-            subject.model,
-            calibrating,
-            config=experiment,
-            evaluation=held_out,
-            run=run,
-            on_step=on_step,
-            keep_dense=measure,
-            at_point=lambda label: _keep_point(out, label, experiment, subject.model),
-        )
-        forget_exports(out)
-        save(in_precision_of(model_folder(experiment.model), result.model), out / "model")
+        if experiment.pace == "sweep":
+            device = find_device(experiment.device)
+            given = run, experiment, subject.model, subject.task, calibrating, held_out
+            result = sweep_into(*given, device=device, on_step=on_step)
+        else:
+            result = prune(
+                subject.model,
+                calibrating,
+                config=experiment,
+                evaluation=held_out,
+                run=run,
+                on_step=on_step,
+                keep_dense=measure,
+                at_point=lambda label: _keep_point(out, label, experiment, subject.model),
+            )
+            forget_exports(out)
+            save(in_precision_of(model_folder(experiment.model), result.model), out / "model")
         record: dict[str, Any] = {
             "samples": {"calibration": len(calibration), "evaluation": len(evaluation or calibration)},
             "task": subject.task.name,

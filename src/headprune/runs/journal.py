@@ -5,6 +5,7 @@ steps.jsonl    one line per step, on disk before the next step begins
 timing.jsonl   seconds per step, apart from the steps, which are the same byte for byte in every run
 curve.csv      the curve, for plots
 model/         the checkpoint at the stop
+sweep/         of a sweep: what was done at each layer
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -84,6 +86,7 @@ class Run(Journal):
             # The record of the old run is replaced last and in one step, so that a kill in between leaves a run.
             for name in ("steps.jsonl", "timing.jsonl", "curve.csv", "report.html", "model/README.md"):
                 (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.path / "sweep", ignore_errors=True)
             self._describe({})
         elif described.is_file():
             self._refuse_other_settings(described)
@@ -175,8 +178,8 @@ class Run(Journal):
 
     def append(self, step: Step, seconds: Mapping[str, float]) -> None:
         """Write a step to disk; it counts once it is there."""
-        self._append("steps.jsonl", json.dumps(step.to_json()))
-        self._append("timing.jsonl", json.dumps({"step": step.step, **{k: round(v, 4) for k, v in seconds.items()}}))
+        self.write_line("steps.jsonl", json.dumps(step.to_json()))
+        self.write_line("timing.jsonl", json.dumps({"step": step.step, **{k: round(v, 4) for k, v in seconds.items()}}))
         self.steps.append(step)
 
     def finish(self, result: Mapping[str, Any]) -> None:
@@ -190,7 +193,8 @@ class Run(Journal):
         result = self.record.get("result")
         return not self.changed and result is not None and result["steps"] == len(self.steps) - 1
 
-    def _append(self, name: str, line: str) -> None:
+    def write_line(self, name: str, line: str) -> None:
+        """One more line of a file of the run, on disk before this returns."""
         file = self.path / name
         size = file.stat().st_size if file.exists() else 0
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from headprune.errors import DataError
 from headprune.search.config import Experiment
 from headprune.store.checkpoint import load
 from headprune.store.places import model_folder
+from headprune.store.shelf import load_on_disk
 from headprune.task import Task, task_of
 from headprune.vocabulary.shrink import shrink_vocabulary
 from headprune.vocabulary.tables import rows_of
@@ -40,12 +42,16 @@ class Subject:
             )
 
 
-def load_subject(experiment: Experiment) -> Subject:
-    """Load a model, dense or pruned, and its data, both from local files or from the hub."""
+def load_subject(experiment: Experiment, *, on_disk: Path | None = None) -> Subject:
+    """Load a model, dense or pruned, and its data, both from local files or from the hub. With a folder for what has to
+    be written another way, the weights stay `on_disk`."""
     if experiment.dtype not in DTYPES:
         raise DataError(f"There is no precision {experiment.dtype!r}; choose one of {', '.join(DTYPES)}.")
     device = find_device(experiment.device)
-    model = load(experiment.model, dtype=DTYPES[experiment.dtype]).to(device)
+    if on_disk is not None:
+        model = load_on_disk(experiment.model, on_disk, dtype=DTYPES[experiment.dtype])
+    else:
+        model = load(experiment.model, dtype=DTYPES[experiment.dtype]).to(device)
     task = task_of(model, experiment.task)
     examples = read_examples(experiment, model, task, experiment.data)
     if experiment.vocabulary is None:

@@ -304,6 +304,9 @@ class Experiment(PruneConfig):
     batch_size: int = option(32, "Samples per batch.", minimum=1)
     max_length: int = option(128, "Longer texts are cut to this many tokens.", minimum=2)
     processor: str | None = option(None, "Where the tokenizer or image processor is, if not with the model.")
+    activations_on_disk: bool = option(
+        False, "In a sweep, keep what goes from layer to layer in files instead of in memory.", stops=True
+    )
     dtype: str = option("float32", "Precision to compute in: float32, bfloat16 or float16.")
     device: str = option(
         "auto", "Where to compute: cpu, cuda, cuda:1, mps; 'auto' takes a CUDA device if there is one."

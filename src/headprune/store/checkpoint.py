@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,46 @@ def save(
         )
     if any(isinstance(module, Installed) for module in model.modules()):
         raise CheckpointError("This model has learned gates on it; close them with gates.remove() before you save it.")
+    quantized = any(is_quantized(parameter) for parameter in model.parameters())
+
+    def weights(folder: Path) -> None:
+        if quantized:
+            save_quantized(model, folder, max_shard_size)
+        else:
+            model.save_pretrained(folder, max_shard_size=max_shard_size)
+
+    return _save(model, Path(path), weights, processor, portable=portable, quantized=quantized)
+
+
+def save_weights_of(model: PreTrainedModel, path: str | Path, weights: Callable[[Path], None]) -> Path:
+    """The same for a model whose weights are elsewhere, and are put into a folder by `weights`. A form that plain
+    classes are built from is believed by its shapes, where numbers for all layers say it: classes read those."""
+
+    def everything(folder: Path) -> None:
+        weights(folder)
+        model.config.architectures = [dense_class(model).__name__]
+        model.config.save_pretrained(folder)
+        if getattr(model, "generation_config", None) is not None and model.can_generate():
+            model.generation_config.save_pretrained(folder)
+
+    return _save(model, Path(path), everything, None, believed=True)
+
+
+def _save(
+    model: PreTrainedModel,
+    target: Path,
+    weights: Callable[[Path], None],
+    processor: Any,
+    *,
+    portable: bool = True,
+    quantized: bool = False,
+    believed: bool = False,
+) -> Path:
     sites = all_sites(model) if removed_members(model, "neurons") else survey(model).sites
-    target = Path(path)
     try:
         with replaced_directory(target, (*outdated(model), f"{portability.MODULE}.py")) as fresh:
-            _write(model, sites, fresh, processor, portable, max_shard_size)
+            weights(fresh)
+            _write(model, sites, fresh, processor, portable=portable, quantized=quantized, believed=believed)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(f"Cannot save to {target}: {reason}; make room, or choose another place.") from error
@@ -76,19 +111,17 @@ def _write(
     sites: Sequence[Site],
     folder: Path,
     processor: Any,
+    *,
     portable: bool,
-    max_shard_size: str | int,
+    quantized: bool,
+    believed: bool,
 ) -> None:
-    quantized = any(is_quantized(parameter) for parameter in model.parameters())
-    if quantized:
-        save_quantized(model, folder, max_shard_size)
-    else:
-        model.save_pretrained(folder, max_shard_size=max_shard_size)
+    """All but the weights, which are there already."""
     carry_processor(model, processor, folder)
     settings = _dense_settings(json.loads((folder / "config.json").read_text()), portability.can_ship(model))
     (folder / f"{portability.MODULE}.py").unlink(missing_ok=True)  # of the checkpoint that the model came from
     # Neither plain classes nor the code that comes along know integers.
-    native = None if quantized or not portability.can_ship(model) else _native(model, sites, settings, folder)
+    native = None if quantized or not portability.can_ship(model) else _native(model, sites, settings, folder, believed)
     if native is not None:
         settings = native
     elif portable and not quantized and portability.can_ship(model):
@@ -101,13 +134,14 @@ def _write(
 
 
 def _native(
-    model: PreTrainedModel, sites: Sequence[Site], settings: Mapping[str, Any], folder: Path
+    model: PreTrainedModel, sites: Sequence[Site], settings: Mapping[str, Any], folder: Path, believed: bool
 ) -> dict[str, Any] | None:
     """Settings from which the plain class is built as the model is, written into the folder and proven there by a
     process without headprune; None where there are none. What is too large for that is believed by its shapes, if
     numbers for all layers say it: classes read those."""
     numbers = native_numbers(model, sites, settings)
-    if not numbers or (PER_LAYER in numbers and proof.too_large(model)):
+    believed = believed or proof.too_large(model)
+    if not numbers or (PER_LAYER in numbers and believed):
         return None
     ours = dense_class(model).__name__ in OWN
     dense = dense_numbers(numbers, portability.dense_config(model).from_dict(dict(settings)).to_dict())
@@ -116,7 +150,7 @@ def _native(
     if ours:
         portability.ship_own(model, changed, folder)
     write_settings(folder, changed)
-    return changed if proof.too_large(model) or proof.loads_plainly(model, folder, ours=ours) else None
+    return changed if believed or proof.loads_plainly(model, folder, ours=ours) else None
 
 
 def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, **options: Any) -> PreTrainedModel:
