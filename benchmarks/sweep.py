@@ -1,0 +1,164 @@
+"""Peak memory of a sweep: a random Llama of about 1.1 B parameters in bfloat16, at its depth, at half and at twice it,
+and pruned in memory by the same computation.
+
+    python -m benchmarks.sweep [--layers 22] [--folder DIR] [--out FILE.json] [--only sweep,half,twice,memory]
+
+Each run is a process of its own, which tells its peak resident memory (VmHWM) at its end. Goals, fixed before anything
+was measured: at most 35 % of the peak in memory, at most 1.6 GB, and the same peak within 10 % at every depth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+WIDTH, NEURONS, HEADS, KV_HEADS, VOCABULARY = 2048, 5632, 32, 4, 32_000
+SAMPLES, TOKENS, KEEP = 16, 128, 0.7
+
+SWEEP = """
+import sys
+from headprune.__main__ import main
+sys.argv = ["headprune", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print([line for line in open("/proc/self/status") if line.startswith("VmHWM")][0], file=sys.stderr)
+"""
+IN_MEMORY = """
+import sys
+import headprune, torch
+from headprune.runs.experiment import load
+from headprune.search.config import Experiment
+model, data, samples, tokens, keep = sys.argv[1:]
+experiment = Experiment(model=model, data=data, calibration_samples=int(samples), max_length=int(tokens),
+    evaluation_samples=8, batch_size=8, schedule="sweep", keep_parameters=float(keep))
+subject, calibration, evaluation = load(experiment)
+headprune.prune(subject.model, calibration.batches(8), config=experiment, evaluation=evaluation.batches(8))
+print([line for line in open("/proc/self/status") if line.startswith("VmHWM")][0], file=sys.stderr)
+"""
+
+
+def make_model(folder: Path, layers: int) -> int:
+    """A checkpoint of random weights, written layer by layer, with a tokenizer of words; its parameters."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = LlamaConfig(
+        hidden_size=WIDTH,
+        intermediate_size=NEURONS,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        vocab_size=VOCABULARY,
+        dtype="bfloat16",
+        architectures=["LlamaForCausalLM"],
+    )
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in LlamaForCausalLM(config).state_dict().items()}
+    files: dict[str, list[str]] = {}
+    for name in shapes:
+        files.setdefault("-".join(name.split(".")[1:3]) if ".layers." in name else name, []).append(name)
+    generator = torch.Generator().manual_seed(0)
+    index: dict[str, str] = {}
+    for label, names in files.items():
+        tensors = {name: _random(shapes[name], generator) for name in names}
+        save_file(tensors, folder / f"{label}.safetensors", metadata={"format": "pt"})
+        index |= dict.fromkeys(names, f"{label}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    _make_tokenizer(folder)
+    config.save_pretrained(folder)
+    return sum(shape.numel() for shape in shapes.values())
+
+
+def _random(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    made = torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.02
+    return made.to(torch.bfloat16)
+
+
+def _make_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<unk>": 0, "<pad>": 1} | {f"w{number}": number for number in range(2, VOCABULARY)}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", pad_token="<pad>").save_pretrained(folder)
+
+
+def make_text(file: Path) -> None:
+    drawn = random.Random(0)
+    lines = [" ".join(f"w{drawn.randrange(2, VOCABULARY)}" for _ in range(TOKENS)) for _ in range(2 * SAMPLES)]
+    file.write_text("\n\n".join(lines) + "\n")
+
+
+def peak(program: str, words: Iterable[object]) -> float:
+    """Peak resident memory of this program in MB."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, words)], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=22)
+    parser.add_argument("--folder", type=Path, help="where models are made; a temporary folder by default")
+    parser.add_argument("--only", default="sweep,half,twice,memory")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(argv)
+    found: dict[str, Any] = json.loads(given.out.read_text()) if given.out and given.out.is_file() else {}
+    with tempfile.TemporaryDirectory() as temporary:
+        place = given.folder or Path(temporary)
+        place.mkdir(parents=True, exist_ok=True)
+        data = place / "text.txt"
+        make_text(data)
+        depths = {"sweep": given.layers, "half": given.layers // 2, "twice": 2 * given.layers, "memory": given.layers}
+        for name in given.only.split(","):
+            layers = depths[name]
+            model = place / f"llama-{layers}"
+            if not (model / "config.json").is_file():
+                make_model(model, layers)
+            if name == "memory":
+                megabytes = peak(IN_MEMORY, [model, data, SAMPLES, TOKENS, KEEP])
+            else:
+                options = f"--schedule sweep --keep-parameters {KEEP} --calibration-samples {SAMPLES} --batch-size 8"
+                words = f"{options} --max-length {TOKENS} --evaluation-samples 8 --overwrite --json".split()
+                megabytes = peak(SWEEP, ["prune", model, "--data", data, "--out", place / f"run-{name}", *words])
+            found[name] = {"layers": layers, "peak_megabytes": round(megabytes)}
+            if given.out:
+                given.out.write_text(json.dumps(found, indent=2) + "\n")
+    _show(found)
+    return 0
+
+
+def _show(found: dict[str, Any]) -> None:
+    table = Table(title="Peak resident memory, sweep to 70 % of the parameters")
+    for column in ("run", "layers", "peak MB", "of the sweep's", "of the peak in memory"):
+        table.add_column(column)
+    for name, own in found.items():
+        ratios = [
+            f"{own['peak_megabytes'] / found[other]['peak_megabytes']:.2f}" if other in found else ""
+            for other in ("sweep", "memory")
+        ]
+        table.add_row(name, str(own["layers"]), str(own["peak_megabytes"]), *ratios)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
