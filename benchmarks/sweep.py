@@ -147,6 +147,10 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def _ratio(one: dict[str, Any], other: dict[str, Any] | None) -> str:
+    return "" if other is None else f"{one['peak_megabytes'] / other['peak_megabytes']:.2f}"
+
+
 def _show(found: dict[str, Any]) -> None:
     table = Table(title="Peak resident memory, sweep to 70 % of the parameters")
     for column in ("run", "layers", "peak MB", "of the sweep's", "of the peak in memory"):

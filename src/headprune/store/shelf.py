@@ -60,6 +60,8 @@ class DiskShelf:
                     if tensor.device.type == "meta" and weights is not None:
                         self.sources[".".join(filter(None, (path, inner, name)))] = weights, name
             remove_hook_from_module(layer, recurse=True)
+            for module in layer.modules():
+                vars(module).pop("forward", None)  # which accelerate leaves there, bound, where surgery puts another
 
     def outside(self) -> Any:
         """Accelerate sees to what is no layer."""
