@@ -16,6 +16,7 @@ from headprune.report.words import left_text
 
 if TYPE_CHECKING:
     from headprune.measure.trajectory import Step
+    from headprune.search.sweep.layers import Swept
 
 WIDTH, HEIGHT = 64, 10
 LEFT = {
@@ -49,6 +50,20 @@ class LiveCurve:
         elif now - self.drawn > 10 or step.left == 0:  # not a terminal: a line now and then
             self.drawn = now
             self.console.print(self.status(), highlight=False, soft_wrap=True)
+
+    def layer(self, done: int, layers: int, swept: Swept) -> None:
+        """A sweep has passed one more layer."""
+        gone = len(swept.removed)
+        seconds = time.monotonic() - self.started
+        text = Text(
+            f"{self.title}: layer {done} of {layers} done ({gone} units removed at {swept.layer}), {seconds:.0f} s"
+        )
+        now = time.monotonic()
+        if self.live is not None:
+            self.live.update(text)
+        elif now - self.drawn > 10:
+            self.drawn = now
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     def status(self) -> Text:
         first, last = self.steps[0], self.steps[-1]

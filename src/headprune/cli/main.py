@@ -231,7 +231,7 @@ def prune(
     experiment = experiment_of(model, options)
     measure = None if experiment.budget is None else experiment.budget.measure
     with resumable(out), live_curve(f"Pruning by {experiment.made_criterion}", measure) as on_step:
-        record = run_experiment(experiment, out, overwrite=overwrite, on_step=on_step)
+        record = run_experiment(experiment, out, overwrite=overwrite, on_step=on_step, on_layer=on_step.layer)
     result = record["result"]
     if as_json:
         fields = ("heads_before", "heads_after", "units", "metric", "dense", "pruned", "agreement", "step", "rule")

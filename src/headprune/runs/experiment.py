@@ -26,7 +26,7 @@ from headprune.report.exports import forget_exports
 from headprune.report.page import write_report
 from headprune.runs.journal import Run
 from headprune.runs.subject import Subject, find_device, load_subject, read_examples
-from headprune.runs.sweeping import refuse_unsweepable, sweep_into
+from headprune.runs.sweeping import OnLayer, clear_parts, refuse_unsweepable, sweep_into
 from headprune.search.config import Experiment, migrated, stop_settings
 from headprune.search.pruner import PruneResult, prune
 from headprune.store.checkpoint import load as load_model
@@ -44,6 +44,7 @@ __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
 def settings_of(experiment: Experiment) -> dict[str, Any]:
     """What `run.json` keeps and a resumed run must agree with, with fingerprints of the model and the data."""
     settings = experiment.settings()
+    del settings["activations_on_disk"]  # where they lie changes nothing, and may change on the way
     settings["model_fingerprint"] = fingerprint(str(model_folder(experiment.model)))
     settings["data_fingerprint"] = fingerprint(experiment.data)
     if experiment.calibration is not None:
@@ -132,18 +133,20 @@ def run_experiment(
     measure: bool = True,
     publish: bool = True,
     on_step: Callable[[Step], None] | None = None,
+    on_layer: OnLayer | None = None,
 ) -> dict[str, Any]:
     """Prune into the run directory `out`, going on where an earlier process stopped; returns its record. `measure` what
     was saved, `publish` a model card and a report.
 
-    A finished run is taken further, or back, when only its rules to stop are others.
+    A finished run is taken further, or back, when only its rules to stop are others. A sweep leaves the model on disk,
+    and tells `on_layer` of each layer that is done.
     """
     if experiment.pace != "sweep":
         return _run(experiment, out, load(experiment), overwrite, measure, publish, on_step)
     refuse_unsweepable(experiment)
     with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
         loaded = load(experiment, on_disk=Path(folder))
-        return _run(experiment, out, loaded, overwrite, False, publish, on_step)
+        return _run(experiment, out, loaded, overwrite, False, publish, on_step, on_layer)
 
 
 def _run(
@@ -154,6 +157,7 @@ def _run(
     measure: bool,
     publish: bool,
     on_step: Callable[[Step], None] | None,
+    on_layer: OnLayer | None = None,
 ) -> dict[str, Any]:
     subject, calibration, evaluation = loaded
     check(experiment, subject, evaluation or calibration)
@@ -162,6 +166,7 @@ def _run(
     held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
     with Run(out, settings_of(experiment), overwrite=overwrite, free=stop_settings()) as run:
         if run.finished:
+            clear_parts(out)
             for step in run.steps:
                 if on_step is not None:
                     on_step(step)
@@ -173,7 +178,7 @@ def _run(
         if experiment.pace == "sweep":
             device = find_device(experiment.device)
             given = run, experiment, subject.model, subject.task, calibrating, held_out
-            result = sweep_into(*given, device=device, on_step=on_step)
+            result = sweep_into(*given, device=device, on_step=on_step, on_layer=on_layer)
         else:
             result = prune(
                 subject.model,
@@ -208,6 +213,7 @@ def _run(
             if result.result.latency is not None:
                 record["savings"]["shares"]["latency"] = round(result.result.latency, 4)
         run.finish(record)
+        clear_parts(out)
         if publish:
             publish_run(out, run.record)
         return run.record

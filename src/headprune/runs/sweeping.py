@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,7 +94,6 @@ def sweep_into(
     _drop_dtype(model, stored_dtype(str(source)))
     forget_exports(run.path)
     save_weights_of(model, run.path / "model", shelf.write_weights)
-    journal.clear()
     return result
 
 
@@ -176,11 +176,6 @@ class SweepJournal:
         self.run.write_line("sweep/layers.jsonl", json.dumps(_to_json(swept)))
         self.known[swept.layer] = swept
 
-    def clear(self) -> None:
-        """The checkpoint has the weights; what is left says how it came about."""
-        for part in self.folder.glob("*.safetensors"):
-            part.unlink()
-
 
 def _to_json(swept: Swept) -> dict[str, Any]:
     removed = {site: to_ranges(ids) for site, ids in sorted(by_site(swept.removed).items())}
@@ -190,6 +185,12 @@ def _to_json(swept: Swept) -> dict[str, Any]:
 def _from_json(line: Mapping[str, Any]) -> Swept:
     removed = [Member(int(site), member) for site, ids in line["removed"].items() for member in from_ranges(ids)]
     return Swept(line["layer"], tuple(removed), tuple(Repair(**repair) for repair in line["repairs"]))
+
+
+def clear_parts(out: Path) -> None:
+    """When the run is finished its checkpoint has the weights; what is left says how it came about."""
+    for part in (out / "sweep").glob("*.safetensors"):
+        part.unlink(missing_ok=True)
 
 
 def refuse_unsweepable(experiment: Experiment) -> None:

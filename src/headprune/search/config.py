@@ -305,7 +305,7 @@ class Experiment(PruneConfig):
     max_length: int = option(128, "Longer texts are cut to this many tokens.", minimum=2)
     processor: str | None = option(None, "Where the tokenizer or image processor is, if not with the model.")
     activations_on_disk: bool = option(
-        False, "In a sweep, keep what goes from layer to layer in files instead of in memory.", stops=True
+        False, "In a sweep, keep what goes from layer to layer in files instead of in memory."
     )
     dtype: str = option("float32", "Precision to compute in: float32, bfloat16 or float16.")
     device: str = option(

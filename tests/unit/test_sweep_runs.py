@@ -1,0 +1,132 @@
+"""Sweeps as runs: written layer by layer, resumed at the layer they were at, and readable as every other run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headprune as library
+from headprune.runs import sweeping
+from headprune.runs.experiment import run_experiment
+from headprune.search.config import Experiment
+from headprune.search.sweep.layers import Swept
+from runs import headprune, material, steps_of
+
+
+def experiment(model: str | None = None, **settings: Any) -> Experiment:
+    made = {
+        "model": model or material().llama,
+        "data": str(material().root / "words.txt"),
+        "calibration_samples": 6,
+        "evaluation_samples": 4,
+        "max_length": 12,
+        "batch_size": 4,
+        "schedule": "sweep",
+        "units": "heads,neurons",
+        "keep_flops": 0.7,
+        "round_to": 2,
+    }
+    return Experiment(**{**made, **settings})
+
+
+class _KilledError(Exception):
+    pass
+
+
+def killed_after(layers: int) -> Any:
+    def on_layer(done: int, of: int, swept: Swept) -> None:
+        if done == layers:
+            raise _KilledError
+
+    return on_layer
+
+
+def same_runs(one: Path, other: Path) -> None:
+    files = sorted(file.name for file in (one / "model").glob("*.safetensors"))
+    assert files == sorted(file.name for file in (other / "model").glob("*.safetensors"))
+    names = [f"model/{name}" for name in (*files, "config.json")]
+    for name in ("steps.jsonl", "curve.csv", "sweep/layers.jsonl", "sweep/widths.json", *names):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def test_a_sweep_goes_on_at_the_layer_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after the first layer and again after the second, with activations in files in between: what comes out is
+    that of one process, and no layer was pruned twice."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run_experiment(experiment(), whole, publish=False)
+    taken: list[str] = []
+    take = sweeping.SweepJournal.add
+
+    def add(self: sweeping.SweepJournal, swept: Swept) -> None:
+        taken.append(swept.layer)
+        take(self, swept)
+
+    monkeypatch.setattr(sweeping.SweepJournal, "add", add)
+    for layers, more in ((1, {}), (2, {"activations_on_disk": True})):
+        with pytest.raises(_KilledError):
+            run_experiment(experiment(**more), parts, publish=False, on_layer=killed_after(layers))
+    torn = parts / "sweep" / "layers.jsonl"
+    torn.write_text(torn.read_text() + '{"layer": "model.la')
+    (parts / "sweep" / "activations").mkdir()
+    (parts / "sweep" / "activations" / "dense-000000.safetensors").write_bytes(b"half")
+    record = run_experiment(experiment(), parts, publish=False)
+    same_runs(whole, parts)
+    assert taken == list(dict.fromkeys(taken))
+    assert len(taken) == len((whole / "sweep" / "layers.jsonl").read_text().splitlines())
+    assert not list(parts.glob("sweep/*.safetensors"))
+    assert record["result"]["steps"] == 1
+    assert run_experiment(experiment(), parts, publish=False) == record  # a finished run is left alone
+
+
+def test_the_program_sweeps(tmp_path: Path) -> None:
+    """Everything that other runs have is there, and the model in the folder says what the journal measured."""
+    out = tmp_path / "run"
+    words = ["--schedule", "sweep", "--keep-parameters", "0.9", "--round", "2", "--units", "heads,neurons"]
+    data = str(material().root / "data.csv")
+    done = headprune(
+        "prune", material().bert, "--data", data, "--out", out, "--calibration-samples", "8", *words, "--json"
+    )
+    assert done.code == 0, done.err
+    assert done.json["rule"] == "keep_parameters 0.9"
+    dense, pruned = steps_of(out)
+    assert pruned["parameters"] <= 0.9 * dense["parameters"]
+    assert (out / "report.html").is_file()
+    assert "elimination(metric=output" in (out / "model" / "README.md").read_text()
+    again = headprune("score", str(out / "model"), "--data", data, "--criterion", "his", "--json")
+    assert again.code == 0, again.err
+    model = library.load(out / "model")
+    assert sum(parameter.numel() for parameter in model.parameters()) == pruned["parameters"]
+    record = json.loads((out / "run.json").read_text())
+    assert record["settings"]["schedule"] == "sweep"
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_precision_of_the_checkpoint_is_kept(tmp_path: Path, stored: torch.dtype) -> None:
+    """Computed in float32, stored as it was; and killed in between the same, since what goes on is what was stored."""
+    from runs import tokenizer
+    from zoo import ZOO
+
+    source = tmp_path / "half"
+    ZOO["llama-gqa"].build().to(stored).save_pretrained(source)
+    tokenizer(token_types=False).save_pretrained(source)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run_experiment(experiment(str(source)), whole, publish=False)
+    with pytest.raises(_KilledError):
+        run_experiment(experiment(str(source)), parts, publish=False, on_layer=killed_after(1))
+    run_experiment(experiment(str(source)), parts, publish=False)
+    same_runs(whole, parts)
+    model = library.load(whole / "model")
+    assert {parameter.dtype for parameter in model.parameters()} == {stored}
+
+
+def test_a_smaller_vocabulary_and_a_sweep_do_not_go_together(tmp_path: Path) -> None:
+    out, words = tmp_path / "run", str(material().root / "words.txt")
+    given = ["--schedule", "sweep", "--keep-flops", "0.7", "--vocabulary", words]
+    done = headprune("prune", material().bert, "--data", material().data_csv, "--out", out, *given)
+    assert done.code == 2
+    assert "--vocabulary" in done.err
+    assert not out.exists()
