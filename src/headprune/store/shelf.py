@@ -6,6 +6,7 @@ Layers that are done are written one by one, each file in one step; at the end t
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,11 +28,30 @@ INDEX = "model.safetensors.index.json"
 SMALL = 64 << 20  # bytes of tensors beside the layers that share a file
 
 
-def load_on_disk(path: str | Path, scratch: Path, **options: Any) -> PreTrainedModel:
-    """A model, dense or pruned, without its weights: each module reads its own when it runs, and forgets them.
-    `scratch` takes what transformers has to write another way, such as experts that it joins."""
+def load_on_disk(path: str | Path, scratch: Path, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """A model, dense or pruned, without its weights: each module reads its own when it runs, in this precision, and
+    forgets them. `scratch` takes what transformers has to write another way, such as experts that it joins."""
     need(("accelerate",), "train", "Reading a model layer by layer needs")
-    return load(path, device_map={"": "disk"}, offload_folder=str(scratch), **options)
+    logging.getLogger("accelerate.big_modeling").addFilter(lambda record: "meta device" not in record.getMessage())
+    # In the precision that they are stored in: asked for another one, transformers would read all of them to convert.
+    model = load(path, device_map={"": "disk"}, offload_folder=str(scratch))
+    if dtype is not None:
+        _read_as(model, dtype)
+    return model
+
+
+def _read_as(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Weights are read in this precision from here on."""
+    for module in model.modules():
+        weights = getattr(getattr(module, "_hf_hook", None), "weights_map", None)
+        index = getattr(getattr(weights, "dataset", weights), "index", None) or {}
+        for entry in index.values():
+            if getattr(torch, entry["dtype"]).is_floating_point:
+                entry["dtype"] = str(dtype).removeprefix("torch.")
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "meta" and tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    model.config.dtype = dtype
 
 
 class DiskShelf:

@@ -4,6 +4,7 @@ of errors."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -13,8 +14,8 @@ from headprune.search.config import PruneConfig
 from headprune.search.rounds import choose
 from headprune.search.sweep.follow import Follower, Layer, LayerPasses
 from headprune.search.sweep.leaving import column_sums
-from headprune.signals.columns import output_weight
 from headprune.units import Site, by_site, nan_scores
+from headprune.units.linear import is_transposed
 
 
 def widths(
@@ -51,10 +52,12 @@ def errors_of(follower: Follower, model: PreTrainedModel, sites: Sequence[Site])
 
 def _own_errors(follower: Follower, model: PreTrainedModel, layer: Layer, site: Site) -> torch.Tensor:
     seen = column_sums(site, LayerPasses(follower, layer))
-    weight = output_weight(model, site).square().sum(0)
+    output: Any = model.get_submodule(site.o)
+    dim = 1 if is_transposed(output) else 0
+    weight = torch.linalg.vector_norm(output.weight.detach(), dim=dim, dtype=torch.float64).square().cpu()
     if seen is None:
         return torch.zeros(site.size, dtype=weight.dtype)
-    moved = seen.mean_square if getattr(model.get_submodule(site.o), "bias", None) is None else seen.variance
+    moved = seen.mean_square if output.bias is None else seen.variance
     return site.split(weight * moved).sum(-1)
 
 
