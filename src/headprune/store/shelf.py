@@ -5,12 +5,13 @@ Layers that are done are written one by one, each file in one step; at the end t
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from headprune.store.checkpoint import load
 from headprune.units.paths import submodule
 
 INDEX = "model.safetensors.index.json"
+MAPPED = 1 << 20  # bytes from which a block is mapped by itself
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 SMALL = 64 << 20  # bytes of tensors beside the layers that share a file
 
 
@@ -38,6 +41,13 @@ def load_on_disk(path: str | Path, scratch: Path, *, dtype: torch.dtype | None =
     if dtype is not None:
         _read_as(model, dtype)
     return model
+
+
+def give_memory_back() -> None:
+    """Ask the C library for blocks that go back to the system when they are freed: layers that come and go would
+    otherwise leave holes, and the process would grow with the depth of the model."""
+    with suppress(OSError, AttributeError, TypeError):  # only glibc has this
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, MAPPED)
 
 
 def _read_as(model: PreTrainedModel, dtype: torch.dtype) -> None:
