@@ -20,12 +20,18 @@ if "HEADPRUNE_CACHE" not in os.environ:  # proofs of this run, for all its proce
     atexit.register(shutil.rmtree, os.environ["HEADPRUNE_CACHE"], ignore_errors=True)
 
 import pytest
-import torch
-from transformers.utils import logging
 
-torch.set_num_threads(1)
-logging.disable_progress_bar()
 gc.disable()  # until all is imported: nothing of it goes away again, and looking takes a fifth of the time
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if getattr(session.config.option, "numprocesses", None):  # it only hands out tests, and its workers wait for it
+        return
+    import torch
+    from transformers.utils import logging
+
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
 
 
 def pytest_collection_finish() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,32 @@ from headprune.runtimes.spec import Source
 from headprune.task import task_of
 from helpers import flat, some_heads
 from neurons import scattered
-from zoo import ZOO
+from zoo import ZOO, spread
 
 CPU = torch.device("cpu")
 
 
-def uneven(name: str, gone: int = 1) -> Any:
+def smaller(build: Callable[[], Any], **numbers: int) -> Any:
+    """The model that is built, with other numbers in its config and in those of its parts: tracing takes its time for
+    every layer."""
+    dense = build()
+    config = copy.deepcopy(dense.config)
+    parts = [config, *(getattr(config, name) for name in ("text_config", "vision_config") if hasattr(config, name))]
+    for part in parts:
+        for name, number in numbers.items():
+            if hasattr(part, name):
+                setattr(part, name, number)
+        if hasattr(part, "layer_types"):
+            part.layer_types = None
+    torch.manual_seed(0)
+    model = type(dense)(config)
+    spread(model)
+    return model.eval()
+
+
+def uneven(name: str, gone: int = 1, **numbers: int) -> Any:
     """A model of the zoo without half of its heads, some of its neurons, and all heads of one site."""
-    model = ZOO[name].build()
+    model = smaller(ZOO[name].build, **numbers) if numbers else ZOO[name].build()
     sites = headprune.resolve(model)
     others = [site for site in sites if site.index != gone]
     heads = flat(sites[gone].units()) + some_heads(others, seed=3)
@@ -31,8 +50,8 @@ def uneven(name: str, gone: int = 1) -> Any:
     return model.eval()
 
 
-def source(name: str, gone: int = 1) -> Source:
-    model = uneven(name, gone)
+def source(name: str, gone: int = 1, **numbers: int) -> Source:
+    model = uneven(name, gone, **numbers)
     task = task_of(model)
     return Source(model, task, task.prepare(ZOO[name].batch(5), CPU))
 

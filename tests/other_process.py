@@ -4,14 +4,12 @@ running code where headprune is not installed."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
+import fresh
 import headprune
 from helpers import outputs, pruned
 from zoo import Entry
@@ -35,8 +33,7 @@ def write_model(folder: Path, model: Any, batch: dict[str, Any], **options: Any)
 
 def load_all(folder: Path) -> dict[str, dict[str, list[str]]]:
     """kind -> case -> what was wrong with it; portable ones are loaded where headprune cannot be imported."""
-    command = [sys.executable, str(PROGRAM), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = fresh.run(PROGRAM, folder, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -55,15 +52,6 @@ sys.meta_path.insert(0, Blocked())
 
 def without_headprune(code: str, *arguments: str | Path, folder: Path | None = None) -> str:
     """What a program prints that is run where headprune cannot be imported, and nothing can be fetched."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT + code, *map(str, arguments)],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=folder,
-    )
+    done = fresh.run("-c", WITHOUT + code, *arguments, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import headprune
-from exporting import CPU, said
+from exporting import CPU, said, smaller
 from headprune.runtimes.onnx.run import open_folder
 from headprune.runtimes.onnx.write import write_programs
 from headprune.runtimes.programs import programs_of
@@ -30,7 +30,7 @@ def test_no_task_is_forgotten() -> None:
 @pytest.mark.parametrize("name", BUILT)
 def test_outputs_are_those_of_pytorch(name: str, tmp_path: Path) -> None:
     case = BUILT[name]
-    model = case.build().eval()
+    model = smaller(case.build, num_hidden_layers=1)  # layers are alike in every task
     headprune.remove(model, headprune.resolve(model)[0].units()[0])
     task = task_of(model)
     assert task.name == name

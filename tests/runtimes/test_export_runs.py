@@ -15,16 +15,25 @@ import headprune as package
 from exporting import program
 from headprune.report.exports import exports_of
 from headprune.task import task_of
-from runs import headprune, material, prune_command
+from runs import classifier, headprune, material, prune_command, tokenizer
 
 # Compiling takes most of a minute and is tested where programs are.
 KEEP = ("--keep", "0.5", "--criterion", "magnitude", "--evaluation-samples", "12")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dense(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of one layer, since these tests export it, and what is pruned of it, a dozen times."""
+    folder = tmp_path_factory.mktemp("models") / "short"
+    classifier(num_hidden_layers=1).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def run(dense: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
-    done = headprune(*prune_command(material().bert, material().data_csv, out, *KEEP))
+    done = headprune(*prune_command(dense, material().data_csv, out, *KEEP))
     assert done.code == 0, done.err
     return out
 
@@ -34,7 +43,7 @@ def copied(run: Path, folder: Path) -> Path:
     return folder / "run"
 
 
-def test_a_run_is_exported_checked_and_written_down(run: Path, tmp_path: Path) -> None:
+def test_a_run_is_exported_checked_and_written_down(dense: str, run: Path, tmp_path: Path) -> None:
     own = copied(run, tmp_path)
     before = (own / "model" / "README.md").read_text()
     done = headprune("export", own, "--to", "onnx", "--out", tmp_path / "out", "--json")
@@ -68,7 +77,7 @@ def test_a_run_is_exported_checked_and_written_down(run: Path, tmp_path: Path) -
     assert len(exports_of(own)) == 1
 
     # A run that starts again forgets what was exported from it.
-    done = headprune(*prune_command(material().bert, material().data_csv, own, *KEEP, "--seed", "3"), "--overwrite")
+    done = headprune(*prune_command(dense, material().data_csv, own, *KEEP, "--seed", "3"), "--overwrite")
     assert done.code == 0, done.err
     assert exports_of(own) == []
     assert "ONNX Runtime" not in (own / "model" / "README.md").read_text()
@@ -89,15 +98,15 @@ def test_quantised_by_openvino_of_other_data(run: Path, tmp_path: Path) -> None:
     assert "i8" in {op.get_element_type().get_type_name() for op in constants}
 
 
-def test_a_model_without_a_run_and_without_data(tmp_path: Path) -> None:
+def test_a_model_without_a_run_and_without_data(dense: str, tmp_path: Path) -> None:
     """Inputs are made up: they show that the program is right, and measure nothing."""
-    done = headprune("export", material().bert, "--to", "onnx", "--out", tmp_path / "out", "--json")
+    done = headprune("export", dense, "--to", "onnx", "--out", tmp_path / "out", "--json")
     assert done.code == 0, done.err
     assert done.json["check"]["metric"] == "fidelity"
     assert "speedup" not in done.json["latency"]["batch_1"]
 
 
-def test_bad_input_is_one_sentence_and_writes_nothing(run: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence_and_writes_nothing(dense: str, run: Path, tmp_path: Path) -> None:
     own = copied(run, tmp_path)
     broken = tmp_path / "unfinished"
     shutil.copytree(run, broken)
@@ -114,7 +123,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(run: Path, tmp_path: Path)
         ((broken, "--to", "onnx"), "has not come to its end"),
         ((own, "--to", "onnx", "--data", tmp_path / "no.csv"), "no.csv"),
         ((own, "--to", "onnx", "--dense", tmp_path / "no"), "There is no directory"),
-        ((material().bert, "--to", "onnx", "--quantize", "int8"), "give some with --data"),
+        ((dense, "--to", "onnx", "--quantize", "int8"), "give some with --data"),
         ((own, "--to", "onnx", "--metric", "perplexity"), "perplexity does not fit"),
     ]
     for arguments, reason in cases:

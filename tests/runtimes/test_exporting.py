@@ -284,7 +284,7 @@ def test_what_else_lies_in_the_folder_stays(fake: Callable[..., FakeRuntime], tm
 
 def test_large_files_and_what_they_do_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights in a file of their own, smaller in int8; and nothing of the machine that they were made on."""
-    model = uneven("bert")
+    model = uneven("bert", num_hidden_layers=2)
     given = Source(model, task_of(model), batches("bert")[0])
     monkeypatch.setattr(write, "LARGEST", 1000)
     for name, quantize in (("float", None), ("small", "int8")):
@@ -303,6 +303,6 @@ def test_large_files_and_what_they_do_not_tell(tmp_path: Path, monkeypatch: pyte
 def test_a_decoder_that_takes_more_than_tokens(tmp_path: Path) -> None:
     """Without a cache, and without a text to compare: what token types new tokens have, nobody says."""
     rows = [{**batch, "token_type_ids": torch.zeros_like(batch["input_ids"])} for batch in batches("gpt2")]
-    record = export(uneven("gpt2"), tmp_path / "out", rows, to="onnx")
+    record = export(uneven("gpt2", num_hidden_layers=2), tmp_path / "out", rows, to="onnx")
     assert (record["form"], record["check"]["tokens"]) == ("plain", None)
     assert record["check"]["difference"] < 1e-5

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from headprune.store.quantized import NAME, Stored, _packed, _unpacked
 from headprune.units import all_sites
 from headprune.units.linear import is_quantized
 from helpers import assert_unchanged, difference, identical, outputs, pruned, state_of, telling_variant
-from runs import environment, material
 from zoo import ZOO
 
 pytest.importorskip("torchao", reason="it comes with headprune[torchao]")
@@ -246,11 +243,3 @@ def test_without_torchao_one_sentence_says_what_to_install(tmp_path: Path, monke
     headprune.load(tmp_path / "float")
     with pytest.raises(MissingPackageError, match=r"need torchao; install it with pip install 'headprune\[torchao\]'"):
         headprune.load(tmp_path / "q")
-
-
-def test_the_command_line_says_nothing_of_torchao() -> None:
-    """It is imported by transformers where it is there, and is none of the business of who looks at a model."""
-    program = [sys.executable, "-m", "headprune", "inspect", str(material().bert), "--json"]
-    done = subprocess.run(program, capture_output=True, text=True, env=environment(), timeout=120, check=True)
-    assert json.loads(done.stdout)["model_type"] == "bert"
-    assert done.stderr == ""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+import fresh
 import headprune
 from headprune.measure.costs import flops, total_parameters, unit_costs, unit_parameters
 from headprune.models import AllAttentionConfig, AllAttentionForCausalLM, AllAttentionModel
 from headprune.units import all_sites, sites_of
 from helpers import flat, outputs
-from runs import environment
 from zoo import ALL_ATTENTION, ZOO, decoder_batch
 
 ENTRY = ZOO["all-attention"]
@@ -288,8 +286,8 @@ def test_the_program_finds_it_in_a_folder(tmp_path: Path) -> None:
     model = ENTRY.build()
     headprune.remove(model, [(0, 1)])
     headprune.save(model, tmp_path / "model")
-    command = [sys.executable, "-m", "headprune", "inspect", str(tmp_path / "model"), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120, check=True)
+    done = fresh.run("-m", "headprune", "inspect", tmp_path / "model", "--json")
+    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["model_type"] == "all_attention"
     assert [site["heads"] for site in found["sites"]] == [3, 4, 4]

@@ -7,8 +7,6 @@ import errno
 import importlib.util
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import torch
 import transformers
 from transformers import TrainerCallback
 
+import fresh
 import headprune
 from headprune.data import Examples
 from headprune.errors import DataError, HeadpruneError, MissingPackageError, NonFiniteError, TrainingError
@@ -26,7 +25,6 @@ from headprune.recovery.lora import linear_maps
 from headprune.recovery.pace import Evaluated, Plan, best_of
 from helpers import hook_count, outputs
 from recovering import MOMENTS, build, killed, labelled, pair, same, train, unlabelled, weights
-from runs import environment
 from subjects import CASES
 from zoo import text_batch
 
@@ -508,15 +506,8 @@ def test_the_folder_of_another_training_is_refused(what: str, tmp_path: Path) ->
 
 def test_two_processes_train_as_one_with_larger_batches(tmp_path: Path) -> None:
     """The losses of 2 x 2 samples a step are those of 4, and both end with one model."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, str(PROGRAM), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**environment(), "PYTHONPATH": ":".join(sys.path)},
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    for done in fresh.run_together(PROGRAM, tmp_path, processes=2):
+        assert done.returncode == 0, done.stderr[-2000:]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     model, dense = (_without_dropout(one) for one in pair())

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +11,13 @@ import pytest
 import torch
 import transformers
 
+import fresh
 import headprune
 from gating import DROPLESS, QUIET, gates_after, rows, trainer_of
 from headprune.errors import GateError
 from headprune.gates.learned import NAME
 from helpers import difference, identical, outputs
 from recovering import build, labelled, same, weights
-from runs import environment
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "gates_together.py"
 
@@ -241,17 +238,8 @@ def test_gates_are_there_only_with_a_trainer() -> None:
 
 def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
     """The data is shared out, gradients are averaged, and every process holds the same gates."""
-    tests = str(PROGRAM.parents[1])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(PROGRAM), str(tmp_path)],
-        env={**environment(), "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    for done in fresh.run_together(PROGRAM, tmp_path, processes=2):
+        assert done.returncode == 0, done.stderr[-3000:]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     alone = gates_after(tmp_path / "alone", batch_size=4)

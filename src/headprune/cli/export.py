@@ -8,16 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune.cli.options import Json, Overwrite, Plugin, import_plugins, print_json
-
-READING = (
-    *("text_column", "pair_column", "label_column", "context_column", "choices_column", "split", "task"),
-    *("batch_size", "max_length", "processor"),
-)
-
-Column = Annotated[str | None, typer.Option(help="As for `headprune prune`; that of the run by default.")]
+from headprune.cli.options import COLUMNS, Json, Overwrite, Plugin, import_plugins, print_json, with_options
 
 
+@with_options(declared=None, of_the_run=(*COLUMNS, "task", "batch_size", "max_length", "processor"))
 def export(
     model: Annotated[str, typer.Argument(help="A run, a folder of one of its models, another model, or a hub name.")],
     to: Annotated[str, typer.Option(help="Where it is to run: onnx, openvino, gguf or torch.")],
@@ -35,23 +29,11 @@ def export(
         float | None, typer.Option(min=0, help="Drop of the metric that quantising may cost; its interval by default.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads that times are taken with.")] = 1,
-    text_column: Column = None,
-    pair_column: Column = None,
-    label_column: Column = None,
-    context_column: Column = None,
-    choices_column: Column = None,
-    split: Annotated[str | None, typer.Option(help="Split of the data; that of the run by default.")] = None,
-    task: Annotated[str | None, typer.Option(help="What the model predicts; found out if not given.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples per batch; as in the run, or 32, by default.")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Longer texts are cut; as in the run, or 128, by default.")
-    ] = None,
-    processor: Annotated[str | None, typer.Option(help="Tokenizer, if it is not with the model.")] = None,
     plugin: Plugin = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Write a model for another runtime, check it there against PyTorch, and time it beside the dense model."""
     from headprune.cli.early import quiet_transformers
@@ -64,18 +46,6 @@ def export(
     from headprune.runs.exports import ExportRequest, run_export
 
     quiet_transformers()
-    given = (
-        text_column,
-        pair_column,
-        label_column,
-        context_column,
-        choices_column,
-        split,
-        task,
-        batch_size,
-        max_length,
-        processor,
-    )
     request = ExportRequest(
         place=model,
         to=to,
@@ -87,7 +57,7 @@ def export(
         metric=metric,
         max_drop=max_drop,
         threads=threads,
-        reading=dict(zip(READING, given, strict=True)),
+        reading=options,
     )
     record = run_export(request, overwrite=overwrite)
     if as_json:

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,22 +27,26 @@ Plugin = Annotated[
     typer.Option("--plugin", help="Python file or module to import first: it may register criteria and families."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again where a run is already.")]
+# What of an experiment says where in the data things are.
+COLUMNS = ("text_column", "pair_column", "label_column", "context_column", "choices_column", "split")
 
 
 def with_options(
-    *leave_out: str, declared: type = Experiment, **defaults: Any
+    *leave_out: str, declared: type | None = Experiment, of_the_run: Sequence[str] = (), **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb an option for every field of an experiment, or of what else is declared, but those left out, after
-    its own; with other defaults where these say so. It gets their values as one keyword, `options`."""
+    its own; with other defaults where these say so. Verbs that begin with a run may ask for some that are as in the run
+    if not given. It gets their values as one keyword, `options`."""
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(verb, eval_str=True).parameters.values() if p.name != "options"]
         names = {parameter.name for parameter in own}
-        fields = [f for f in dataclasses.fields(declared) if f.name not in names and f.name not in leave_out]
-        made = [_parameter(field, defaults.get(field.name, field.default)) for field in fields]
+        fields = [f for f in _fields(declared) if f.name not in names and f.name not in leave_out]
+        made = [_of_the_run(field) for field in _fields(Experiment) if field.name in of_the_run]
+        made += [_parameter(field, defaults.get(field.name, field.default)) for field in fields]
 
         def call(**values: Any) -> None:
-            shared = {name: values.pop(name) for name in [field.name for field in fields]}
+            shared = {name: values.pop(name) for name in [parameter.name for parameter in made]}
             verb(**values, options=shared)
 
         named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *made]]
@@ -55,7 +59,16 @@ def with_options(
     return decorate
 
 
-def _parameter(field: Any, default: Any) -> inspect.Parameter:
+def _fields(declared: Any) -> tuple[Any, ...]:
+    return dataclasses.fields(declared) if declared else ()
+
+
+def _of_the_run(field: Any) -> inspect.Parameter:
+    usual = "" if field.default is None else f", or {field.default}"
+    return _parameter(field, None, f" By default that of the run{usual}.")
+
+
+def _parameter(field: Any, default: Any, more: str = "") -> inspect.Parameter:
     about = field.metadata
     kind = about["word"]
     flags = [about["flag"] or f"--{field.name.replace('_', '-')}"]
@@ -63,7 +76,7 @@ def _parameter(field: Any, default: Any) -> inspect.Parameter:
         flags = [f"{flags[0]}/--no-{flags[0][2:]}"]
     limits = {} if about["minimum"] is None else {"min": about["minimum"]}
     wanted = kind if default is not None else kind | None
-    annotation: Any = Annotated[wanted, typer.Option(*flags, help=about["help"], **limits)]
+    annotation: Any = Annotated[wanted, typer.Option(*flags, help=about["help"] + more, **limits)]
     required = field.name == "data"
     return inspect.Parameter(
         field.name,

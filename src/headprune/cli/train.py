@@ -9,17 +9,24 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune.cli.options import Json, Model, Overwrite, Plugin, import_plugins, print_json, resumable, with_options
+from headprune.cli.options import (
+    COLUMNS,
+    Json,
+    Model,
+    Overwrite,
+    Plugin,
+    import_plugins,
+    print_json,
+    resumable,
+    with_options,
+)
 from headprune.cli.training import print_recovery, training_progress
 from headprune.gates.config import GateConfig
 from headprune.recovery.config import TrainConfig
 from headprune.search.config import Experiment, option
 
 # What of an experiment is asked for: how data is read, and what is measured.
-READING = (
-    *("data", "text_column", "pair_column", "label_column", "context_column", "choices_column", "split"),
-    *("evaluation_samples", "metric", "task", "max_length", "processor", "device"),
-)
+READING = ("data", *COLUMNS, "evaluation_samples", "metric", "task", "max_length", "processor", "device")
 # Names that gates and training both have, or that are made otherwise here.
 RENAMED = {"warmup": "gate_warmup", "rate": "gate_rate"}
 OWN_RATE = option(

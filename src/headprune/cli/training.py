@@ -10,16 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune.cli.options import Json, Overwrite, Plugin, import_plugins, print_json, resumable, with_options
+from headprune.cli.options import COLUMNS, Json, Overwrite, Plugin, import_plugins, print_json, resumable, with_options
 from headprune.recovery.config import TrainConfig
 
-READING = ("text_column", "pair_column", "label_column", "context_column", "choices_column", "split")
 EVERY = 10  # seconds between lines where there is no terminal
 
-Column = Annotated[str | None, typer.Option(help="As for `headprune prune`; that of the run by default.")]
 
-
-@with_options(declared=TrainConfig)
+@with_options(declared=TrainConfig, of_the_run=COLUMNS)
 def finetune(
     run: Annotated[Path, typer.Argument(help="A run of `headprune prune` or `train` that came to its end.")],
     data: Annotated[str, typer.Option(help="What to train on: a file, folder or data set, as for `headprune prune`.")],
@@ -28,12 +25,6 @@ def finetune(
     rounds: Annotated[
         int, typer.Option(min=1, help="Prune and recover by turns: the run's target in this many parts.")
     ] = 1,
-    text_column: Column = None,
-    pair_column: Column = None,
-    label_column: Column = None,
-    context_column: Column = None,
-    choices_column: Column = None,
-    split: Annotated[str | None, typer.Option(help="Split of the training data; that of the run by default.")] = None,
     plugin: Plugin = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -47,6 +38,7 @@ def finetune(
 
     import_plugins(plugin)
     need_report()
+    asked = {name: options.pop(name) for name in COLUMNS}
     if no_distill:
         options = {**options, "distill": 0.0, "hidden": 0.0}
     config = TrainConfig(**options)
@@ -57,8 +49,7 @@ def finetune(
     from headprune.runs.request import Request
 
     quiet_transformers()
-    given = (text_column, pair_column, label_column, context_column, choices_column, split)
-    reading = {name: value for name, value in zip(READING, given, strict=True) if value is not None}
+    reading = {name: value for name, value in asked.items() if value is not None}
     request = Request(run=run, data=data, config=config, point=point, rounds=rounds, reading=reading)
     with resumable(run / "finetuned"), training_progress() as tell:
         if rounds == 1:

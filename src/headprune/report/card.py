@@ -58,7 +58,7 @@ def model_card(record: Mapping[str, Any], folder: Path | None = None) -> str:
         "",
         "## Use",
         "",
-        *usage(folder, tag),
+        *usage(folder, record.get("task", ""), tag),
     ]
     return "\n".join(lines) + "\n"
 
@@ -77,7 +77,7 @@ def plain_card(folder: Path) -> str:
         "",
         "## Use",
         "",
-        *usage(folder, ""),
+        *usage(folder, "", ""),
     ]
     return "\n".join(lines) + "\n"
 

@@ -140,15 +140,24 @@ def plain_loads(config: Mapping[str, Any]) -> bool:
 
 def transformers_snippet(config: Mapping[str, Any], task: str, folder: str) -> str:
     """Python that runs a checkpoint where headprune is not installed, from its config.json and the name of its task."""
-    place = quoted(folder) + (", trust_remote_code=True" if config.get("auto_map") else "")
-    way = way_of(config, task)
+    way, place = way_of(config, task), _place(config, folder)
     if way is not None and way.pipeline:
-        imports = [*way.imports, "from transformers import pipeline"]
-        return _text(imports, [f'pipe = pipeline("{way.pipeline}", model={place})', way.code])
-    kind = way.auto if way is not None else _class(config)
+        return pipeline_snippet(config, way.pipeline, folder, way)
     names, prepared = _prepared(way, place)
-    imports = [*(way.imports if way else ()), f"from transformers import {', '.join(sorted([kind, *names]))}"]
-    return _text(imports, [*prepared, f"model = {kind}.from_pretrained({place})", way.code if way else SIZE])
+    imports, model = _loaded(config, way, place, *names)
+    return _text([*(way.imports if way else ()), imports], [*prepared, model, way.code if way else SIZE])
+
+
+def pipeline_snippet(config: Mapping[str, Any], name: str, folder: str, way: Way | None = None) -> str:
+    """Python that makes a pipeline of transformers, and uses it where it is said how."""
+    lines = [f'pipe = pipeline("{name}", model={_place(config, folder)})', *([way.code] if way else [])]
+    return _text([*(way.imports if way else ()), "from transformers import pipeline"], lines)
+
+
+def model_snippet(config: Mapping[str, Any], task: str, folder: str) -> str:
+    """Python that loads the model by transformers, and no more."""
+    imports, model = _loaded(config, way_of(config, task), _place(config, folder))
+    return _text([imports], [model])
 
 
 def headprune_snippet(config: Mapping[str, Any], task: str, folder: str) -> str:
@@ -180,6 +189,11 @@ def way_of(config: Mapping[str, Any], task: str) -> Way | None:
     return next(iter(own or (fitting if known else ())), None)
 
 
+def _place(config: Mapping[str, Any], folder: str) -> str:
+    """The folder as an argument, and that its code may be run where it brings some."""
+    return quoted(folder) + (", trust_remote_code=True" if config.get("auto_map") else "")
+
+
 def quoted(text: str) -> str:
     """A text as Python writes it, in double quotes."""
     return json.dumps(text, ensure_ascii=False)
@@ -207,6 +221,13 @@ def _class(config: Mapping[str, Any]) -> str:
     if autos:
         return "AutoModel" if "AutoModel" in autos else autos[0]
     return (config.get("architectures") or ["AutoModel"])[0]
+
+
+def _loaded(config: Mapping[str, Any], way: Way | None, place: str, *names: str) -> tuple[str, str]:
+    """The line that imports the class of a model and others, and the one that loads the model."""
+    kind = way.auto if way is not None else _class(config)
+    imported = ", ".join(sorted([kind, *names]))
+    return f"from transformers import {imported}", f"model = {kind}.from_pretrained({place})"
 
 
 def _prepared(way: Way | None, place: str, *, known: bool = False) -> tuple[list[str], list[str]]:
