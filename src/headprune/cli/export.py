@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune.cli.options import Json, Overwrite, Plugin, import_plugins, print_json
+from headprune.cli.options import Json, Overwrite, Plugin, print_json
+from headprune.runs.plugins import import_plugins
 
 READING = (
     *("text_column", "pair_column", "label_column", "context_column", "choices_column", "split", "task"),
