@@ -151,16 +151,19 @@ class OnRay:
 
         from headprune.runs.studies.running import by_subject
 
-        task = ray.remote(check_task)
-        parts = by_subject(jobs)
+        task, parts = ray.remote(check_task), by_subject(jobs)
         pending = [
-            task.options(**self._resources(part[0])).remote(part, str(Path.cwd()), self.plugins, self.cpus)
+            task.options(**{**self._resources(part[0]), "max_retries": TRIES}).remote(
+                part, str(Path.cwd()), self.plugins, self.cpus
+            )
             for part in parts
         ]
-        for part, answer in zip(parts, ray.get(pending), strict=True):
+        for part, reference in zip(parts, pending, strict=True):
+            answer, where = self._answer(reference), f"{part[0].experiment.model} with {part[0].experiment.data}"
+            if answer is None:
+                raise RunError(f"The process that loads {where} died, perhaps for want of memory; try fewer --workers.")
             if answer.refused is not None:
-                several = f"{part[0].experiment.model} with {part[0].experiment.data}: " if len(parts) > 1 else ""
-                raise HeadpruneError(several + answer.refused)
+                raise HeadpruneError(f"{where}: {answer.refused}" if len(parts) > 1 else answer.refused)
 
     def run(self, jobs: Sequence[Job], watch: Watch) -> Failures:
         import ray
@@ -209,7 +212,12 @@ class OnRay:
 
         try:
             return ray.get(reference)
-        except exceptions.RayTaskError as error:  # a bug, as it would be in this process
+        except exceptions.RayTaskError as error:
+            if "No module named 'headprune" in str(error):
+                raise SweepError(
+                    "A machine of the cluster cannot import headprune as it is here; install the same version on all."
+                ) from None
+            # A bug, as it would be in this process.
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.OutOfMemoryError):
             return None
