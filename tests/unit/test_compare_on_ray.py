@@ -134,6 +134,25 @@ def test_a_task_takes_the_memory_that_its_weights_ask_for() -> None:
     assert on_ray.memory_of(job(Path("run"), model="org/not-here")) == 2 << 30
 
 
+def test_a_task_takes_what_its_device_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = {"CPU": 4, "GPU": 0, "memory": 3 << 30}
+    monkeypatch.setattr(on_ray.OnRay, "_most", lambda self, resource: most[resource])
+    ray = on_ray.OnRay("ray", cpus=2)
+    small = job(Path("run"))
+    asked = ray._resources(small)
+    assert (asked["num_cpus"], asked["num_gpus"], asked["memory"]) == (2, 0, on_ray.memory_of(small))
+    with pytest.raises(SweepError, match="No machine of the cluster has a GPU"):
+        ray._resources(job(Path("run"), device="cuda"))
+    most["GPU"], most["memory"] = 2, 1 << 30  # less than it may take: then it runs there alone
+    found = [ray._resources(job(Path("run"), device=device))["num_gpus"] for device in ("cuda", "auto", "cpu")]
+    assert found == [1, 1, 0]
+    assert ray._resources(small)["memory"] == 1 << 30
+    with pytest.raises(SweepError, match="Ray chooses which GPU a run has, so cuda:1 cannot be kept"):
+        ray._resources(job(Path("run"), device="cuda:1"))
+    with pytest.raises(SweepError, match="Each run asks for 8 CPUs, and no machine has more than 4; ask for fewer"):
+        on_ray.OnRay("ray", cpus=8)._refuse_too_little()
+
+
 def test_news_of_a_journal_are_told_once(tmp_path: Path) -> None:
     steps = [
         Step(number, (), None, 0.9 - number / 10, None, None, {"heads": 9 - number}, {"heads": 9 - number}, 1, 1, None)

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from headprune.cli.studies import ProgressTable, print_at_budget
-from headprune.errors import DataError, HeadpruneError, RunError, SweepError
+from headprune.errors import DataError, HeadpruneError, RunError, ScheduleError, SweepError
 from headprune.measure.at_budget import AtBudget, Lead
 from headprune.measure.intervals import Interval
 from headprune.measure.metrics import METRICS
@@ -210,6 +210,13 @@ def test_what_a_later_run_would_refuse_is_refused_before_the_first(tmp_path: Pat
     one = experiment(data=material().unlabelled_csv)
     group = plan_group(one, ["magnitude", "his"], tmp_path / "out")
     with pytest.raises(DataError, match="'his' needs labels"):
+        run_jobs(group.jobs, OneAfterTheOther(), watch=Watch())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_that_cannot_be_met_is_refused_before_the_first(tmp_path: Path) -> None:
+    group = plan_group(experiment(keep_parameters=0.01), ["magnitude"], tmp_path / "out")
+    with pytest.raises(ScheduleError, match="with nothing but the vocabulary left it would still be"):
         run_jobs(group.jobs, OneAfterTheOther(), watch=Watch())
     assert not (tmp_path / "out").exists()
 

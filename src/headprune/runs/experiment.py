@@ -27,6 +27,7 @@ from headprune.runs.journal import Run
 from headprune.runs.subject import Subject, load_subject, read_examples
 from headprune.search.config import Experiment, migrated, stop_settings
 from headprune.search.pruner import PruneResult, prune
+from headprune.search.rounds import refuse_unreachable
 from headprune.store.checkpoint import load as load_model
 from headprune.store.checkpoint import save
 from headprune.store.configs import stored_dtype
@@ -113,6 +114,7 @@ def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None
     model, task = subject.model, subject.task
     sites = sites_of(model, experiment.kinds)
     experiment.stop.heads_left(sum(site.size for site in sites if site.kind in experiment.kinds))
+    refuse_unreachable(model, experiment)
     check_compensation(experiment.compensate, model, published=experiment.method is not None)
     sample = Quality(task)
     with torch.no_grad(), evaluating(model):

@@ -108,7 +108,7 @@ class OnRay:
             except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
                 reason = " ".join(str(error).split())[:200]
                 raise SweepError(
-                    f"No Ray cluster answers at {self.address} ({reason}); check the address, or leave it out to start "
+                    f"No Ray cluster answers at {self.address} ({reason}); check the address and its token, or start "
                     "Ray here: --on ray."
                 ) from None
             return
@@ -120,7 +120,7 @@ class OnRay:
         most = self._most("CPU")
         if most < self.cpus:
             raise SweepError(
-                f"Each run asks for {self.cpus} CPUs, and no machine of the cluster has more than {most:g}."
+                f"Each run asks for {self.cpus} CPUs, and no machine has more than {most:g}; ask for fewer --cpus."
             )
 
     def _most(self, resource: str) -> float:
