@@ -79,3 +79,11 @@ class ExportError(HeadpruneError, ValueError):
 
 class RunError(HeadpruneError):
     """A run directory cannot be used, or belongs to another run."""
+
+
+class RunBusyError(RunError):
+    """Another process is working on a run."""
+
+
+class SweepError(HeadpruneError, ValueError):
+    """A sweep over models, data, criteria, seeds and budgets is not asked for as it can be."""

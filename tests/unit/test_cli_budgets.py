@@ -29,10 +29,10 @@ def options(verb: str) -> set[str]:
     return {parameter.name for parameter in VERBS.commands[verb].params}
 
 
-def test_only_prune_takes_budgets() -> None:
+def test_prune_and_compare_take_budgets() -> None:
     assert options("prune") >= {*OF_BUDGETS}
     assert options("score") & {*OF_BUDGETS} == {"units"}
-    assert not options("compare") & {*OF_BUDGETS}
+    assert {*OF_BUDGETS} - options("compare") == {"method"}  # which is a criterion already
 
 
 def test_json_and_tables_of_several_points(tmp_path: Path) -> None:

@@ -234,7 +234,8 @@ def test_what_is_written_beside_the_runs(compared: tuple[Path, list[Any]], tmp_p
     assert split_names(parsed["criteria"]) == names
     assert (parsed["trials"], parsed["compensate"], Path(parsed["out"])) == (3, "lstsq", out)
     expected = experiment()
-    for name in ("model", "data", "calibration_samples", "batch_size", "every", "schedule", "seed"):
+    assert (parsed["model"], parsed["data"]) == ([expected.model], [expected.data])
+    for name in ("calibration_samples", "batch_size", "every", "schedule", "seed"):
         assert parsed[name] == getattr(expected, name)
 
 

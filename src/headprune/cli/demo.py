@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from headprune.cli.live import live_curve
 from headprune.cli.tables import print_comparison, print_run, print_scores, progress_bar
 from headprune.criteria.scoring import score
+from headprune.measure.comparing import Comparison
 from headprune.papers import langid
-from headprune.runs.compare import Comparison, compare, write_comparison
+from headprune.runs.compare import compare, write_comparison
 from headprune.runs.experiment import Experiment, run_experiment
 
 LESSONS = 640  # strings that the first classifier is fitted to
@@ -44,7 +46,7 @@ def run_demo(out: Path, console: Console | None = None) -> list[Comparison]:
     print_run(out / "runs" / own, record, console)
     console.print("\nThe same with heads removed at random, and nothing that takes over:", highlight=False)
     with live_curve("random") as on_step:
-        rows = compare(experiment, [own, "random+none"], out / "runs", on_run=on_step.start, on_step=on_step)
+        rows: list[Any] = compare(experiment, [own, "random+none"], out / "runs", on_run=on_step.start, on_step=on_step)
     write_comparison(out / "runs", rows)
     print_comparison(out / "runs", rows, console)
     console.print(

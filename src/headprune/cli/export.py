@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune.cli.options import COLUMNS, Json, Overwrite, Plugin, import_plugins, print_json, with_options
+from headprune.cli.options import COLUMNS, Json, Overwrite, Plugin, print_json, with_options
+from headprune.runs.plugins import import_plugins
 
 
 @with_options(declared=None, of_the_run=(*COLUMNS, "task", "batch_size", "max_length", "processor"))

@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from headprune.measure.at_budget import share_left
 from headprune.report.words import left_text
 
 if TYPE_CHECKING:
@@ -120,15 +121,6 @@ class LiveCurve:
             return (first.heads - step.heads) / max(1, first.heads)
         share = share_left(first, step, "flops")
         return 1 - (step.flops / max(1, first.flops) if share is None else share)
-
-
-def share_left(first: Step, step: Step, measure: str) -> float | None:
-    """What a step leaves of the dense model in the measure of a budget; None where that was not measured."""
-    if measure == "latency":
-        return step.latency if step.step else None
-    if measure == "flops":
-        return step.model_flops / first.model_flops if step.model_flops and first.model_flops else None
-    return step.parameters / first.parameters if first.parameters else None
 
 
 @contextmanager

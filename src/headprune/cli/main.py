@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from headprune.cli.compare import compare
 from headprune.cli.export import export
 from headprune.cli.options import (
     Json,
@@ -17,7 +17,6 @@ from headprune.cli.options import (
     Plugin,
     Samples,
     experiment_of,
-    import_plugins,
     print_json,
     resumable,
     with_options,
@@ -26,9 +25,10 @@ from headprune.cli.reproduce import reproduce
 from headprune.cli.train import train
 from headprune.cli.training import finetune
 from headprune.errors import HeadpruneError
-from headprune.search.config import BUDGETS, VERB_DEFAULTS, stop_settings
+from headprune.runs.plugins import import_plugins
+from headprune.search.config import BUDGETS
 
-# What is about budgets alone: criteria are compared along whole curves, which have none.
+# What is about budgets alone.
 OF_BUDGETS = (
     *(*BUDGETS, "latency_batch", "latency_tokens", "threads", "units", "method", "rounds", "round_to", "widths"),
 )
@@ -244,66 +244,7 @@ def prune(
         print_run(out, record)
 
 
-@app.command()
-@with_options("criterion", *stop_settings(), *OF_BUDGETS, **VERB_DEFAULTS["compare"])
-def compare(
-    model: Model,
-    criteria: Annotated[
-        str,
-        typer.Option(
-            help="Names with commas between them, such as gnorm,his,inverse:gnorm; with a compensation of its own: "
-            "gnorm+lstsq."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Directory for one run per criterion; interrupted ones go on.")],
-    trials: Annotated[int, typer.Option(min=1, help="Runs of random, with different seeds.")] = 1,
-    alpha: Annotated[str | None, typer.Option(help="'sweep' picks the alpha of hies on the calibration data.")] = None,
-    plugin: Plugin = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-    *,
-    options: dict[str, Any],
-) -> None:
-    """Run several criteria from the same dense model on the same data, and say which is best."""
-    from headprune.cli.early import check_early, quiet_transformers, without_compensation
-    from headprune.criteria.registry import split_names
-    from headprune.errors import CriterionError
-
-    import_plugins(plugin)
-    check_early(model, options, criteria=without_compensation(split_names(criteria)), reports=True)
-
-    from headprune.cli.live import live_curve
-    from headprune.cli.tables import print_comparison
-    from headprune.runs.compare import check_sweep, expand, sweep_alpha, with_alpha, write_comparison
-    from headprune.runs.compare import compare as compare_criteria
-
-    quiet_transformers()
-    experiment = experiment_of(model, options)
-    names = expand(split_names(criteria), experiment.compensate)
-    if alpha not in (None, "sweep"):
-        raise CriterionError(
-            f"--alpha takes the word sweep, not {alpha!r}; one value goes into the name: hies(alpha=0.7)."
-        )
-    swept = None
-    if alpha == "sweep":
-        swept = replace(experiment, compensate=check_sweep(names, experiment.compensate))
-    with resumable(out):
-        if swept is not None:
-            best, areas = sweep_alpha(swept)
-            listed = ", ".join(f"{a:g}: {area:.4f}" for a, area in areas.items())
-            typer.echo(f"alpha of hies = {best:g}, by weighted area on the calibration data ({listed})", err=True)
-            names = with_alpha(names, best)
-        with live_curve("Comparing") as on_step:
-            rows = compare_criteria(
-                experiment, names, out, trials=trials, overwrite=overwrite, on_run=on_step.start, on_step=on_step
-            )
-    write_comparison(out, rows)
-    if as_json:
-        print_json({"runs": str(out), "criteria": [row.to_json() for row in rows]})
-    else:
-        print_comparison(out, rows)
-
-
+app.command()(compare)
 app.command()(finetune)
 app.command()(train)
 app.command()(export)

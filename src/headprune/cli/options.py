@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import inspect
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune.errors import HeadpruneError, RegistrationError
 from headprune.search.config import Experiment
-from headprune.store.files import is_there
 
 Model = Annotated[str, typer.Argument(help="A local folder or a hub name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
@@ -104,27 +99,6 @@ def resumable(out: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(f"Interrupted. What was done is in {out}; run the same command again to go on from there.", err=True)
         raise typer.Exit(130) from None
-
-
-def import_plugins(names: list[str] | None) -> None:
-    """Import Python files or modules that register criteria or families."""
-    for name in names or ():
-        is_there(name, RegistrationError)
-        try:
-            if name.endswith(".py"):
-                spec = importlib.util.spec_from_file_location(Path(name).stem, name)
-                if spec is None or spec.loader is None or not Path(name).is_file():
-                    raise ImportError("there is no such file")
-                module = importlib.util.module_from_spec(spec)
-                sys.modules[Path(name).stem] = module
-                spec.loader.exec_module(module)
-            else:
-                importlib.import_module(name)
-        except HeadpruneError:
-            raise
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise RegistrationError(f"The plugin {name} cannot be imported: {reason}.") from error
 
 
 def print_json(value: Any) -> None:

@@ -9,20 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune.cli.options import (
-    COLUMNS,
-    Json,
-    Model,
-    Overwrite,
-    Plugin,
-    import_plugins,
-    print_json,
-    resumable,
-    with_options,
-)
+from headprune.cli.options import COLUMNS, Json, Model, Overwrite, Plugin, print_json, resumable, with_options
 from headprune.cli.training import print_recovery, training_progress
 from headprune.gates.config import GateConfig
 from headprune.recovery.config import TrainConfig
+from headprune.runs.plugins import import_plugins
 from headprune.search.config import Experiment, option
 
 # What of an experiment is asked for: how data is read, and what is measured.

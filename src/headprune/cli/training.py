@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune.cli.options import COLUMNS, Json, Overwrite, Plugin, import_plugins, print_json, resumable, with_options
+from headprune.cli.options import COLUMNS, Json, Overwrite, Plugin, print_json, resumable, with_options
 from headprune.recovery.config import TrainConfig
+from headprune.runs.plugins import import_plugins
 
 EVERY = 10  # seconds between lines where there is no terminal
 

@@ -35,6 +35,7 @@ USABLE = 0.10  # the drop up to which a model is of use
 OTHER_SAMPLES = "they were evaluated on different samples"
 NO_OUTCOMES = "what they did on each sample is not known"
 Outcomes = Callable[[Sequence[Step]], torch.Tensor | None]  # of one run, for a step or a range of it
+Place = Callable[[Sequence[Step]], Step | None]  # a step of one run; None where it did not go that far
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,9 @@ class Ahead:
     def to_json(self) -> dict[str, Any]:
         return {
             "of": self.of,
-            "usable_area": _difference_json(self.usable_area),
-            "area": _difference_json(self.area),
-            "metric": {share: _difference_json(gap) for share, gap in self.metric.items()},
+            "usable_area": difference_json(self.usable_area),
+            "area": difference_json(self.area),
+            "metric": {share: difference_json(gap) for share, gap in self.metric.items()},
             "unpaired": self.unpaired,
         }
 
@@ -103,11 +104,11 @@ class Comparison:
             "usable_area": plain(self.usable_area),
             "usable_until": self.usable_until,
             "metric": {share: plain(value) for share, value in self.metric.items()},
-            "interval": {share: _interval_json(value) for share, value in self.interval.items()},
+            "interval": {share: interval_json(value) for share, value in self.interval.items()},
             "agreement": self.agreement,
             "removable": self.removable,
-            "spread": {share: _interval_json(value) for share, value in self.spread.items()},
-            "spread_area": _interval_json(self.spread_area),
+            "spread": {share: interval_json(value) for share, value in self.spread.items()},
+            "spread_area": interval_json(self.spread_area),
             "ahead": [one.to_json() for one in self.ahead],
         }
 
@@ -157,17 +158,20 @@ def _row(curve: Curve, until: float) -> Comparison:
         area=statistics.fmean(signed_area(metric, steps) for steps in trials),
         usable_area=statistics.fmean(usable),
         usable_until=until,
-        metric={share: _mean_metric(metric, known) for share, known in values.items()},
-        interval={f"{share:.0%}": _interval_at(curve, share) for share in SHARES},
+        metric={share: mean_metric(metric, known) for share, known in values.items()},
+        interval={
+            f"{share:.0%}": interval_where(curve, lambda steps, share=share: at_share(steps, share))  # type: ignore[misc]
+            for share in SHARES
+        },
         agreement={
-            share: _mean([None if step is None else step.agreement for step in steps])
+            share: mean_known([None if step is None else step.agreement for step in steps])
             for share, steps in points.items()
         },
         removable={
             f"{drop:.0%}": round(statistics.fmean(removable(metric, steps, drop) for steps in trials)) for drop in DROPS
         },
-        spread={share: _extremes(known) for share, known in values.items()},
-        spread_area=_extremes(usable),
+        spread={share: extremes(known) for share, known in values.items()},
+        spread_area=extremes(usable),
     )
 
 
@@ -175,10 +179,7 @@ def _ahead(one: Curve, other: Curve, until: float) -> Ahead:
     metric = one.metric
 
     def gap(of: Outcomes) -> Difference | None:
-        mine, theirs = one.outcomes(of), other.outcomes(of)
-        if one.samples != other.samples or mine is None or theirs is None or len(mine) != len(theirs):
-            return None
-        return paired(mine, theirs)
+        return difference(one, other, of)
 
     found = Ahead(
         of=other.name,
@@ -191,52 +192,64 @@ def _ahead(one: Curve, other: Curve, until: float) -> Ahead:
     )
     if found.usable_area is not None:
         return found
+    return Ahead(found.of, None, found.area, found.metric, why_unpaired(one, other))
+
+
+def difference(one: Curve, other: Curve, of: Outcomes) -> Difference | None:
+    """How far one is ahead of the other, sample by sample; None where they cannot be paired."""
+    mine, theirs = one.outcomes(of), other.outcomes(of)
+    if one.samples != other.samples or mine is None or theirs is None or len(mine) != len(theirs):
+        return None
+    return paired(mine, theirs)
+
+
+def why_unpaired(one: Curve, other: Curve) -> str:
     first = [curve.outcomes(lambda steps: steps[0].outcomes) for curve in (one, other)]
     known = [part for part in first if part is not None]
     apart = one.samples != other.samples or (len(known) == 2 and len(known[0]) != len(known[1]))
-    return Ahead(found.of, None, found.area, found.metric, OTHER_SAMPLES if apart else NO_OUTCOMES)
+    return OTHER_SAMPLES if apart else NO_OUTCOMES
 
 
 def _same_reach(one: Curve, other: Curve) -> bool:
     return len({round(shares(steps)[-1], 6) for curve in (one, other) for steps in curve.trials}) == 1
 
 
-def _interval_at(curve: Curve, share: float) -> Interval | None:
-    """Of the metric at a share removed: the run's own, or that of the mean over the runs."""
-    steps = [at_share(steps, share) for steps in curve.trials]
+def interval_where(curve: Curve, place: Place) -> Interval | None:
+    """Of the metric at a place of the runs: the run's own, or that of the mean over the runs."""
+    steps = [place(steps) for steps in curve.trials]
     if len(steps) == 1:
         found = None if steps[0] is None else steps[0].interval
     else:
-        outcomes = curve.outcomes(lambda trial: signed_outcomes(curve.metric, at_share(trial, share)))
+        outcomes = curve.outcomes(lambda trial: signed_outcomes(curve.metric, place(trial)))
         ends = [] if outcomes is None else sorted(unsigned(curve.metric, end) for end in interval(outcomes))
         found = Interval(*ends) if ends else None
     return found if found is not None and all(map(math.isfinite, found)) else None
 
 
-def _mean_metric(metric: Metric, values: Sequence[float | None]) -> float | None:
+def mean_metric(metric: Metric, values: Sequence[float | None]) -> float | None:
     """On the scale on which values average: the geometric mean for perplexity."""
     if len(values) == 1:
         return values[0]
-    mean = _mean([None if value is None else signed(metric, value) for value in values])
+    mean = mean_known([None if value is None else signed(metric, value) for value in values])
     return None if mean is None else unsigned(metric, mean)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if len(known) == len(values) else None
 
 
-def _extremes(values: Sequence[float | None]) -> Interval | None:
+def extremes(values: Sequence[float | None]) -> Interval | None:
     """Lowest and highest of several values, where all of them are numbers."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return Interval(min(known), max(known)) if len(known) == len(values) > 1 else None
 
 
-def _interval_json(value: Interval | None) -> list[float | None] | None:
+def interval_json(value: Interval | None) -> list[float | None] | None:
     return None if value is None else list(map(plain, value))
 
 
-def _difference_json(gap: Difference | None) -> dict[str, Any] | None:
+def difference_json(gap: Difference | None) -> dict[str, Any] | None:
     if gap is None:
         return None
     return {"value": plain(gap.value), "low": plain(gap.low), "high": plain(gap.high), "real": gap.real}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headprune.measure.at_budget import AtBudget, Lead
 from headprune.measure.comparing import USABLE, Ahead, Comparison
 from headprune.measure.intervals import Difference
 from headprune.measure.metrics import SHARES_OF_ONE, Metric
@@ -101,6 +102,38 @@ def verdict(rows: Sequence[Comparison], units: str = "heads") -> list[str]:
     if close:
         said.append(f"Neighbours that cannot be told apart either: {'; '.join(close)}.")
     return said
+
+
+def verdict_of(rows: Sequence[Comparison] | Sequence[AtBudget] | Sequence[Comparison | AtBudget]) -> list[str]:
+    """The same of rows at a budget, or of curves, whichever these are."""
+    curves = [row for row in rows if isinstance(row, Comparison)]
+    return verdict(curves) if curves else verdict_at_budget([row for row in rows if isinstance(row, AtBudget)])
+
+
+def verdict_at_budget(rows: Sequence[AtBudget]) -> list[str]:
+    """What models at the same budget say: how far the best is ahead of each other one, and which neighbours cannot be
+    told apart."""
+    if len(rows) < 2 or not rows[0].ahead:
+        return []
+    said = [_lead_sentence(rows[0], lead) for lead in rows[0].ahead]
+    close = [
+        f"{row.name} and {lead.of}"
+        for row in rows[1:]
+        for lead in row.ahead
+        if lead.metric is not None and not lead.metric.real
+    ]
+    if close:
+        said.append(f"Neighbours that cannot be told apart either: {'; '.join(close)}.")
+    return said
+
+
+def _lead_sentence(row: AtBudget, lead: Lead) -> str:
+    if lead.metric is None:
+        return f"{row.name} and {lead.of} cannot be paired: {lead.unpaired}."
+    if not lead.metric.real:
+        gap = difference_text(row.measured, lead.metric)
+        return f"{row.name} and {lead.of} cannot be told apart at this budget ({gap})."
+    return f"{row.name} is {_place(lead.metric)} {lead.of} by {_size(row.measured, lead.metric)} at this budget."
 
 
 def _range_sentence(row: Comparison, units: str) -> str:

@@ -13,15 +13,17 @@ from headprune.criteria import make
 from headprune.criteria.hies import Hies
 from headprune.criteria.registry import split_suffix
 from headprune.errors import CriterionError
+from headprune.measure.at_budget import AtBudget, compared_at_budget
 from headprune.measure.comparing import Comparison, compared
 from headprune.measure.curves import weighted_area
 from headprune.measure.trajectory import Step
-from headprune.repair.plan import check_compensation
 from headprune.repair.solve import Compensation
 from headprune.report.loading import COMPARISON, curve_of, load_runs
 from headprune.report.page import write_report
-from headprune.report.words import verdict
-from headprune.runs.experiment import Experiment, load, run_experiment
+from headprune.report.words import verdict_of
+from headprune.runs.experiment import Experiment, load
+from headprune.runs.studies.plan import Group, Job, combination, expand, plan_group, run_name
+from headprune.runs.studies.running import OneAfterTheOther, Watch, run_jobs
 from headprune.search.config import PruneConfig
 from headprune.search.pruner import prune
 from headprune.store.files import write_text
@@ -30,6 +32,19 @@ from headprune.units import resolve
 
 ALPHAS = tuple(step / 10 for step in range(10))
 FORMAT = 2  # of comparison.json; 1 was the list of rows alone
+Row = Comparison | AtBudget
+
+__all__ = [
+    "Row",
+    "check_sweep",
+    "compare",
+    "compare_group",
+    "expand",
+    "run_name",
+    "sweep_alpha",
+    "with_alpha",
+    "write_comparison",
+]
 
 
 def compare(
@@ -41,29 +56,40 @@ def compare(
     overwrite: bool = False,
     on_run: Callable[[str], None] | None = None,
     on_step: Callable[[Step], None] | None = None,
-) -> list[Comparison]:
+) -> list[Row]:
     """Run every criterion to the end of its curve, or go on with what is there, and compare; best first.
 
     A criterion may bring its own compensation, as in "gnorm+lstsq"; the others take the experiment's. The best has the
-    largest area under its curve over the range in which models are of use.
+    largest area under its curve over the range in which models are of use; with a budget, the best metric there.
     """
-    curves = []
-    for spec in expand(criteria, experiment.compensate):
-        criterion, compensate = combination(spec, experiment.compensate)
-        suffix = spec.removeprefix(criterion)
-        specs = [spec]
-        if criterion == "random":
-            specs = [f"random(seed={experiment.seed + trial}){suffix}" for trial in range(trials)]
-        folders = []
-        for one in specs:
-            folder = out / run_name(one)
-            folders.append(folder.name)
-            if on_run is not None:
-                on_run(one)
-            own = replace(experiment, criterion=one.removesuffix(suffix), compensate=compensate, explore=True)
-            run_experiment(own, folder, overwrite=overwrite, measure=False, on_step=on_step)
-        curves.append(curve_of(spec, load_runs([out / folder for folder in folders])))
-    return compared(curves)
+    group = plan_group(experiment, criteria, out, trials=trials)
+    run_jobs(group.jobs, OneAfterTheOther(), watch=Told(on_run, on_step), overwrite=overwrite)
+    return compare_group(group)
+
+
+def compare_group(group: Group) -> list[Row]:
+    """The rows of a comparison whose runs are finished, best first: along whole curves, or at their budget."""
+    runs = {name: load_runs([job.folder for job in jobs]) for name, jobs in group.rows.items()}
+    curves = [curve_of(name, found) for name, found in runs.items()]
+    if group.experiment.budget is None:
+        return list(compared(curves))
+    ends = {name: [run.steps[: run.shown_first + 1] for run in found] for name, found in runs.items()}
+    return list(compared_at_budget([replace(curve, trials=ends[curve.name]) for curve in curves]))
+
+
+class Told(Watch):
+    """Calls what somebody wants to be called with runs and steps."""
+
+    def __init__(self, on_run: Callable[[str], None] | None, on_step: Callable[[Step], None] | None) -> None:
+        self.on_run, self.on_step = on_run, on_step
+
+    def started(self, job: Job, *, again: bool = False) -> None:
+        if self.on_run is not None:
+            self.on_run(job.name)
+
+    def stepped(self, job: Job, step: Step) -> None:
+        if self.on_step is not None:
+            self.on_step(step)
 
 
 def with_alpha(names: Sequence[str], alpha: float) -> list[str]:
@@ -84,20 +110,20 @@ def check_sweep(names: Sequence[str], compensate: str) -> Compensation:
     return found[0]
 
 
-def write_comparison(out: Path, rows: Sequence[Comparison]) -> None:
+def write_comparison(out: Path, rows: Sequence[Row]) -> None:
     """comparison.json, best first, and report.html beside the runs."""
-    content = {
-        "format": FORMAT,
-        "compared": _compared(out, rows),
-        "usable_until": rows[0].usable_until,
-        "verdict": verdict(rows),
-        "criteria": [row.to_json() for row in rows],
-    }
+    first = rows[0]
+    content: dict[str, Any] = {"format": FORMAT, "compared": _compared(out, rows)}
+    if isinstance(first, AtBudget):
+        content["budget"] = read_run(out / first.runs[0])[0]["result"]["rule"]
+    else:
+        content["usable_until"] = first.usable_until
+    content |= {"verdict": verdict_of(rows), "criteria": [row.to_json() for row in rows]}
     write_text(out / COMPARISON, json.dumps(content, indent=2, allow_nan=False) + "\n")
     write_report([out / name for row in rows for name in row.runs], out / "report.html")
 
 
-def _compared(out: Path, rows: Sequence[Comparison]) -> dict[str, Any]:
+def _compared(out: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """What a command needs to compare the same again: the names, the trials of random, and the compensation of all
     criteria that do not bring their own."""
     shared = [
@@ -109,33 +135,6 @@ def _compared(out: Path, rows: Sequence[Comparison]) -> dict[str, Any]:
         "trials": max(trials, default=1),
         "compensate": next(iter(shared), "none"),
     }
-
-
-def expand(criteria: Sequence[str], compensate: str = "none") -> list[str]:
-    """The criteria as full names, each once; refused before anything runs. A compensation that is `compensate`, which
-    all of them have unless they say otherwise, is not part of a name."""
-    names = []
-    for spec in criteria:
-        criterion, own = combination(spec, compensate)
-        names.append(criterion if own == compensate else f"{criterion}+{own}")
-    if not names:
-        raise CriterionError("Name at least one criterion to compare.")
-    doubles = sorted({name for name in names if names.count(name) > 1})
-    if doubles:
-        raise CriterionError(f"Criterion {doubles[0]!r} is listed more than once.")
-    return names
-
-
-def combination(spec: str, compensate: str) -> tuple[str, Compensation]:
-    """The full name of a criterion and its compensation: its own, as in "gnorm+lstsq", or `compensate`."""
-    criterion, suffix = split_suffix(spec)
-    own = check_compensation(suffix[1:] if suffix else compensate, budget=False)
-    return str(make(criterion)), own
-
-
-def run_name(spec: str) -> str:
-    """A folder name for a criterion: letters, digits and a few signs that every file system takes."""
-    return spec.replace(":", "-").replace("(", "-").replace(")", "").replace(",", "-").replace("=", "")
 
 
 def sweep_alpha(experiment: Experiment, alphas: Sequence[float] = ALPHAS) -> tuple[float, dict[float, float]]:

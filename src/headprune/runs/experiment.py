@@ -29,6 +29,7 @@ from headprune.runs.subject import Subject, find_device, load_subject, read_exam
 from headprune.runs.sweeping import OnLayer, clear_parts, refuse_unsweepable, sweep_into
 from headprune.search.config import Experiment, migrated, stop_settings
 from headprune.search.pruner import PruneResult, prune
+from headprune.search.rounds import refuse_unreachable
 from headprune.store.checkpoint import load as load_model
 from headprune.store.checkpoint import save
 from headprune.store.configs import stored_dtype
@@ -116,6 +117,7 @@ def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None
     model, task = subject.model, subject.task
     sites = sites_of(model, experiment.kinds)
     experiment.stop.heads_left(sum(site.size for site in sites if site.kind in experiment.kinds))
+    refuse_unreachable(model, experiment)
     check_compensation(experiment.compensate, model, published=experiment.method is not None)
     sample = Quality(task)
     with torch.no_grad(), evaluating(model):

@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 import transformers
 from filelock import FileLock, Timeout
 
-from headprune.errors import RunError
+from headprune.errors import RunBusyError, RunError
 from headprune.measure.trajectory import Step, curve_csv
 from headprune.search.config import default_settings, migrated
 from headprune.search.pruner import Journal
@@ -59,16 +59,12 @@ class Run(Journal):
     # --- opening ---
 
     def _prepare(self, overwrite: bool) -> None:
-        is_there(self.path, RunError)
-        if self.path.is_file():
-            raise RunError(f"{self.path} is a file; choose a directory for the run.")
-        if self.path.is_dir() and not (self.path / "run.json").is_file() and not _is_blank(self.path):
-            raise RunError(f"{self.path} exists and holds something that is not a run; choose a new directory.")
+        _refuse_other_content(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise RunError(
+            raise RunBusyError(
                 f"Another process is working on {self.path}; wait for it, or choose another directory."
             ) from None
         except OSError as error:
@@ -89,30 +85,9 @@ class Run(Journal):
             shutil.rmtree(self.path / "sweep", ignore_errors=True)
             self._describe({})
         elif described.is_file():
-            self._refuse_other_settings(described)
+            self.record, self.changed = _record_of(self.path, self.settings, self.free)
         else:
             self._describe({})
-
-    def _refuse_other_settings(self, described: Path) -> None:
-        try:
-            self.record = json.loads(described.read_text())
-            known = self.record["settings"]
-        except (ValueError, KeyError, TypeError):
-            raise RunError(f"{described} is damaged; start again with --overwrite.") from None
-        if "compensate" in self.settings:  # an experiment's, which earlier versions wrote otherwise
-            known = migrated(known)
-        keys = dict.fromkeys([*known, *self.settings])
-        silent = default_settings()
-        different = [key for key in keys if known.get(key, silent.get(key)) != self.settings.get(key)]
-        self.changed = any(key in self.free for key in different)
-        different = [key for key in different if key not in self.free]
-        if different:
-            key = different[0]
-            others = f" (and {', '.join(different[1:])})" if different[1:] else ""
-            raise RunError(
-                f"{self.path} belongs to a run with other settings: {key} was {known.get(key)!r} and is now "
-                f"{self.settings.get(key)!r}{others}; use the same settings, another directory, or --overwrite."
-            )
 
     def _describe(self, result: Mapping[str, Any]) -> None:
         from headprune import __version__
@@ -229,6 +204,52 @@ class Run(Journal):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def is_finished(path: Path, settings: Mapping[str, Any], free: Collection[str] = ()) -> bool:
+    """Whether a run with these settings has come to its end here, with all that belongs to it; a run with other ones is
+    refused. Nothing is locked or written."""
+    _refuse_other_content(path)
+    if not (path / "run.json").is_file():
+        return False
+    record, changed = _record_of(path, json.loads(json.dumps(dict(settings))), free)
+    result, (_, steps) = record.get("result"), read_run(path)
+    whole = result is not None and result["steps"] == len(steps) - 1
+    return whole and not changed and all((path / name).is_file() for name in ("model/README.md", "report.html"))
+
+
+def _refuse_other_content(path: Path) -> None:
+    is_there(path, RunError)
+    if path.is_file():
+        raise RunError(f"{path} is a file; choose a directory for the run.")
+    if path.is_dir() and not (path / "run.json").is_file() and not _is_blank(path):
+        raise RunError(f"{path} exists and holds something that is not a run; choose a new directory.")
+
+
+def _record_of(path: Path, settings: Mapping[str, Any], free: Collection[str]) -> tuple[dict[str, Any], bool]:
+    """The record of the run that is there, and whether free settings are others than they were; refused where any
+    other one is."""
+    described = path / "run.json"
+    try:
+        record = json.loads(described.read_text())
+        known = record["settings"]
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{described} is damaged; start again with --overwrite.") from None
+    if "compensate" in settings:  # an experiment's, which earlier versions wrote otherwise
+        known = migrated(known)
+    keys = dict.fromkeys([*known, *settings])
+    silent = default_settings()
+    different = [key for key in keys if known.get(key, silent.get(key)) != settings.get(key)]
+    changed = any(key in free for key in different)
+    different = [key for key in different if key not in free]
+    if different:
+        key = different[0]
+        others = f" (and {', '.join(different[1:])})" if different[1:] else ""
+        raise RunError(
+            f"{path} belongs to a run with other settings: {key} was {known.get(key)!r} and is now "
+            f"{settings.get(key)!r}{others}; use the same settings, another directory, or --overwrite."
+        )
+    return record, changed
 
 
 def _cut(file: Path, size: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from headprune.criteria.fitting import asked_sites
 from headprune.errors import ScheduleError
@@ -27,7 +28,7 @@ from headprune.search.replay import check_replay
 from headprune.search.speed import Stopwatch
 from headprune.search.ways import Subject, Taken
 from headprune.surgery.cut import cut
-from headprune.units import Kind, Member, Site
+from headprune.units import Kind, Member, Site, sites_of
 
 SLOWER = 0.03  # how much slower than asked for a model may be before another round
 CORRECTIONS = 2  # such rounds at most
@@ -135,6 +136,18 @@ def _threshold(
     return best
 
 
+def refuse_unreachable(model: PreTrainedModel, config: PruneConfig) -> None:
+    """Refuse a budget that is not met with everything gone that may go; for one of time, measuring tells."""
+    if config.budget is not None and config.budget.measure != "latency" and config.pace == "rounds":
+        sites = sites_of(model, config.kinds)
+        known = prices(model, sites, config.budget.measure, config.kinds)
+        check_reachable(config.budget, known, sites, lambda site: least_units(site, config))
+
+
+def least_units(site: Site, config: PruneConfig) -> int:
+    return least_left(site, config.min_per_site) if competes(site, config.kinds) else units(site)
+
+
 class InRounds:
     """A budget in a few steps: in each, all sites compete for what it may still cost."""
 
@@ -157,9 +170,7 @@ class InRounds:
         self.dense: DenseOutputs | None = None
 
     def _least(self, site: Site) -> int:
-        if not competes(site, self.run.config.kinds):
-            return units(site)
-        return least_left(site, self.run.config.min_per_site)
+        return least_units(site, self.run.config)
 
     def goes_on(self) -> bool:
         taken = len(self.run.steps) - 1

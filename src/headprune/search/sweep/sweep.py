@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from headprune.errors import NonFiniteError, ScheduleError
 from headprune.measure.quality import Quality
-from headprune.search.budget import Budget, check_reachable, prices, units
+from headprune.search.budget import Budget, check_reachable, prices
 from headprune.search.config import PruneConfig
-from headprune.search.rounds import budget_of, competes, least_left
+from headprune.search.rounds import budget_of, least_units
 from headprune.search.sweep.follow import Follower, InMemory, Layer, Shelf, Which, followed
 from headprune.search.sweep.layers import Swept, Turn
 from headprune.search.sweep.leaving import check_local
@@ -73,8 +73,7 @@ class Sweep:
         self.follower: Follower | None = None
 
     def _least(self, site: Site) -> int:
-        competing = competes(site, self.config.kinds)
-        return least_left(site, self.config.min_per_site) if competing else units(site)
+        return least_units(site, self.config)
 
     def widths(self) -> dict[int, int]:
         """How many units every site keeps; by errors, that takes a pass over the calibration data."""

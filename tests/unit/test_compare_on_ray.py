@@ -1,0 +1,174 @@
+"""Runs as tasks of Ray: the same files as one after the other, also where a worker is killed in the midst of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headprune.errors import SweepError
+from headprune.measure.trajectory import Step
+from headprune.runs.journal import Run
+from headprune.runs.studies import on_ray
+from headprune.runs.studies.plan import Job
+from headprune.runs.studies.running import Watch
+from headprune.search.config import Experiment
+from runs import headprune as program
+from runs import material, same_but_timing
+
+# Once, in the process that writes the third line of a journal: the hook is a plugin, which workers import as any other.
+KILLS = """
+import os, signal
+from pathlib import Path
+from headprune.runs.journal import Run
+
+write = Run._append
+
+def append(self, name, line):
+    write(self, name, line)
+    if os.getpid() != {own} and name == "steps.jsonl" and len(self.steps) == 2 and "magnitude" in self.path.name:
+        try:
+            mark = os.open({mark!r}, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            return
+        os.write(mark, f"{{os.getpid()}} {{self.path}}".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Run._append = append
+"""
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    m = material()
+    return {"model": m.bert, "data": m.data_csv, "calibration_samples": 8, "batch_size": 8, "every": 4, **more}
+
+
+def test_a_sweep_on_ray_writes_what_one_after_the_other_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    m = material()
+    (tmp_path / "kills.py").write_text(KILLS.format(mark=str(tmp_path / "killed"), own=os.getpid()))
+    monkeypatch.setattr(Run, "_append", Run._append)  # which the plugin replaces here as well
+    (tmp_path / "sweep.yaml").write_text(
+        json.dumps({"criteria": ["magnitude", "random"], "seeds": [0, 1], "calibration_samples": 8, "every": 4})
+    )
+    monkeypatch.chdir(tmp_path)  # where relative paths are, in the workers as well
+    monkeypatch.setenv("PYTHONPATH", str(Path(on_ray.__file__).resolve().parents[3]))  # may be relative
+    command = ["compare", m.bert, "--data", m.data_csv, "--sweep", "sweep.yaml", "--batch-size", "8", "--json"]
+    elsewhere = ("--on", "ray", "--workers", "2", "--plugin", "kills.py")
+    here = program(*command, "--out", "here")
+    there = program(*command, "--out", "there", *elsewhere)
+    assert (here.code, there.code) == (0, 0), there.err
+    assert there.json == {**here.json, "runs": "there"}  # and nothing else is on stdout
+    killed, path = (tmp_path / "killed").read_text().split()
+    assert int(killed) != os.getpid()
+    assert "its process died; it goes on from its journal" in there.err
+    runs = sorted(file.parent.relative_to("here") for file in Path("here").rglob("run.json"))
+    assert len(runs) == 4
+    assert Path(path).relative_to("there") in runs
+    for run in runs:
+        same_but_timing(Path("here", run), Path("there", run))
+        assert (Path("there", run) / "report.html").is_file()
+    files = [sorted(str(file.relative_to(folder)) for file in Path(folder).rglob("*")) for folder in ("here", "there")]
+    assert files[0] == files[1]
+    for name in ("sweep.json", "sweep.csv"):
+        assert Path("here", name).read_bytes() == Path("there", name).read_bytes()
+
+    import ray
+
+    assert not ray.is_initialized()  # it was started, and stopped again
+    monkeypatch.setattr(on_ray.OnRay, "__enter__", lambda self: pytest.fail("There is nothing left to do."))
+    again = program(*command, "--out", "there", *elsewhere)
+    assert (again.code, again.json) == (0, there.json)
+
+
+def test_without_ray_a_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = on_ray.need.__globals__["importlib"].util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
+    m = material()
+    asked = ("compare", m.bert, "--data", m.data_csv, "--criteria", "magnitude", "--out", tmp_path / "out")
+    done = program(*asked, "--on", "ray")
+    assert done.code == 2
+    assert done.err.strip() == "Error: Sweeps on Ray need ray; install it with pip install 'headprune[ray]'."
+    assert not (tmp_path / "out").exists()
+
+
+def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert on_ray.check_address("ray") is None
+    for address in ("auto", "10.0.0.1:6379", "head-node:6379", "ray://head-node:10001"):
+        assert on_ray.check_address(address) == address
+    assert on_ray.check_address("ray://head-node") == "ray://head-node:10001"
+    for word in ("ray:", "somewhere", "http://head-node", ""):
+        with pytest.raises(SweepError, match="--on takes ray"):
+            on_ray.check_address(word)
+    monkeypatch.setenv("RAY_ADDRESS", "head-node:6379")
+    assert on_ray.check_address("ray") == "head-node:6379"
+
+
+def job(folder: Path, **more: Any) -> Job:
+    return Job(Experiment(**settings(**more)), folder, "magnitude", ("bert", "data.csv", "seed0", "curve"))
+
+
+def test_a_run_is_given_up_only_where_it_does_not_get_on(tmp_path: Path) -> None:
+    attempt = on_ray.Attempt(job(tmp_path), steps=0)
+    journal = tmp_path / "steps.jsonl"
+    for deaths in range(on_ray.TRIES - 1):
+        assert on_ray.refuse_or_go_on(attempt) is None
+        assert attempt.fruitless == deaths + 1
+    journal.write_text('{"step": 0}\n{"step"')  # one whole line
+    for _ in range(on_ray.TRIES):
+        assert on_ray.refuse_or_go_on(attempt) is None
+    error = on_ray.refuse_or_go_on(attempt)
+    assert error is not None
+    assert f"The process of {tmp_path} died 3 times without a step between them" in str(error)
+    assert attempt.deaths == 2 * on_ray.TRIES
+
+
+def test_a_task_takes_the_memory_that_its_weights_ask_for() -> None:
+    m = material()
+    weights = (Path(m.bert) / "model.safetensors").stat().st_size
+    assert on_ray.memory_of(job(Path("run"))) == 3 * weights + (2 << 30)
+    assert on_ray.memory_of(job(Path("run"), dtype="bfloat16")) == int(1.5 * weights) + (2 << 30)
+    assert on_ray.memory_of(job(Path("run"), model="org/not-here")) == 2 << 30
+
+
+def test_a_task_takes_what_its_device_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = {"CPU": 4, "GPU": 0, "memory": 3 << 30}
+    monkeypatch.setattr(on_ray.OnRay, "_most", lambda self, resource: most[resource])
+    ray = on_ray.OnRay("ray", cpus=2)
+    small = job(Path("run"))
+    asked = ray._resources(small)
+    assert (asked["num_cpus"], asked["num_gpus"], asked["memory"]) == (2, 0, on_ray.memory_of(small))
+    with pytest.raises(SweepError, match="No machine of the cluster has a GPU"):
+        ray._resources(job(Path("run"), device="cuda"))
+    most["GPU"], most["memory"] = 2, 1 << 30  # less than it may take: then it runs there alone
+    found = [ray._resources(job(Path("run"), device=device))["num_gpus"] for device in ("cuda", "auto", "cpu")]
+    assert found == [1, 1, 0]
+    assert ray._resources(small)["memory"] == 1 << 30
+    with pytest.raises(SweepError, match="Ray chooses which GPU a run has, so cuda:1 cannot be kept"):
+        ray._resources(job(Path("run"), device="cuda:1"))
+    with pytest.raises(SweepError, match="Each run asks for 8 CPUs, and no machine has more than 4; ask for fewer"):
+        on_ray.OnRay("ray", cpus=8)._refuse_too_little()
+
+
+def test_news_of_a_journal_are_told_once(tmp_path: Path) -> None:
+    steps = [
+        Step(number, (), None, 0.9 - number / 10, None, None, {"heads": 9 - number}, {"heads": 9 - number}, 1, 1, None)
+        for number in range(4)
+    ]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(step.to_json()) + "\n" for step in steps) + '{"ste')
+    told: list[Any] = []
+
+    class Told(Watch):
+        def started(self, job: Job, *, again: bool = False) -> None:
+            told.append("started")
+
+        def stepped(self, job: Job, step: Step) -> None:
+            told.append((step.step, step.metric))
+
+    attempt = on_ray.Attempt(job(tmp_path), steps=2, told=2)
+    on_ray.tell_news(attempt, Told())
+    on_ray.tell_news(attempt, Told())
+    assert told == ["started", (3, steps[3].metric)]

@@ -1,0 +1,404 @@
+"""Sweeps: laid out as runs, asked for by files and by options, compared at budgets, ranked over all comparisons."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from headprune.cli.studies import ProgressTable, print_at_budget
+from headprune.errors import DataError, HeadpruneError, RunError, ScheduleError, SweepError
+from headprune.measure.at_budget import AtBudget, Lead
+from headprune.measure.intervals import Interval
+from headprune.measure.metrics import METRICS
+from headprune.measure.trajectory import Step
+from headprune.runs.compare import compare_group
+from headprune.runs.journal import read_run
+from headprune.runs.studies import running, summary
+from headprune.runs.studies.asked import Study, parse_seeds, read_sweep, study_of
+from headprune.runs.studies.plan import Group, Job, plan_group, plan_study, short_names
+from headprune.runs.studies.running import OneAfterTheOther, Watch, run_jobs
+from headprune.runs.studies.summary import Compared, standings, write_index
+from headprune.search.config import Experiment
+from runs import headprune as program
+from runs import material
+
+ACCURACY = METRICS["accuracy"]
+
+# --- the plan ---
+
+
+def test_a_study_is_the_product_of_its_lists() -> None:
+    study = study_of(
+        {
+            "models": ["models/a", "models/b"],
+            "data": ["x/dev.tsv", {"data": "y/dev.tsv", "max_length": 64}],
+            "criteria": ["magnitude", "gnorm+lstsq", "random"],
+            "seeds": [0, 7],
+            "keep_flops": [0.5, "0.8,0.3"],
+            "keep_parameters": [0.7],
+            "trials": 2,
+            "batch_size": 5,
+        }
+    )
+    groups = plan_study(study, Path("out"))
+    found = {
+        (
+            one.model,
+            one.data,
+            one.max_length,
+            one.seed,
+            one.keep_flops,
+            one.keep_parameters,
+            one.criterion,
+            one.compensate,
+        )
+        for group in groups
+        for one in (job.experiment for job in group.jobs)
+    }
+    expected = set()
+    for model, (data, length), seed, budget in itertools.product(
+        ("models/a", "models/b"),
+        (("x/dev.tsv", 128), ("y/dev.tsv", 64)),
+        (0, 7),
+        (((0.5,), None), ((0.8, 0.3), None), (None, (0.7,))),
+    ):
+        chance = [(f"random(seed={seed + trial})", "none") for trial in range(2)]
+        for criterion in [("magnitude", "none"), ("gnorm", "lstsq"), *chance]:
+            expected.add((model, data, length, seed, *budget, *criterion))
+    assert found == expected
+    jobs = [job for group in groups for job in group.jobs]
+    assert len(jobs) == len(expected) == 2 * 2 * 2 * 3 * 4
+    assert len({job.folder for job in jobs}) == len(jobs)
+    assert Path("out/b/y-dev.tsv/seed7/flops-0.8-0.3/random-seed8") in {job.folder for job in jobs}
+    assert all(job.experiment.batch_size == 5 and not job.experiment.explore for job in jobs)
+    assert len({(job.experiment.model, job.experiment.data) for job in jobs if job.subject == jobs[0].subject}) == 1
+    assert study.size == len(groups) == 24
+
+
+def test_one_comparison_stays_in_its_directory() -> None:
+    study = study_of({"models": ["m"], "data": ["d.csv"], "criteria": ["magnitude"]})
+    (group,) = plan_study(study, Path("out"))
+    assert (group.folder, group.jobs[0].folder) == (Path("out"), Path("out/magnitude"))
+    assert group.experiment.compensate == "none"  # as published, which is what compare does
+    assert group.jobs[0].experiment.explore
+
+
+def test_pairs_are_not_crossed() -> None:
+    pairs = [{"model": "a", "data": "x.csv"}, {"model": "b", "data": "y.csv", "split": "test"}]
+    groups = plan_study(study_of({"pairs": pairs, "criteria": ["magnitude"]}), Path("out"))
+    assert [(one.experiment.model, one.experiment.data, one.experiment.split) for one in groups] == [
+        *(("a", "x.csv", None), ("b", "y.csv", "test"))
+    ]
+
+
+def test_places_have_names_of_their_own() -> None:
+    assert short_names(["a/b/one", "a/b/two", "a/b/one"]) == {"a/b/one": "one", "a/b/two": "two"}
+    assert short_names(["x/dev.tsv", "y/dev.tsv"]) == {"x/dev.tsv": "x-dev.tsv", "y/dev.tsv": "y-dev.tsv"}
+    assert short_names(["org/name with spaces"]) == {"org/name with spaces": "name-with-spaces"}
+    assert len(set(short_names(["a/b", "a-b", "c/a-b"]).values())) == 3
+    same = [{"model": "m", "data": "d.csv", "split": split} for split in ("one", "two")]
+    groups = plan_study(study_of({"pairs": same, "criteria": ["magnitude"]}), Path("out"))
+    assert [group.folder.parts[2] for group in groups] == ["d.csv", "d.csv-2"]
+
+
+# --- files ---
+
+GOOD = """
+models: m
+data: [d.csv, {data: e.csv, label-column: gold}]
+criteria: "magnitude,hies(alpha=0.3,variant=B)"
+seeds: [0, 1]
+keep-flops: [0.7, 0.5]
+trials: 3
+calibration_samples: 64
+same_data: true
+"""
+
+
+def test_a_file_asks_for_what_options_ask_for(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(GOOD)
+    assert study_of(read_sweep(tmp_path / "sweep.yaml")) == Study(
+        subjects=({"model": "m", "data": "d.csv"}, {"model": "m", "data": "e.csv", "label_column": "gold"}),
+        criteria=("magnitude", "hies(alpha=0.3,variant=B)"),
+        seeds=(0, 1),
+        budgets=({"keep_flops": 0.7}, {"keep_flops": 0.5}),
+        trials=3,
+        settings={"compensate": "none", "calibration_samples": 64, "same_data": True},
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("modles: [m]", "has 'modles', which is no option of a sweep; did you mean 'models'?"),
+        ("criterion: gnorm", "did you mean 'criteria'?"),
+        ("batchsize: 4", "did you mean 'batch_size'?"),
+        ("- one\n- two", "must hold names and values"),
+        ("models: [m", "is not valid YAML"),
+        ("seed: 1\nseeds: [2]", "has both seed and seeds"),
+        ("models: m\ndata: d.csv", "at least one criterion"),
+        ("models: m\ncriteria: gnorm", "Name data as well"),
+        ("criteria: gnorm", "Name a model as well"),
+        ("models: m\ndata: d.csv\ncriteria: gnorm\nseeds: [one]", "A seed is a whole number, not 'one'."),
+        ("models: m\ndata: d.csv\ncriteria: gnorm\nseeds: [1, 1]", "There is a seed twice: 1"),
+        ("models: [m, m]\ndata: d.csv\ncriteria: gnorm", "There is a model with this data twice: model m, data d.csv"),
+        ("models: m\ndata: d.csv\ncriteria: gnorm\nbatch_size: many", "batch_size is a whole number, not 'many'."),
+        ("models: m\ndata: d.csv\ncriteria: gnorm\nbatch_size: 0", "batch_size must be at least 1, but it is 0."),
+        ("models: m\ndata: d.csv\ncriteria: gnorm\nsame_data: 1", "same_data is true or false, not 1."),
+        ("models: m\ndata: d.csv\ncriteria: gnorm\ntrials: 0", "trials is a whole number of at least 1, not 0."),
+        ("models: m\ndata: d.csv\ncriteria: gnorm\nunits: neurons", "Neurons are compared at a budget"),
+        ("models: m\ndata: [{data: d.csv, splt: a}]\ncriteria: gnorm", "did you mean 'split'?"),
+        ("models: m\ndata: [{split: a}]\ncriteria: gnorm", "An entry of data lacks its data"),
+        ("models: [3]\ndata: d.csv\ncriteria: gnorm", "An entry of models names model, but there is 3."),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_sentence(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(text)
+    done = program("compare", "--sweep", tmp_path / "sweep.yaml", "--out", tmp_path / "out")
+    assert done.code == 2
+    assert said in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seeds", "1,x"], "--seeds takes whole numbers"),
+        (["--seeds", "1", "--seed", "2"], "--seed and --seeds are both given"),
+        (["--workers", "2"], "--workers goes with --on ray"),
+        (["--on", "spark"], "--on takes ray, ray://HOST:PORT, HOST:PORT or auto, not 'spark'."),
+        (["--seeds", "0,1", "--alpha", "sweep"], "--alpha sweep is for one comparison"),
+        (["--keep-flops", "2"], "keep_flops must be between 0 and 1"),
+        (["--keep-flops", "0.5", "--sweep", "nowhere.yaml"], "There is no sweep file nowhere.yaml"),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(words: list[str], said: str, tmp_path: Path) -> None:
+    m = material()
+    done = program(
+        "compare", m.bert, "--data", m.data_csv, "--criteria", "magnitude", "--out", tmp_path / "out", *words
+    )
+    assert (done.code, said in done.err) == (2, True), done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_seeds_are_parsed() -> None:
+    assert parse_seeds("0,1, -2") == [0, 1, -2]
+    with pytest.raises(SweepError):
+        parse_seeds("")
+
+
+# --- doing them ---
+
+
+def experiment(**options: Any) -> Experiment:
+    m = material()
+    settings = {"model": m.bert, "data": m.data_csv, "calibration_samples": 8, "batch_size": 8, "compensate": "none"}
+    return Experiment(**{**settings, **options})
+
+
+def test_what_a_later_run_would_refuse_is_refused_before_the_first(tmp_path: Path) -> None:
+    """The second criterion needs labels, which the data does not have."""
+    one = experiment(data=material().unlabelled_csv)
+    group = plan_group(one, ["magnitude", "his"], tmp_path / "out")
+    with pytest.raises(DataError, match="'his' needs labels"):
+        run_jobs(group.jobs, OneAfterTheOther(), watch=Watch())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_that_cannot_be_met_is_refused_before_the_first(tmp_path: Path) -> None:
+    group = plan_group(experiment(keep_parameters=0.01), ["magnitude"], tmp_path / "out")
+    with pytest.raises(ScheduleError, match="with nothing but the vocabulary left it would still be"):
+        run_jobs(group.jobs, OneAfterTheOther(), watch=Watch())
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_of_another_run_is_refused_before_the_first(tmp_path: Path) -> None:
+    group = plan_group(experiment(), ["magnitude", "random"], tmp_path / "out")
+    (tmp_path / "out" / "random-seed0").mkdir(parents=True)
+    (tmp_path / "out" / "random-seed0" / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="something that is not a run"):
+        run_jobs(group.jobs, OneAfterTheOther(), watch=Watch())
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["random-seed0"]
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def run(experiment: Experiment, folder: Path, **_: Any) -> None:
+        ran.append(folder.name)
+        if "magnitude" in folder.name:
+            raise DataError(f"{folder.name} is bad.")
+
+    monkeypatch.setattr(running, "run_experiment", run)
+    monkeypatch.setattr(running, "check_subject", lambda jobs: None)
+    group = plan_group(experiment(), ["magnitude", "random", "inverse:magnitude"], tmp_path / "out")
+    with pytest.raises(RunError) as caught:
+        run_jobs(group.jobs, OneAfterTheOther(), watch=Watch())
+    assert ran == ["magnitude", "random-seed0", "inverse-magnitude"]
+    first = tmp_path / "out" / "magnitude"
+    assert str(caught.value) == f"2 of 3 runs failed, the others are done; the first is {first}: magnitude is bad."
+    with pytest.raises(DataError, match=r"^magnitude is bad\.$"):
+        run_jobs(group.jobs[:2], OneAfterTheOther(), watch=Watch())
+
+
+@pytest.fixture(scope="module")
+def budgeted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Two criteria at two budgets, by the program."""
+    m = material()
+    out = tmp_path_factory.mktemp("budgeted") / "out"
+    done = program(
+        *("compare", m.bert, "--data", m.data_csv, "--criteria", "magnitude,random", "--trials", "2", "--rounds", "1"),
+        *("--keep-flops", "0.8", "--keep-parameters", "0.9", "--calibration-samples", "8", "--round", "1"),
+        *("--out", out, "--json"),
+    )
+    assert done.code == 0, done.err
+    return out, done
+
+
+def test_at_a_budget_the_models_at_the_end_are_compared(budgeted: tuple[Path, Any]) -> None:
+    folder = budgeted[0] / "bert" / "data.csv" / "seed0" / "flops-0.8"
+    written = json.loads((folder / "comparison.json").read_text())
+    assert written["budget"] == "keep_flops 0.8"
+    assert (folder / "report.html").is_file()
+    rows = {row["name"]: row for row in written["criteria"]}
+    record, steps = read_run(folder / "magnitude")
+    result = record["result"]
+    own, last = rows["magnitude"], steps[result["step"]]
+    assert (own["metric"], own["interval"], own["agreement"]) == (
+        *(result["pruned"], result["pruned_interval"], result["agreement"]),
+    )
+    assert own["shares"]["flops"] == last.model_flops / steps[0].model_flops <= 0.8
+    assert own["shares"]["parameters"] == last.parameters / steps[0].parameters
+    assert own["units"] == {kind: left for kind, (_, left) in result["units"].items()}
+    trials = [read_run(folder / name)[0]["result"]["pruned"] for name in ("random-seed0", "random-seed1")]
+    assert rows["random"]["metric"] == pytest.approx(sum(trials) / 2)
+    assert rows["random"]["spread"] == ([min(trials), max(trials)])
+    values = [row["metric"] for row in written["criteria"]]
+    assert values == sorted(values, reverse=True)
+    (lead,) = written["criteria"][0]["ahead"]
+    assert lead["metric"]["value"] == pytest.approx(values[0] - values[1])
+    assert any(lead["of"] in sentence for sentence in written["verdict"])
+
+
+def test_the_index_has_every_comparison(budgeted: tuple[Path, Any]) -> None:
+    out, done = budgeted
+    written = json.loads((out / "sweep.json").read_text())
+    assert done.json == {"runs": str(out), **written}
+    assert [group["budget"] for group in written["groups"]] == ["keep_parameters 0.9", "keep_flops 0.8"]
+    for group in written["groups"]:
+        rows = json.loads((out / group["folder"] / "comparison.json").read_text())["criteria"]
+        assert [(one["name"], one["value"]) for one in group["criteria"]] == [(r["name"], r["metric"]) for r in rows]
+    lines = list(csv.DictReader(io.StringIO((out / "sweep.csv").read_text())))
+    assert [(line["Budget"], line["Criterion"], float(line["Value"])) for line in lines] == [
+        (group["folder"].split("/")[-1], one["name"], one["value"])
+        for group in written["groups"]
+        for one in group["criteria"]
+    ]
+
+
+def test_a_table_at_a_budget(budgeted: tuple[Path, Any]) -> None:
+    m = material()
+    one = Experiment(model=m.bert, data=m.data_csv, compensate="none", keep_flops=0.8)
+    folder = budgeted[0] / "bert" / "data.csv" / "seed0" / "flops-0.8"
+    rows: Any = compare_group(plan_group(one, ["magnitude", "random"], folder, trials=2))
+    text = io.StringIO()
+    print_at_budget(folder, rows, Console(file=text, width=100))
+    table = " ".join(text.getvalue().split())
+    for row in rows:
+        assert f"{row.metric:.2%} [{100 * row.interval.low:.1f}, {100 * row.interval.high:.1f}]" in table
+        assert f"{row.shares['flops']:.1%}" in table
+
+
+# --- ranks ---
+
+
+def row(name: str, value: float) -> AtBudget:
+    return AtBudget(name, [name], ACCURACY, value, Interval(0.0, 1.0), None, {}, {}, None)
+
+
+def comparison(values: dict[str, float], place: tuple[str, ...], **options: Any) -> Compared:
+    rows = [row(name, value) for name, value in sorted(values.items(), key=lambda item: -item[1])]
+    rows[0].ahead.append(Lead(rows[1].name, None, "made up"))
+    shared = experiment(keep_flops=0.5, **options)
+    return Compared(Group(shared, Path("out", *place), {}, place), list(rows))
+
+
+def test_mean_ranks_with_ties(tmp_path: Path) -> None:
+    found = [
+        comparison({"a": 0.9, "b": 0.8, "c": 0.1}, ("m", "d", "seed0", "flops-0.5")),
+        comparison({"a": 0.7, "b": 0.7, "c": 0.6}, ("m", "d", "seed1", "flops-0.5"), seed=1),
+        comparison({"a": 0.2, "b": 0.8, "c": 0.1}, ("n", "d", "seed0", "flops-0.5")),
+    ]
+    assert [one.ranks for one in found] == [
+        {"a": 1, "b": 2, "c": 3},
+        {"a": 1.5, "b": 1.5, "c": 3},
+        {"b": 1, "a": 2, "c": 3},
+    ]
+    assert [(s.name, s.mean_rank, s.groups) for s in standings(found)] == [("a", 1.5, 3), ("b", 1.5, 3), ("c", 3, 3)]
+    assert sum(standing.best_in for standing in standings(found)) == 3
+    study = Study(subjects=({"model": "m", "data": "d"},), criteria=("a",))
+    groups = [dataclasses.replace(one, group=dataclasses.replace(one.group, folder=tmp_path)) for one in found]
+    over = write_index(study, tmp_path, groups)["over_seeds"]
+    (own,) = [line for line in over if (line["model"], line["name"]) == ("m", "a")]
+    assert (own["seeds"], own["mean"], own["lowest"], own["highest"]) == (2, pytest.approx(0.8), 0.7, 0.9)
+    assert own["mean_rank"] == 1.25
+
+
+def test_rows_that_cannot_be_ranked_have_no_rank() -> None:
+    rows: list[Any] = [row("a", 0.9), row("b", 0.8)]  # metrics differ, so none is ahead of another
+    one = Compared(Group(experiment(), Path("out"), {}, ("m", "d", "seed0", "curve")), rows)
+    assert (one.ranks, one.best, standings([one])) == ({}, None, [])
+
+
+# --- progress ---
+
+
+def step(number: int, metric: float) -> Step:
+    return Step(number, (), None, metric, None, None, {"heads": 1}, {"heads": 1}, 1, 1, None)
+
+
+def test_all_runs_are_in_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = ("bert", "d.csv", "seed3", "curve")
+    jobs = [Job(experiment(seed=number), Path(f"run{number}"), f"criterion{number}", place) for number in range(4)]
+    console = Console(file=io.StringIO(), width=120, height=40)
+    table = ProgressTable(console, None)
+    table.begin(jobs)
+    table.started(jobs[0])
+    table.stepped(jobs[0], step(5, 0.75))
+    table.started(jobs[1], again=True)
+    table.ended(jobs[2], HeadpruneError("It is bad."))
+    console.print(table.table())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    rows = [line.split() for line in text.splitlines()]
+    assert ["bert", "d.csv", "3", "curve", "criterion0", "5", "0.7500", "runs"] in rows
+    assert ["bert", "d.csv", "3", "curve", "criterion1", "runs", "again"] in rows
+    assert ["bert", "d.csv", "3", "curve", "criterion3", "waits"] in rows
+    assert "criterion2 on bert, d.csv, seed3, curve: failed: It is bad." in text
+    assert "1 waits, 1 failed, 1 runs again, 1 runs" in text
+
+
+def test_runs_that_are_finished_are_not_run_again(budgeted: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    m = material()
+    one = Experiment(
+        model=m.bert, data=m.data_csv, compensate="none", keep_flops=0.8, rounds=1, round_to=1, calibration_samples=8
+    )
+    group = plan_group(one, ["magnitude", "random"], budgeted[0] / "bert/data.csv/seed0/flops-0.8", trials=2)
+
+    class Refuses(OneAfterTheOther):
+        def __enter__(self) -> OneAfterTheOther:
+            raise AssertionError("There is nothing to do.")
+
+    monkeypatch.setattr(summary, "write_comparison", lambda *_: None)
+    (found,) = summary.run_study([group], Refuses())
+    assert {row.name for row in found.rows} == {"magnitude", "random"}
+    with pytest.raises(AssertionError, match="nothing to do"):
+        summary.run_study([plan_group(one, ["inverse:magnitude"], group.folder)], Refuses())
