@@ -10,14 +10,14 @@ from unittest import mock
 import pytest
 import torch
 import transformers
-from tests.helpers import with_attention
-from tests.scoring import labelled
-from tests.zoo import VOCAB, ZOO
 
 import headprune
 from headprune.hooks import rows
 from headprune.hooks.rows import Attention
 from headprune.measure.savings import _TensorMeter
+from helpers import with_attention
+from scoring import labelled
+from zoo import VOCAB, ZOO
 
 CRITERIA = ["entropy(variant=A)", "entropy(variant=B,epsilon=0.01)", "entropy(epsilon=0.01)", "deficit"]
 WHOLE = 1 << 62

@@ -16,7 +16,7 @@ from torch import nn
 
 from headprune.task.batch import widened
 
-BLOCK = 1 << 24  # bytes of probabilities in float32 that are made together
+BLOCK = 1 << 22  # bytes of probabilities in float32 that are made together
 FEWEST = 32  # queries of a block, however many keys and heads there are
 CLOSE = 1e-3  # by which float32 probabilities of large scores may differ when a product has another shape
 ALONG_QUERIES = ("position_bias",)  # options of eager functions that have a row for each query

@@ -15,6 +15,7 @@ from headprune.hooks.recall import Calls, Recall
 from headprune.measure.quality import Quality
 from headprune.task import Task, task_of
 from headprune.units import Site
+from headprune.units.offload import input_device
 from headprune.units.paths import layer_path
 
 CACHE_BYTES = 1 << 30
@@ -38,7 +39,7 @@ class Evaluator:
         """Evaluate; `changed` are the sites that differ from the last call's model, None if anything may differ."""
         task = self.task or task_of(model)
         quality = Quality(task)
-        device = next(model.parameters()).device
+        device = input_device(model)
         layers = self._layers(model, sites)
         stale = {layer_path(sites[site].path) for site in changed or ()}
         known, self._known = ({} if changed is None else self._known), {}

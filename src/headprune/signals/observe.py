@@ -18,6 +18,7 @@ from headprune.signals.objectives import start_backward
 from headprune.signals.spec import Fit, Meter, NotPerSampleError, Request, View
 from headprune.task import Labels, Task, batch_size, samples_of
 from headprune.units import AttentionSite, Site, kept_mask
+from headprune.units.offload import input_device
 
 See = Callable[[Mapping[str, Any], Any, torch.Tensor], None]  # (batch, output, logits)
 
@@ -49,7 +50,7 @@ def observe(
     wanted = list(dict.fromkeys(requests))
     if any(request.fitted for request in wanted) and fit is None:
         raise ValueError("A request that is fitted to the data needs its moments, which are gathered first.")
-    inputs = task.prepare(batch, next(model.parameters()).device)
+    inputs = task.prepare(batch, input_device(model))
 
     def look(part: Mapping[str, Any], asked: Sequence[Request], show: See | None) -> Observation:
         view = View(model, task, sites, part, batch_size(part), labels, fit)
