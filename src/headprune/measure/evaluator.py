@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import NonFiniteError
+from headprune.hooks.logits import states
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.recall import Calls, Recall
 from headprune.measure.quality import Quality
@@ -50,14 +51,13 @@ class Evaluator:
                 calls = known.pop(number, {})
                 recall = Recall({key: call for key, call in calls.items() if key[0] not in stale}, room)
                 with recall.of(layers):
-                    output = model(**task.inputs(inputs))
-                logits = task.logits(output)
-                if not torch.isfinite(logits.sum(dtype=torch.float32)) and not torch.isfinite(logits).all():
-                    raise NonFiniteError(
-                        f"The model's logits are NaN or Inf in evaluation batch {number}; check that batch and the "
-                        "precision of the model."
-                    )
-                quality.add(inputs, output, logits)
+                    large = states(model, task, task.inputs(inputs))
+                    output = model(**task.inputs(inputs)) if large is None else None
+                if large is not None:
+                    quality.add_blocks(inputs, large.shape, (_finite(part, number) for part in large.blocks()))
+                else:
+                    quality.add(inputs, output, _finite(task.logits(output), number))
+                del output, large
                 self._known[number] = recall.calls
                 room -= recall.bytes
         return quality
@@ -74,3 +74,12 @@ class Evaluator:
         again = {layer_path(site.path) for site in sites if site.applications > 1}
         paths = dict.fromkeys(layer_path(site.path) for site in sites)
         return [(path, model.get_submodule(path)) for path in paths if path not in again]
+
+
+def _finite(logits: torch.Tensor, number: int) -> torch.Tensor:
+    if not torch.isfinite(logits.sum(dtype=torch.float32)) and not torch.isfinite(logits).all():
+        raise NonFiniteError(
+            f"The model's logits are NaN or Inf in evaluation batch {number}; check that batch and the precision of "
+            "the model."
+        )
+    return logits
