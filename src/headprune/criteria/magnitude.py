@@ -53,7 +53,8 @@ class Magnitude(Criterion):
 
 def _weight(model: PreTrainedModel, path: str, *, outputs_last: bool) -> torch.Tensor:
     from headprune.units.linear import is_transposed
+    from headprune.units.offload import stored
 
     module: Any = model.get_submodule(path)
-    weight = module.weight.detach().double().cpu()
+    weight = stored(module).detach().double().cpu()
     return weight if is_transposed(module) == outputs_last else weight.T

@@ -20,6 +20,7 @@ from headprune.signals.sensitivity import DRAWS, Sensitivity
 from headprune.task import batch_size
 from headprune.units import Site
 from headprune.units.linear import is_transposed, out_features
+from headprune.units.offload import stored
 
 LIMIT = 2**32  # bytes of tokens that are kept at once
 STAGES = 8  # of the neurons that are left, one part in so many goes at once; heads go one by one
@@ -52,7 +53,8 @@ def site_scores(model: PreTrainedModel, site: Site, found: Sensitivity | None, *
         return torch.zeros(site.size, dtype=torch.float64)
     output: Any = model.get_submodule(site.o)
     order = torch.tensor(site.columns(range(site.size)))
-    weight = (output.weight.t() if is_transposed(output) else output.weight).detach().float().cpu()[:, order]
+    weight = stored(output).detach()
+    weight = (weight.t() if is_transposed(output) else weight).float().cpu()[:, order]
     inputs = found.inputs[:, order]
     share = found.weights
     if output.bias is not None:

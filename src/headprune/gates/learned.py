@@ -19,6 +19,7 @@ from headprune.gates.target import target_of
 from headprune.hooks.gates import Installed
 from headprune.units import Member, Site, sites_of
 from headprune.units.linear import refuse_quantized
+from headprune.units.offload import refuse_offloaded
 
 NAME = "headprune_gates"  # of the module that is installed on a model
 MEMORY = 0.95  # share of what a multiplier rests on that stays from step to step
@@ -54,6 +55,7 @@ class LearnedGates(Installed):
         config = GateConfig(**options) if config is None else dataclasses.replace(config, **options)
         plain = plain_model(model)
         refuse_quantized(plain, "gated")
+        refuse_offloaded(plain, "trained with gates")
         if hasattr(plain, NAME):
             raise GateError("This model has learned gates already; remove() or detach() them first.")
         with without_adapters(plain):

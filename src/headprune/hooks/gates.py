@@ -13,6 +13,7 @@ from torch import nn
 from headprune.errors import GateError
 from headprune.hooks.watch import hooks
 from headprune.units import Site, resolve, widest
+from headprune.units.offload import input_device
 
 Own = TypeVar("Own", bound="Installed")
 
@@ -100,7 +101,7 @@ class Gates(Installed):
         check_gates(start, self.sites)
         if start.dim() != 2:
             raise GateError("Gates that stay are [sites x heads], the same for every sample.")
-        start = start.to(parameter.device, parameter.dtype)
+        start = start.to(input_device(model), parameter.dtype)
         if trainable:
             self.values = nn.Parameter(start)
         else:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from headprune.task.batch import to_device
+from headprune.units.offload import input_device
 
 # Outputs that repeat the inputs' cost or depend on labels are not what a model is compared by.
 NOT_COMPARED = ("loss", "past_key_values", "attentions", "decoder_attentions", "cross_attentions", "encoder_attentions")
@@ -31,7 +32,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def run(model: nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor]:
     """The floating-point outputs of the model in eval mode, without gradients."""
-    device = next(model.parameters()).device
+    device = input_device(model)
     with torch.no_grad(), evaluating(model):
         output = model(**to_device(batch, device))
     named = output.items() if isinstance(output, Mapping) else enumerate(output)

@@ -2,8 +2,9 @@
 
 Most families compute attention through transformers' attention interface. There, a registered function calls the
 model's own implementation for the output and, beside it and without gradients, the family's eager function for the
-probabilities. Families with their own attention code pass their probabilities through a dropout module, where a hook
-sees them. Either way a map is reduced by the callback and dropped before the next site runs.
+probabilities, of long texts in blocks of queries. Families with their own attention code pass their probabilities
+through a dropout module, where a hook sees them, all at once. Either way they are reduced by the callback and dropped
+before the next block or site.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,21 +22,23 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headprune.errors import UnsupportedModelError
+from headprune.hooks.rows import Attention, Rows
 from headprune.hooks.watch import hooks
 from headprune.units import AttentionSite
 from headprune.units.attending import attending
 
-# callback(site, probabilities [batch, heads, queries, keys], mask): `mask` is the additive float or bool mask that the
-# model used, or None where it masked nothing
-Callback = Callable[[AttentionSite, torch.Tensor, torch.Tensor | None], None]
+Callback = Callable[[AttentionSite, Rows], None]
 PREFIX = "headprune_"
 IMPLEMENTATIONS = ("eager", "sdpa")
-_watching: dict[int, tuple[AttentionSite, Callback]] = {}
+_watching: dict[int, tuple[AttentionSite, Callback, bool]] = {}
 
 
 @contextmanager
-def probabilities(model: PreTrainedModel, sites: Sequence[AttentionSite], callback: Callback) -> Iterator[None]:
-    """Call back with the attention probabilities of every site, application after application."""
+def probabilities(
+    model: PreTrainedModel, sites: Sequence[AttentionSite], callback: Callback, *, whole: bool = False
+) -> Iterator[None]:
+    """Call back with the attention probabilities of every site, application after application: in blocks of queries,
+    in order, or each `whole`."""
     through_interface: list[tuple[AttentionSite, nn.Module]] = []
     own_code: list[tuple[AttentionSite, nn.Module]] = []
     for site in sites:
@@ -46,7 +50,7 @@ def probabilities(model: PreTrainedModel, sites: Sequence[AttentionSite], callba
         if not through_interface:
             yield
             return
-        mine = {id(module): (site, callback) for site, module in through_interface}
+        mine = {id(module): (site, callback, whole) for site, module in through_interface}
         with attending(model, _watching_name):
             _watching.update(mine)
             try:
@@ -80,16 +84,23 @@ def _watching_attention(implementation: str) -> Callable[..., Any]:
         eager: Any = _family_eager(module)
         compute = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager)
         watched = _watching.get(id(module))
-        if watched is not None:
-            site, callback = watched
-            mask = _explicit_mask(module, query, key, attention_mask, kwargs.get("is_causal"))
-            with torch.no_grad():
-                # One column of the values is enough: only the probabilities are wanted here.
-                _, weights = eager(
-                    module, query.detach(), key.detach(), value.detach()[..., :1], _additive(mask, query), **kwargs
-                )
-                callback(site, weights, mask)
-                del weights
+        if watched is None:
+            return compute(module, query, key, value, attention_mask, **kwargs)
+        site, callback, whole = watched
+        # Eager attention without gradients gives its output with the probabilities: one run of it is enough. Of other
+        # outputs one column of the values will do.
+        call = Attention(eager, module, query.detach(), key.detach(), value.detach(), attention_mask, kwargs)
+        complete = implementation == "eager" and not torch.is_grad_enabled() and not call.implies_causal
+        call = call if complete else replace(call, value=call.value[..., :1])
+        outputs: list[torch.Tensor] = []
+        with torch.no_grad():
+            for output, rows in call.parts(whole=whole):
+                callback(site, rows)
+                if complete:
+                    outputs.append(output)
+                del output, rows
+        if complete:
+            return torch.cat(outputs, dim=1), None
         return compute(module, query, key, value, attention_mask, **kwargs)
 
     return attend
@@ -98,27 +109,6 @@ def _watching_attention(implementation: str) -> Callable[..., Any]:
 for _name in IMPLEMENTATIONS:
     AttentionInterface.register(PREFIX + _name, _watching_attention(_name))
     AttentionMaskInterface.register(PREFIX + _name, ALL_MASK_ATTENTION_FUNCTIONS[_name])
-
-
-def _explicit_mask(
-    module: Any, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, is_causal: bool | None
-) -> torch.Tensor | None:
-    """The mask as a tensor where the implementation would only be told that attention is causal."""
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if mask is not None:
-        return mask[..., : key.shape[-2]]
-    if causal and query.shape[2] > 1:
-        return torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
-    return None
-
-
-def _additive(mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    # Many families take the softmax in float32: what is less than its least number would be minus infinity there, and
-    # a row of padding, which may look at nothing, not a number.
-    least = max(torch.finfo(like.dtype).min, torch.finfo(torch.float32).min)
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, least)
 
 
 def _dropout(site: AttentionSite, module: nn.Module) -> nn.Module:
@@ -139,6 +129,6 @@ def _dropout_hook(site: AttentionSite, callback: Callback) -> Callable[..., None
             causal = site.stack == "decoder" and site.attention == "self"
             mask = weights.new_ones(weights.shape[-2:], dtype=torch.bool).tril()[None, None] if causal else None
             with torch.no_grad():
-                callback(site, weights, mask)
+                callback(site, Rows(weights, mask, 0, weights.shape[-2]))
 
     return watch

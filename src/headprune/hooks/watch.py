@@ -30,14 +30,20 @@ def hooks(
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
     """No parameter asks for a gradient, so that backward passes compute gradients of activations only."""
-    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in asking:
-        parameter.requires_grad_(False)
+    # By name, since an offloaded model has other parameters after each run.
+    asking = [
+        (module, name)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.requires_grad
+    ]
+    for module, name in asking:
+        getattr(module, name).requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in asking:
-            parameter.requires_grad_(True)
+        for module, name in asking:
+            getattr(module, name).requires_grad_(True)
 
 
 @contextmanager

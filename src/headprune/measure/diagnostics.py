@@ -19,6 +19,7 @@ from headprune.surgery.check import check_removable
 from headprune.task import batch_size, task_of
 from headprune.units import AttentionSite, Head, as_members, resolve, widest
 from headprune.units.linear import is_transposed
+from headprune.units.offload import input_device, refuse_offloaded
 from headprune.units.spec import ROLES
 
 
@@ -51,8 +52,8 @@ def gradient_change(
     data = list(batches)
     if not data:
         raise DataError("There are no batches to compute gradients on; give at least one.")
-    device = next(model.parameters()).device
-    gates = torch.ones(len(sites), widest(sites), device=device)
+    refuse_offloaded(model, "asked for gradients of its weights")
+    gates = torch.ones(len(sites), widest(sites), device=input_device(model))
     before = _weight_gradients(model, sites, data, gates)
     for head in chosen:
         gates[head.site, head.index] = 0.0

@@ -10,11 +10,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import NonFiniteError
+from headprune.hooks.logits import states
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.recall import Calls, Recall
 from headprune.measure.quality import Quality
 from headprune.task import Task, task_of
 from headprune.units import Site
+from headprune.units.offload import input_device
 from headprune.units.paths import layer_path
 
 CACHE_BYTES = 1 << 30
@@ -38,7 +40,7 @@ class Evaluator:
         """Evaluate; `changed` are the sites that differ from the last call's model, None if anything may differ."""
         task = self.task or task_of(model)
         quality = Quality(task)
-        device = next(model.parameters()).device
+        device = input_device(model)
         layers = self._layers(model, sites)
         stale = {layer_path(sites[site].path) for site in changed or ()}
         known, self._known = ({} if changed is None else self._known), {}
@@ -49,14 +51,13 @@ class Evaluator:
                 calls = known.pop(number, {})
                 recall = Recall({key: call for key, call in calls.items() if key[0] not in stale}, room)
                 with recall.of(layers):
-                    output = model(**task.inputs(inputs))
-                logits = task.logits(output)
-                if not torch.isfinite(logits.sum(dtype=torch.float32)) and not torch.isfinite(logits).all():
-                    raise NonFiniteError(
-                        f"The model's logits are NaN or Inf in evaluation batch {number}; check that batch and the "
-                        "precision of the model."
-                    )
-                quality.add(inputs, output, logits)
+                    large = states(model, task, task.inputs(inputs))
+                    output = model(**task.inputs(inputs)) if large is None else None
+                if large is not None:
+                    quality.add_blocks(inputs, large.shape, (_finite(part, number) for part in large.blocks()))
+                else:
+                    quality.add(inputs, output, _finite(task.logits(output), number))
+                del output, large
                 self._known[number] = recall.calls
                 room -= recall.bytes
         return quality
@@ -73,3 +74,12 @@ class Evaluator:
         again = {layer_path(site.path) for site in sites if site.applications > 1}
         paths = dict.fromkeys(layer_path(site.path) for site in sites)
         return [(path, model.get_submodule(path)) for path in paths if path not in again]
+
+
+def _finite(logits: torch.Tensor, number: int) -> torch.Tensor:
+    if not torch.isfinite(logits.sum(dtype=torch.float32)) and not torch.isfinite(logits).all():
+        raise NonFiniteError(
+            f"The model's logits are NaN or Inf in evaluation batch {number}; check that batch and the precision of "
+            "the model."
+        )
+    return logits

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.outputs import evaluating
 from headprune.measure.examples import example_inputs
+from headprune.units.offload import input_device
 
 
 def made_up(model: PreTrainedModel, batch_size: int, length: int) -> dict[str, Any]:
@@ -33,15 +34,15 @@ def made_up(model: PreTrainedModel, batch_size: int, length: int) -> dict[str, A
 
 def _filled(model: PreTrainedModel, shapes: dict[str, torch.Tensor], batch_size: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
-    first = next(model.parameters())
+    device, dtype = input_device(model), next(model.parameters()).dtype
     vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", None) or 2)
     batch: dict[str, Any] = {}
     for name, shape in shapes.items():
         size = (batch_size, *shape.shape[1:])
         if shape.is_floating_point():
-            batch[name] = torch.randn(size, generator=generator).to(first)
+            batch[name] = torch.randn(size, generator=generator).to(device, dtype)
         else:
-            batch[name] = torch.randint(min(5, vocabulary - 1), vocabulary, size, generator=generator).to(first.device)
+            batch[name] = torch.randint(min(5, vocabulary - 1), vocabulary, size, generator=generator).to(device)
     taken = inspect.signature(model.forward).parameters
     if "input_ids" in batch and "attention_mask" in taken:
         mask = torch.ones_like(batch["input_ids"])

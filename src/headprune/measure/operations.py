@@ -23,6 +23,7 @@ from headprune.hooks.watch import hooks
 from headprune.measure.examples import Inputs, default_tokens
 from headprune.units import AttentionSite, NeuronSite, Site
 from headprune.units.cutting.record import NAMES
+from headprune.units.offload import undress
 
 
 def _grouped_products(rows: Any, maps: Any, *args: Any, **options: Any) -> int:
@@ -149,6 +150,7 @@ def _count(model: PreTrainedModel, sites: Sequence[Site], inputs: Inputs, dtype:
 def _drop_hooks(model: nn.Module) -> None:
     """Whoever watches the model, or changes what flows through it, has not asked for this pass."""
     for module in model.modules():
+        undress(module)
         for hooks_of in (module._forward_hooks, module._forward_pre_hooks):
             hooks_of.clear()
 

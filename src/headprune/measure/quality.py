@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from headprune.task import IGNORED, Task, batch_size
-from headprune.task.spec import Parts
+from headprune.task.spec import Parts, counted_parts, cross_entropies
 
 
 class Quality:
@@ -46,6 +46,30 @@ class Quality:
                 sums, counts = task.parts(logits, targets)
                 self._sums.append(sums.double().cpu())
                 self._counts.append(counts.double().cpu())
+        self.samples += size
+
+    @torch.no_grad()
+    def add_blocks(self, batch: Mapping[str, Any], shape: torch.Size, blocks: Iterable[torch.Tensor]) -> None:
+        """The same from logits of this shape in blocks of tokens, for a task that predicts a class per token."""
+        like: torch.Tensor | None = None
+        targets: torch.Tensor | None = None
+        predicted, losses, first = [], [], 0
+        for block in blocks:
+            if like is None:  # as large as all logits, and without memory of its own
+                like = block.new_zeros(()).expand(shape)
+                targets = self.task.targets(batch, like)
+            end = first + block.shape[1]
+            predicted.append(block.argmax(-1))
+            if targets is not None:
+                losses.append(cross_entropies(block, targets[:, first:end]))
+            first = end
+        assert like is not None
+        size = batch_size(batch)
+        self._take(torch.cat(predicted, 1), targets, batch, like, size)
+        if targets is not None:
+            sums, counts = counted_parts(torch.cat(losses, 1), targets != IGNORED)
+            self._sums.append(sums.double().cpu())
+            self._counts.append(counts.double().cpu())
         self.samples += size
 
     def _take(

@@ -21,6 +21,7 @@ from headprune.measure.timing import Timed, turns, using_threads
 from headprune.task import Task, batch_size, rows_of, task_of, to_device
 from headprune.units import Kind, Site, sites_of
 from headprune.units.cutting.record import removed_members
+from headprune.units.offload import input_device
 
 REPEATS = 7
 SMALL_SHARE = 0.25  # of the FLOPs: below it, heads are not where the time goes
@@ -143,7 +144,7 @@ def _energy(dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str,
     """Joules of each for 1,000 sequences; nothing where the machine does not tell."""
     with torch.no_grad(), evaluating(dense), evaluating(pruned):
         runs = {name: partial(model, **_inputs(model, batch, task)) for name, model in _named(dense, pruned)}
-        return energy_per_thousand(runs, batch_size(batch), next(pruned.parameters()).device) or {}
+        return energy_per_thousand(runs, batch_size(batch), input_device(pruned)) or {}
 
 
 def _named(dense: PreTrainedModel, pruned: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
@@ -151,7 +152,7 @@ def _named(dense: PreTrainedModel, pruned: PreTrainedModel) -> list[tuple[str, P
 
 
 def _inputs(model: PreTrainedModel, batch: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    return dict(to_device(task.inputs(batch), next(model.parameters()).device))
+    return dict(to_device(task.inputs(batch), input_device(model)))
 
 
 def _on_disk(checkpoint: Path | None) -> float | None:

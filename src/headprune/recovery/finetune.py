@@ -22,6 +22,7 @@ from headprune.recovery.trainer import Fitted, fit
 from headprune.store.checkpoint import load
 from headprune.task import Task, task_of
 from headprune.units.linear import refuse_quantized
+from headprune.units.offload import refuse_offloaded
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,6 +87,7 @@ def finetune(
     """
     settings = train_config(options, config)
     refuse_quantized(model, "trained")
+    refuse_offloaded(model, "trained")
     chosen = task if isinstance(task, Task) else task_of(model, task)
     dense = load(teacher, dtype=model.dtype).to(model.device) if isinstance(teacher, (str, Path)) else teacher
     held = None if evaluation is None else as_examples(evaluation, model).batches(settings.batch_size)

@@ -22,6 +22,7 @@ from headprune.task import Task
 from headprune.task.batch import rows_of
 from headprune.units import Member, Site
 from headprune.units.members import by_site
+from headprune.units.offload import input_device
 
 
 def remove_by_site(
@@ -48,7 +49,7 @@ def remove_by_site(
 def running_order(model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any], task: Task) -> list[int]:
     """Indices of sites in the order in which a forward pass comes to them, and last of those that it does not reach."""
     seen: dict[int, None] = {}
-    one = task.prepare(rows_of(batch, slice(0, 1)), next(model.parameters()).device)
+    one = task.prepare(rows_of(batch, slice(0, 1)), input_device(model))
     with (
         torch.no_grad(),
         evaluating(model),

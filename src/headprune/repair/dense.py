@@ -26,6 +26,7 @@ from headprune.signals.sensitivity import token_weights
 from headprune.signals.spec import is_expert
 from headprune.task import Task
 from headprune.units import Site
+from headprune.units.offload import input_device
 
 
 class DenseOutputs:
@@ -44,7 +45,7 @@ class DenseOutputs:
         self.targets: dict[int, Target] = {}  # in the order in which sites run
         self.forwards = 3.0 if weighted else 1.0  # passes over the data so far; a backward pass counts as two
         for batch in batches:
-            self._take_in(model, sites, task.prepare(batch, next(model.parameters()).device), weighted)
+            self._take_in(model, sites, task.prepare(batch, input_device(model)), weighted)
         if weighted:
             for target in self.targets.values():
                 target.weights = _weights(target.weights or [])

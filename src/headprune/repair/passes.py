@@ -22,6 +22,7 @@ from headprune.hooks.watch import hooks
 from headprune.signals.moments import real_outputs
 from headprune.task import Task, batch_size
 from headprune.units import Site
+from headprune.units.offload import input_device
 from headprune.units.paths import layer_path
 
 MEMORY = 4 << 30  # bytes of layer outputs that are remembered
@@ -69,7 +70,7 @@ class Passes:
             room = self.memory
             known, self._known = self._known, {}
             for number, raw in enumerate(self.batches):
-                batch = self.task.prepare(raw, next(self.model.parameters()).device)
+                batch = self.task.prepare(raw, input_device(self.model))
                 recall = Recall(known.pop(number, {}), room)
                 layers = [(path, self.model.get_submodule(path)) for path in self.layers]
                 look = Look(site, streams)

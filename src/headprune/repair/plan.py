@@ -16,6 +16,7 @@ from headprune.signals.moments import Moments, gather
 from headprune.task import Task
 from headprune.units import Member, Site, by_site, resolve
 from headprune.units.linear import is_transposed
+from headprune.units.offload import put, stored
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +78,9 @@ def _plan(
         return Repair(site.index, "none", None, None)
     removed = torch.zeros(site.size * site.width, dtype=torch.bool)
     removed[site.columns(site.position(member) for member in gone)] = True
-    weight = output.weight.detach()
+    weight = stored(output).detach()
     weight = (weight.t() if is_transposed(output) else weight).cpu()
-    bias = None if output.bias is None else output.bias.detach().cpu()
+    bias = None if output.bias is None else stored(output, "bias").detach().cpu()
     return solve(weight, bias, moments, removed, compensate, site=site.index)
 
 
@@ -91,7 +92,8 @@ def apply_repairs(model: PreTrainedModel, sites: Sequence[Site], repairs: Iterab
             old = getattr(output, name, None)  # a site without units has a bias alone
             if value is not None and old is not None:
                 value = value.t().contiguous() if name == "weight" and is_transposed(output) else value
-                setattr(output, name, nn.Parameter(value.to(old.device), requires_grad=old.requires_grad))
+                value = value if old.is_meta else value.to(old.device)
+                put(output, name, nn.Parameter(value, requires_grad=old.requires_grad))
 
 
 def owners_of(model: nn.Module, parameter: nn.Parameter | None) -> int:

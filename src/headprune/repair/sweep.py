@@ -21,6 +21,7 @@ from headprune.repair.towards import RIDGES, Pairs, best_map
 from headprune.signals.moments import FOLDS
 from headprune.units import Site
 from headprune.units.linear import is_transposed
+from headprune.units.offload import stored
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +100,9 @@ def _gathered(passes: SitePasses, site: Site, target: Target, catch_up: float, p
 
 
 def _repaired(output: Any, site: Site, pairs: Pairs, compensate: Compensation, ridges: tuple[float, ...]) -> Repair:
-    bias: torch.Tensor | None = None if output.bias is None else output.bias.detach().cpu()
+    bias: torch.Tensor | None = None if output.bias is None else stored(output, "bias").detach().cpu()
     if site.kept:
-        weight: torch.Tensor = output.weight.detach()
+        weight: torch.Tensor = stored(output).detach()
         weight = (weight.t() if is_transposed(output) else weight).cpu()
     else:
         weight = torch.zeros(pairs.y.shape[1], 0)

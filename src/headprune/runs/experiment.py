@@ -37,6 +37,7 @@ from headprune.store.files import write_text
 from headprune.store.places import model_folder
 from headprune.task import Task
 from headprune.units import kept_mask, resolve, sites_of, survey
+from headprune.units.offload import input_device
 from headprune.vocabulary.shrink import RECORD, Shrunk
 
 __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
@@ -122,7 +123,7 @@ def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None
     sample = Quality(task)
     with torch.no_grad(), evaluating(model):
         (batch,) = evaluated.select([0]).batches(1)
-        prepared = task.prepare(batch, find_device(experiment.device))
+        prepared = task.prepare(batch, input_device(model))
         sample.add(prepared, model(**task.inputs(prepared)))
     choose_metric(experiment.metric, sample)
 

@@ -14,6 +14,7 @@ from headprune.measure.latency import LatencyTable, latency_table
 from headprune.measure.timing import Timed, own_clock, turns, using_threads
 from headprune.search.budget import Prices, units
 from headprune.units import Site
+from headprune.units.offload import input_device
 
 REPEATS = 15
 
@@ -41,7 +42,7 @@ class Stopwatch:
         """The time of this model relative to the dense one, both measured now, taking turns."""
         inputs = made_up(self.dense, self.batch_size, self.length)
         with using_threads(self.threads) as used, evaluating(model), evaluating(self.dense):
-            clock = own_clock(used, next(model.parameters()).device)
+            clock = own_clock(used, input_device(model))
             runs = {"dense": Timed(self.dense, (), inputs), "pruned": Timed(model, (), inputs)}
             taken = {name: min(times) for name, times in turns(runs, REPEATS, clock=clock).items()}
         measured = taken["pruned"] / taken["dense"]

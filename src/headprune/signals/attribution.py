@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from headprune.errors import DataError, UnsupportedModelError
 from headprune.hooks.probe import probabilities
+from headprune.hooks.rows import Rows
 from headprune.hooks.watch import hooks, watched
 from headprune.signals.entropy import real_entries
 from headprune.signals.spec import Meter, Request, View
@@ -68,7 +69,10 @@ def _site_attribution(view: View, site: AttentionSite, steps: int, targets: torc
     with (
         torch.no_grad(),
         probabilities(
-            model, [site], lambda _, weights, mask: maps.append((weights, _counted(site, view, weights, mask)))
+            model,
+            [site],
+            lambda _, rows: maps.append((rows.probabilities, _counted(site, view, rows))),
+            whole=True,
         ),
     ):
         model(**inputs)
@@ -138,6 +142,6 @@ def _by_head(model: PreTrainedModel, site: AttentionSite, projected: torch.Tenso
     return torch.cat([values, learned.expand(len(values), -1, -1, -1)], dim=2)
 
 
-def _counted(site: AttentionSite, view: View, weights: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    rows, valid = real_entries(site, view, weights, mask)
-    return valid & rows.unsqueeze(-1)
+def _counted(site: AttentionSite, view: View, rows: Rows) -> torch.Tensor:
+    real, valid = real_entries(site, view, rows)
+    return valid & real.unsqueeze(-1)

@@ -18,6 +18,7 @@ from headprune.signals.moments import real_outputs
 from headprune.task import Task
 from headprune.units import Site
 from headprune.units.linear import is_transposed
+from headprune.units.offload import input_device, stored
 
 
 @dataclass
@@ -51,7 +52,7 @@ def gather_columns(
     """By site, from one forward pass; padding is left out, applications of a tied site are pooled."""
     found: dict[int, Columns] = {}
     for raw in batches:
-        batch = task.prepare(raw, next(model.parameters()).device)
+        batch = task.prepare(raw, input_device(model))
 
         def see(site: Site, outputs: torch.Tensor, batch: Mapping[str, Any] = batch) -> None:
             tokens, _ = real_outputs(site, batch, outputs, task)
@@ -70,5 +71,5 @@ def gather_columns(
 def output_weight(model: PreTrainedModel, site: Site) -> torch.Tensor:
     """The output map of a site, [out x in], in float64."""
     output: Any = model.get_submodule(site.o)
-    weight: torch.Tensor = output.weight.detach().double().cpu()
+    weight: torch.Tensor = stored(output).detach().double().cpu()
     return weight.t() if is_transposed(output) else weight

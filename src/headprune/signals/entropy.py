@@ -1,4 +1,4 @@
-"""Entropy of attention rows, reduced as each site's probabilities go by."""
+"""Entropy of attention rows, reduced as each site's probabilities go by, of long texts block after block."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from headprune.hooks.rows import Rows
 from headprune.signals.spec import Meter, Request, View
 from headprune.task.batch import widened
 from headprune.units import AttentionSite
@@ -23,23 +24,25 @@ def row_entropies(probabilities: torch.Tensor, valid: torch.Tensor, variant: str
     return terms.where(valid, terms.new_zeros(())).sum(-1)  # padding may look at nothing, which gives NaN
 
 
-def real_entries(
-    site: AttentionSite, view: View, weights: torch.Tensor, mask: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Real query rows [rows, 1, queries], and per row the keys it may look at [.., queries, keys]."""
+def real_entries(site: AttentionSite, view: View, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which of these queries are real [rows, 1, queries], and per query the keys it may look at [.., queries, keys]."""
+    weights, mask = rows.probabilities, rows.mask
     queries, keys = weights.shape[-2:]
     task, batch = view.task, view.batch
-    query_mask = task.site_tokens(site, batch, queries)
+    query_mask = task.site_tokens(site, batch, rows.queries)
     key_mask = task.key_tokens(site, batch, keys)
     valid = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=weights.device)
     if mask is not None:
         valid = valid & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
     if key_mask is not None and key_mask.shape == (weights.shape[0], keys):
         valid = valid & key_mask[:, None, None, :]
-    rows = torch.ones(weights.shape[0], 1, queries, dtype=torch.bool, device=weights.device)
-    if query_mask is not None and query_mask.shape == (weights.shape[0], queries):
-        rows = query_mask[:, None, :]
-    return rows, valid
+    real = torch.ones(weights.shape[0], 1, queries, dtype=torch.bool, device=weights.device)
+    if query_mask is not None and query_mask.shape == (weights.shape[0], rows.queries):
+        real = query_mask[:, None, rows.first : rows.first + queries]
+    return real, valid
+
+
+Sums = tuple[torch.Tensor, ...]  # what adds up over blocks of queries
 
 
 @dataclass(frozen=True)
@@ -53,23 +56,30 @@ class Entropy(Request):
     def meter(self, view: View) -> Meter:
         return _RowMeter(self, view)
 
-    def measure(self, weights: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-        """From probabilities [samples, heads, .., queries, keys] a number per sample and head."""
+    def sums(self, weights: torch.Tensor, real: torch.Tensor, valid: torch.Tensor) -> Sums:
+        """Of some queries, from probabilities [samples, heads, .., queries, keys]: their entropies and number."""
         entropies = row_entropies(weights, valid, self.variant, self.epsilon)
-        real = rows.expand(len(weights), *rows.shape[1:])
-        total = entropies.where(real, entropies.new_zeros(())).flatten(2).sum(-1)
-        return total / real.flatten(2).sum(-1).clamp_min(1)
+        counted = real.expand(len(weights), *real.shape[1:])
+        total = entropies.where(counted, entropies.new_zeros(())).flatten(2).sum(-1)
+        return total, counted.flatten(2).sum(-1)
+
+    def value(self, sums: Sums) -> torch.Tensor:
+        """A number per sample and head."""
+        return sums[0] / sums[1].clamp_min(1)
 
 
 @dataclass(frozen=True)
 class EntropyDeficit(Entropy):
     """1 - entropy / log(t) of each sample of t tokens; a sample of one token has no deficit."""
 
-    def measure(self, weights: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    def sums(self, weights: torch.Tensor, real: torch.Tensor, valid: torch.Tensor) -> Sums:
+        return *super().sums(weights, real, valid), (valid & real.unsqueeze(-1)).sum(-2)
+
+    def value(self, sums: Sums) -> torch.Tensor:
         # Rows are compared with the longest row they could have: all the sample's real keys.
-        longest = (valid & rows.unsqueeze(-1)).any(-2).sum(-1).clamp_min(1).to(weights.dtype).log()
+        longest = (sums[2] > 0).sum(-1).clamp_min(1).to(sums[0].dtype).log()
         longest = longest.flatten(2).mean(-1) if longest.dim() > 2 else longest
-        values = super().measure(weights, rows, valid)
+        values = super().value(sums)
         return torch.where(longest > 0, 1 - values / longest.clamp_min(1e-30), torch.zeros_like(values))
 
 
@@ -82,8 +92,11 @@ class ZeroProbabilities(Request):
     def meter(self, view: View) -> Meter:
         return _RowMeter(self, view, mean=False)
 
-    def measure(self, weights: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-        return ((weights == 0) & valid & rows.unsqueeze(-1)).flatten(2).sum(-1)
+    def sums(self, weights: torch.Tensor, real: torch.Tensor, valid: torch.Tensor) -> Sums:
+        return (((weights == 0) & valid & real.unsqueeze(-1)).flatten(2).sum(-1),)
+
+    def value(self, sums: Sums) -> torch.Tensor:
+        return sums[0]
 
 
 class _RowMeter(Meter):
@@ -94,19 +107,22 @@ class _RowMeter(Meter):
         self.sums = view.blank()
         self.applications = torch.zeros(len(view.sites))
         self.mean = mean
+        self.so_far: Sums | None = None  # of the blocks of this application
 
-    def probabilities(self, site: AttentionSite, probabilities: torch.Tensor, mask: torch.Tensor | None) -> None:
-        weights = widened(probabilities)
-        rows, valid = real_entries(site, self.view, weights, mask)
+    def rows(self, site: AttentionSite, rows: Rows) -> None:
+        weights = widened(rows.probabilities)
+        real, valid = real_entries(site, self.view, rows)
         copies = self.view.task.rows(self.view.batch)
         if copies > 1:  # a sample is several rows of the model: its attention is theirs together
-            weights, rows, valid = (
+            weights, real, valid = (
                 part.expand(len(weights), *part.shape[1:]).unflatten(0, (-1, copies)).transpose(1, 2)
-                for part in (weights, rows, valid)
+                for part in (weights, real, valid)
             )
-        values = self.request.measure(weights, rows, valid)
-        self.sums[:, site.index, list(site.kept)] += values.to(self.sums)
-        self.applications[site.index] += 1
+        own = self.request.sums(weights, real, valid)
+        self.so_far = own if rows.first == 0 else tuple(map(torch.add, self.so_far or (), own))
+        if rows.first + rows.probabilities.shape[-2] == rows.queries:
+            self.sums[:, site.index, list(site.kept)] += self.request.value(self.so_far).to(self.sums)
+            self.applications[site.index] += 1
 
     def answer(self) -> torch.Tensor:
         return self.sums / self.applications.clamp_min(1)[:, None] if self.mean else self.sums

@@ -14,6 +14,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
 from headprune.task import Task, batch_size, task_of
 from headprune.units import Site
+from headprune.units.offload import input_device
 
 FOLDS = 2  # parts of the samples, so that what is fitted to one can be tried on the other
 
@@ -111,7 +112,7 @@ def gather(
     """
     task = task or task_of(model)
     wanted = [site for site in sites if site.kept]
-    device = next(model.parameters()).device
+    device = input_device(model)
     found: dict[int, Moments] = {}
     samples = 0
     for raw in batches if wanted else ():

@@ -12,11 +12,13 @@ from transformers import PreTrainedModel
 
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.probe import probabilities
+from headprune.hooks.rows import Rows
 from headprune.hooks.watch import frozen, watched
 from headprune.signals.objectives import start_backward
 from headprune.signals.spec import Fit, Meter, NotPerSampleError, Request, View
 from headprune.task import Labels, Task, batch_size, samples_of
-from headprune.units import Site, kept_mask
+from headprune.units import AttentionSite, Site, kept_mask
+from headprune.units.offload import input_device
 
 See = Callable[[Mapping[str, Any], Any, torch.Tensor], None]  # (batch, output, logits)
 
@@ -48,7 +50,7 @@ def observe(
     wanted = list(dict.fromkeys(requests))
     if any(request.fitted for request in wanted) and fit is None:
         raise ValueError("A request that is fitted to the data needs its moments, which are gathered first.")
-    inputs = task.prepare(batch, next(model.parameters()).device)
+    inputs = task.prepare(batch, input_device(model))
 
     def look(part: Mapping[str, Any], asked: Sequence[Request], show: See | None) -> Observation:
         view = View(model, task, sites, part, batch_size(part), labels, fit)
@@ -115,7 +117,8 @@ def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tokens: _Toke
     """Everything that any meter wants to see, through one set of hooks."""
     projection = [meter.projection for meter in meters if meter.projection is not None]
     output = [tokens.output, *(meter.output for meter in meters if meter.output is not None)]
-    seen = [meter.probabilities for meter in meters if meter.probabilities is not None]
+    maps = [meter.probabilities for meter in meters if meter.probabilities is not None]
+    blocks = [meter.rows for meter in meters if meter.rows is not None]
     stack.enter_context(
         watched(
             view.model,
@@ -126,8 +129,14 @@ def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tokens: _Toke
     )
     for meter in meters:
         stack.enter_context(meter.watching())
-    if seen:
-        stack.enter_context(probabilities(view.model, view.sites, lambda *what: _tell(seen, *what)))  # type: ignore[arg-type]
+    if maps or blocks:
+
+        def show(site: AttentionSite, rows: Rows) -> None:
+            _tell(blocks, site, rows)
+            _tell(maps, site, rows.probabilities, rows.mask)
+
+        heads = [site for site in view.sites if isinstance(site, AttentionSite)]
+        stack.enter_context(probabilities(view.model, heads, show, whole=bool(maps)))
 
 
 def _tell(callbacks: Sequence[Callable[..., None]], *what: Any) -> None:

@@ -21,6 +21,7 @@ from headprune.signals.spec import GradientRequest, Meter, Objective, Request, V
 from headprune.task.batch import widened
 from headprune.units import Kind, Site
 from headprune.units.linear import is_transposed
+from headprune.units.offload import stored
 from headprune.units.paths import layer_path
 
 RIDGE = 1e-3  # relative to the mean square of the outputs
@@ -131,7 +132,8 @@ class _ErrorMeter(Meter):
         if residual is None:
             return
         output: Any = self.view.model.get_submodule(site.o)
-        weight = (output.weight if not is_transposed(output) else output.weight.t()).detach()
+        weight = stored(output).detach().to(residual.device)
+        weight = weight.t() if is_transposed(output) else weight
         squares = _contributions(site, widened(weight), residual)
         per_sample = self._summed(site, squares).repeat_interleave(site.group, dim=-1)
         self.errors[:, site.index, list(site.kept)] += per_sample.to(self.errors)

@@ -19,6 +19,7 @@ from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
 from headprune.task import Task, batch_size
 from headprune.units import Site
+from headprune.units.offload import input_device
 
 DRAWS = 2  # of random signs, where there are enough logits for them to differ
 FLOOR = 0.1  # weight of a token that nothing depends on, relative to one that is sensitive on average
@@ -87,7 +88,7 @@ def gather_sensitivity(
     first = 0
     wanted = [site for site in sites if site.kept]
     for raw in batches:
-        batch = task.prepare(raw, next(model.parameters()).device)
+        batch = task.prepare(raw, input_device(model))
         outputs: dict[int, list[torch.Tensor]] = {}
         pairs = [(model.get_submodule(site.o), _watcher(site, batch, task, found, first, outputs)) for site in wanted]
         with evaluating(model), frozen(model), torch.set_grad_enabled(gradients), hooks(pairs):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from transformers import PreTrainedModel
 
+from headprune.hooks.rows import Rows
 from headprune.signals.moments import Moments
 from headprune.task import Labels, Task
 from headprune.units import AttentionSite, Kind, NeuronSite, Site, kept_mask
@@ -88,19 +89,21 @@ class View:
 class Meter:
     """Reduces what it sees to one number per sample and member as soon as it appears, so that nothing piles up.
 
-    `projection`, `output` and `probabilities` are called while the model runs, where a meter has them; `start` and
-    `finish` around the backward pass of its request; `after` when the pass is over.
+    `projection`, `output`, `probabilities` and `rows` are called while the model runs, where a meter has them; `start`
+    and `finish` around the backward pass of its request; `after` when the pass is over. `rows` shows attention in
+    blocks of queries, in order, so that no whole map is made; `probabilities` shows it at once.
     """
 
     projection: Callable[[AttentionSite, str, torch.Tensor, torch.Tensor], None] | None = None
     output: Callable[[Site, torch.Tensor], None] | None = None
     probabilities: Callable[[AttentionSite, torch.Tensor, torch.Tensor | None], None] | None = None
+    rows: Callable[[AttentionSite, Rows], None] | None = None
 
     def __init__(self, request: Any, view: View) -> None:
         self.request, self.view = request, view
 
     def watching(self) -> AbstractContextManager[None]:
-        """Hooks of its own, for what the three callbacks do not show."""
+        """Hooks of its own, for what the callbacks do not show."""
         return nullcontext()
 
     def start(self) -> None:

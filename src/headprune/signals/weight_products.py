@@ -11,6 +11,7 @@ from headprune.signals.calls import Call, ProjectionMeter, by_query_head
 from headprune.signals.spec import GradientRequest, Meter, View
 from headprune.task.batch import widened
 from headprune.units import Kind, Projection, Site
+from headprune.units.offload import stored
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class _ProductMeter(ProjectionMeter):
             for projection in roles:
                 # <W, dW> = sum_t delta_t . (W x_t), and W x_t is the output without its bias.
                 values = widened(projection.of(call.outputs))
-                bias: torch.Tensor | None = self.view.model.get_submodule(projection.module).bias
-                values = values if bias is None else values - widened(projection.of(bias))
+                bias: torch.Tensor | None = stored(self.view.model.get_submodule(projection.module), "bias")
+                values = values if bias is None else values - widened(projection.of(bias.to(values.device)))
                 products = (values * widened(projection.of(call.delta))).sum(dim=(1, 3))
                 own = by_query_head(site, projection, products)
                 self.products[:, site.index, list(site.kept)] += own.to(self.products)

@@ -35,6 +35,7 @@ from headprune.units.cutting.record import (
 )
 from headprune.units.linear import is_quantized
 from headprune.units.measured.verdict import dense_class
+from headprune.units.offload import is_offloaded, state_of
 
 FORMS: dict[Kind, str] = {"heads": "lists of head numbers", "neurons": 'ranges of neuron numbers such as "0-3,7"'}
 
@@ -66,7 +67,10 @@ def save(
         if quantized:
             save_quantized(model, folder, max_shard_size)
         else:
-            model.save_pretrained(folder, max_shard_size=max_shard_size)
+            # transformers brings in what its own device_map has offloaded, and nothing else.
+            unknown = is_offloaded(model) and not getattr(model, "hf_device_map", None)
+            given = {"state_dict": state_of(model)} if unknown else {}
+            model.save_pretrained(folder, max_shard_size=max_shard_size, **given)
 
     return _save(model, Path(path), weights, processor, portable=portable, quantized=quantized)
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from headprune.errors import CheckpointError, ExportError, UnsupportedModelError
 from headprune.extras import need, needed
 from headprune.units.linear import is_quantized, refuse_quantized
+from headprune.units.offload import refuse_offloaded
 
 NAME = "quantized.safetensors"
 VARIANT = "quantized"  # in the name of the other weights: without these ones, plain transformers must not load them
@@ -58,6 +59,7 @@ def quantize(model: PreTrainedModel, name: Name = "int8", *, group_size: int = 6
     if not isinstance(group_size, int) or group_size < SMALLEST:
         raise ExportError(f"group_size must be a whole number of at least {SMALLEST}, not {group_size!r}.")
     refuse_quantized(model, "quantised")
+    refuse_offloaded(model, "quantised")
     layers = {path: _way(module.in_features, name, group_size) for path, module in _linear_maps(model)}
     if not layers:
         raise UnsupportedModelError(f"{type(model).__name__} has no torch.nn.Linear whose weights could be quantised.")

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from headprune.errors import CheckpointError
 from headprune.extras import need
 from headprune.store.checkpoint import load
+from headprune.units.offload import undress
 from headprune.units.paths import submodule
 
 INDEX = "model.safetensors.index.json"
@@ -76,8 +77,6 @@ class DiskShelf:
         stored: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> None:
-        from accelerate.hooks import remove_hook_from_module
-
         self.model, self.parts, self.stored = model, parts, stored
         self.device = device or torch.device("cpu")
         self.layers = list(layers)
@@ -89,9 +88,7 @@ class DiskShelf:
                 for name, tensor in _own_tensors(module):
                     if tensor.device.type == "meta" and weights is not None:
                         self.sources[".".join(filter(None, (path, inner, name)))] = weights, name
-            remove_hook_from_module(layer, recurse=True)
-            for module in layer.modules():
-                vars(module).pop("forward", None)  # which accelerate leaves there, bound, where surgery puts another
+                undress(module)
 
     def outside(self) -> Any:
         """Accelerate sees to what is no layer."""

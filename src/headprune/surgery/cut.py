@@ -17,6 +17,7 @@ from headprune.surgery.proven import require_proof
 from headprune.units import AttentionSite, Member, Site, all_sites, as_members, survey, widest
 from headprune.units.cutting.removal import remaining, take_out
 from headprune.units.cutting.undo import Undo
+from headprune.units.offload import input_device, is_dispatched
 from headprune.units.quirks import QUIRKS
 
 
@@ -40,7 +41,7 @@ def cut(
     refuse_gates(model)
     require_proof(model, sites, chosen, verified=verify is not None)
     expected = _gated_outputs(model, sites, chosen, verify) if verify is not None else None
-    _refuse_accelerate_hooks(model, sites, remaining(sites, chosen))
+    _refuse_wrapped(model, sites, remaining(sites, chosen))
     undo = Undo(model)
     try:
         take_out(model, sites, chosen)
@@ -68,22 +69,21 @@ def sites_with(model: nn.Module, members: Sequence[Member]) -> Sequence[Site]:
     return attention if known else all_sites(model)
 
 
-def _refuse_accelerate_hooks(model: nn.Module, sites: Sequence[Site], kept: Mapping[int, Sequence[int]]) -> None:
+def _refuse_wrapped(model: nn.Module, sites: Sequence[Site], kept: Mapping[int, Sequence[int]]) -> None:
     for index, ids in kept.items():
         site = sites[index]
         module = model.get_submodule(site.path)
         replaced = isinstance(site, AttentionSite) and QUIRKS[site.quirk][0 if ids else 1] is not None
-        if "forward" in module.__dict__ and replaced:
+        if "forward" in module.__dict__ and replaced and not is_dispatched(module):
             raise UnsupportedModelError(
-                f"The forward of {site.path} is wrapped (device_map offloading?); prune the model before it is "
-                "dispatched, or remove the wrapper with accelerate's remove_hook_from_submodules(model)."
+                f"The forward of {site.path} is wrapped by something other than accelerate; remove the wrapper first."
             )
 
 
 def _gated_outputs(
     model: PreTrainedModel, sites: Sequence[Site], members: Sequence[Member], batch: Mapping[str, Any]
 ) -> list[torch.Tensor]:
-    gates = torch.ones(len(sites), widest(sites), device=next(model.parameters()).device)
+    gates = torch.ones(len(sites), widest(sites), device=input_device(model))
     rows, columns = torch.tensor(members).T.to(gates.device)  # tens of thousands of neurons at once
     gates[rows, columns] = 0.0
     with gated(model, gates, sites=sites):

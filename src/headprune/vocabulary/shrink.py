@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from headprune.errors import VocabularyError
 from headprune.hooks.outputs import largest_difference, run
 from headprune.units.cutting.undo import Undo
+from headprune.units.offload import refuse_offloaded
 from headprune.vocabulary import rewriting
 from headprune.vocabulary.ids import configs_of, named_ids, own_configs, renumber
 from headprune.vocabulary.pieces import Pieces
@@ -52,6 +53,7 @@ def shrink_vocabulary(
         raise VocabularyError(f"{type(model).__name__} is not a transformers model, so its vocabulary is not known.")
     if isinstance(texts, str) or not given or not all(isinstance(text, str) for text in given):
         raise VocabularyError("Give at least one text, as a list of strings, to keep the tokens of.")
+    refuse_offloaded(model, "given a smaller vocabulary")
     rows = rows_of(model)
     configs = configs_of(model, rows)
     named = {entry for config in configs for entry in named_ids(config) if entry < rows}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from headprune.measure.trajectory import Step
 from headprune.search.replay import check_replay
 from headprune.search.sweep.sweep import Sweep
 from headprune.search.ways import Subject, Taken
 from headprune.units import Member
+from headprune.units.offload import input_device
 
 
 class InOneSweep:
@@ -22,8 +21,7 @@ class InOneSweep:
 
     def _sweep(self) -> Sweep:
         run = self.run
-        device = next(run.model.parameters()).device
-        return Sweep(run.model, run.calibration, run.config, run.task, device=torch.device(device))
+        return Sweep(run.model, run.calibration, run.config, run.task, device=input_device(run.model))
 
     def goes_on(self) -> bool:
         return len(self.run.steps) == 1

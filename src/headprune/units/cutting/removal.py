@@ -11,6 +11,7 @@ from headprune.units.cutting.record import write_record
 from headprune.units.cutting.slices import Slices
 from headprune.units.members import Member, by_site
 from headprune.units.neurons.spec import NeuronSite
+from headprune.units.offload import bring_in, rewrap
 from headprune.units.quirks import restructure
 from headprune.units.spec import AttentionSite, Site
 
@@ -33,7 +34,15 @@ def take_out(
     for index, ids in kept.items():
         _select(slices, sites[index], ids)
     slices.apply()
+    sited = [(model.get_submodule(sites[index].path), model.get_submodule(sites[index].o)) for index in kept]
+    classes = [type(module) for module, _ in sited]
+    for (_, output), ids in zip(sited, kept.values(), strict=True):
+        if not ids:  # of which a bias is left, in another module
+            bring_in(output)
     restructure(model, steps)
+    for (module, _), before in zip(sited, classes, strict=True):
+        if type(module) is not before:
+            rewrap(module)
     going = by_site(members)
     for kind in dict.fromkeys(sites[index].kind for index in going):
         own = [site for site in sites if site.kind == kind]

@@ -9,6 +9,7 @@ from torch import nn
 
 from headprune.errors import UnsupportedModelError
 from headprune.units.linear import is_transposed
+from headprune.units.offload import put, stored
 
 
 class Slices:
@@ -58,12 +59,12 @@ class Slices:
                     "untie them, or remove the same heads there."
                 )
         for parameter, axes in self.wanted.values():
-            kept = parameter.detach()
+            kept = stored(*self.owners[id(parameter)][0]).detach()
             for dim, selected in axes.items():
                 kept = kept.index_select(dim, torch.tensor(selected, dtype=torch.long, device=kept.device))
             smaller = nn.Parameter(kept.contiguous(), requires_grad=parameter.requires_grad)
             for module, name in self.owners[id(parameter)]:
-                setattr(module, name, smaller)
+                put(module, name, smaller)
         for module, name, dim, selected in self.buffers:
             buffer = getattr(module, name)
             setattr(

@@ -1,0 +1,131 @@
+"""Attention probabilities in blocks of queries, so that of long texts no map of all queries and keys exists.
+
+A row of attention depends on no other row: what the family's eager function gives for some of the queries is what it
+gives for them among all, with its scaling, its cap, its sinks. Where that does not hold, which is tried, the map is
+made at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from headprune.task.batch import widened
+
+BLOCK = 1 << 22  # bytes of probabilities in float32 that are made together
+FEWEST = 32  # queries of a block, however many keys and heads there are
+CLOSE = 1e-3  # by which float32 probabilities of large scores may differ when a product has another shape
+ALONG_QUERIES = ("position_bias",)  # options of eager functions that have a row for each query
+
+_proven: dict[tuple[Any, ...], bool] = {}  # by eager function and the tensors it is given: whether rows stand alone
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The attention of some of a site's queries, one after the other, to all keys."""
+
+    probabilities: torch.Tensor  # [batch, heads, these queries, keys]
+    mask: torch.Tensor | None  # what these queries may look at: additive or bool, None where nothing is masked
+    first: int  # of these queries
+    queries: int  # in all
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One call of a family's attention function."""
+
+    eager: Callable[..., Any]
+    module: nn.Module
+    query: torch.Tensor  # [batch, heads, queries, width]
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    options: Mapping[str, Any]
+
+    @property
+    def queries(self) -> int:
+        return int(self.query.shape[2])
+
+    @property
+    def implies_causal(self) -> bool:
+        """Whether an implementation without a mask would be told that attention is causal."""
+        told = self.options.get("is_causal")
+        causal = getattr(self.module, "is_causal", True) if told is None else told
+        return self.mask is None and bool(causal) and self.queries > 1
+
+    def block_mask(self, first: int, end: int) -> torch.Tensor | None:
+        """The mask of these queries; as a tensor where the implementation would only be told that it is causal."""
+        keys = self.key.shape[-2]
+        if self.mask is not None:
+            return _rows_of(self.mask, self.queries, first, end)[..., :keys]
+        if self.implies_causal:
+            places = torch.arange(first, end, device=self.query.device)
+            return (torch.arange(keys, device=self.query.device) <= places[:, None])[None, None]
+        return None
+
+    def part(self, first: int, end: int) -> tuple[torch.Tensor, Rows]:
+        """(output, rows) of these queries."""
+        mask = self.block_mask(first, end)
+        options = {
+            name: _rows_of(value, self.queries, first, end) if name in ALONG_QUERIES and value is not None else value
+            for name, value in self.options.items()
+        }
+        query = self.query[:, :, first:end]
+        output, weights = self.eager(self.module, query, self.key, self.value, additive(mask, query), **options)
+        return output, Rows(weights, mask, first, self.queries)
+
+    def parts(self, *, whole: bool) -> Iterator[tuple[torch.Tensor, Rows]]:
+        """All queries in blocks, or at once where `whole` or where rows do not stand alone."""
+        size = self.block_size()
+        if whole or size >= self.queries or not self.stands_alone():
+            yield self.part(0, self.queries)
+            return
+        for first in range(0, self.queries, size):
+            yield self.part(first, min(first + size, self.queries))
+
+    def block_size(self) -> int:
+        row = self.query.shape[0] * self.query.shape[1] * self.key.shape[-2] * 4
+        return max(FEWEST, BLOCK // row)
+
+    def stands_alone(self) -> bool:
+        """Whether a row is the same among others and alone. Tried once for a function, on its first queries."""
+        given = tuple(sorted(name for name, value in self.options.items() if isinstance(value, torch.Tensor)))
+        what = (self.eager, given, self.mask is None)
+        if what not in _proven:
+            _proven[what] = self.query.dim() == 4 and self._same_alone()
+        return _proven[what]
+
+    def _same_alone(self) -> bool:
+        wide = replace(self, query=widened(self.query), key=widened(self.key), value=widened(self.value))
+        middle = FEWEST // 2
+        row = slice(middle, middle + 1)
+        try:
+            (output, among), (output_alone, alone) = wide.part(0, FEWEST), wide.part(middle, middle + 1)
+        except (RuntimeError, IndexError, ValueError):  # an option has a row for each query, and is not sliced
+            return False
+        pairs = ((among.probabilities[:, :, row], alone.probabilities), (output[:, row], output_alone))
+        return all(
+            a.shape == b.shape and torch.allclose(a, b, rtol=CLOSE, atol=CLOSE, equal_nan=True) for a, b in pairs
+        )
+
+
+def additive(mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
+    """A bool mask as numbers that are added to the scores."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    # Many families take the softmax in float32: what is less than its least number would be minus infinity there, and
+    # a row of padding, which may look at nothing, not a number.
+    least = max(torch.finfo(like.dtype).min, torch.finfo(torch.float32).min)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, least)
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one, other, rtol=CLOSE, atol=CLOSE, equal_nan=True)
+
+
+def _rows_of(tensor: torch.Tensor, queries: int, first: int, end: int) -> torch.Tensor:
+    return tensor[..., first:end, :] if tensor.dim() > 1 and tensor.shape[-2] == queries else tensor
