@@ -79,3 +79,7 @@ class ExportError(HeadpruneError, ValueError):
 
 class RunError(HeadpruneError):
     """A run directory cannot be used, or belongs to another run."""
+
+
+class RankError(HeadpruneError):
+    """Another of several processes failed, died or does not answer."""

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.errors import NonFiniteError
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.recall import Calls, Recall
 from headprune.measure.quality import Quality
-from headprune.task import Task, task_of
+from headprune.task import Task, own_batches, task_of
 from headprune.units import Site
 from headprune.units.paths import layer_path
 
@@ -25,6 +26,7 @@ class Evaluator:
 
     A layer that did not change and gets what it got before gives what it gave before. So, within a budget of memory,
     layers remember their outputs: those that run before the first change, and towers that a change does not reach.
+    Several processes share the batches, and all get the quality over all of them.
     """
 
     def __init__(
@@ -37,14 +39,14 @@ class Evaluator:
     def __call__(self, model: PreTrainedModel, sites: Sequence[Site], changed: Sequence[int] | None = None) -> Quality:
         """Evaluate; `changed` are the sites that differ from the last call's model, None if anything may differ."""
         task = self.task or task_of(model)
-        quality = Quality(task)
+        parts: dict[int, Quality] = {}
         device = next(model.parameters()).device
         layers = self._layers(model, sites)
         stale = {layer_path(sites[site].path) for site in changed or ()}
         known, self._known = ({} if changed is None else self._known), {}
         room = self.cache_bytes
-        with torch.no_grad(), evaluating(model):
-            for number, batch in enumerate(self.batches):
+        with ranks.agreeing(), torch.no_grad(), evaluating(model):
+            for number, _, batch in own_batches(self.batches):
                 inputs = task.prepare(batch, device)
                 calls = known.pop(number, {})
                 recall = Recall({key: call for key, call in calls.items() if key[0] not in stale}, room)
@@ -56,10 +58,11 @@ class Evaluator:
                         f"The model's logits are NaN or Inf in evaluation batch {number}; check that batch and the "
                         "precision of the model."
                     )
-                quality.add(inputs, output, logits)
+                parts[number] = Quality(task)
+                parts[number].add(inputs, output, logits)
                 self._known[number] = recall.calls
                 room -= recall.bytes
-        return quality
+        return Quality.over_processes(task, parts)
 
     def forget(self) -> None:
         """The next model has nothing to do with the last one."""

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.streams import streams
 from headprune.hooks.watch import frozen, hooks
@@ -24,12 +25,15 @@ from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
 from headprune.signals.sensitivity import token_weights
 from headprune.signals.spec import is_expert
-from headprune.task import Task
+from headprune.task import Task, own_batches
 from headprune.units import Site
 
 
 class DenseOutputs:
-    """The targets of all sites, from one pass over the data; repairs of later models count theirs in `forwards`."""
+    """The targets of all sites, from one pass over the data; repairs of later models count theirs in `forwards`.
+
+    Of several processes, each keeps those of its own batches.
+    """
 
     def __init__(
         self,
@@ -43,11 +47,27 @@ class DenseOutputs:
         self.batches, self.task = batches, task
         self.targets: dict[int, Target] = {}  # in the order in which sites run
         self.forwards = 3.0 if weighted else 1.0  # passes over the data so far; a backward pass counts as two
-        for batch in batches:
-            self._take_in(model, sites, task.prepare(batch, next(model.parameters()).device), weighted)
+        with ranks.agreeing():
+            for _, _, batch in own_batches(batches):
+                self._take_in(model, sites, task.prepare(batch, next(model.parameters()).device), weighted)
+        self._agree(weighted)
         if weighted:
             for target in self.targets.values():
                 target.weights = _weights(target.weights or [])
+
+    def _agree(self, weighted: bool) -> None:
+        """All processes know the same sites in the same order, and do without streams where one of them has none."""
+        about = {index: (target.streams is None, target.routed) for index, target in self.targets.items()}
+        whole: dict[int, tuple[bool, bool]] = {}
+        for share in ranks.gathered(about):
+            for index, (bare, routed) in share.items():
+                known = whole.get(index, (False, False))
+                whole[index] = known[0] or bare, known[1] or routed
+        targets = {index: self.targets.get(index, Target([], [], [] if weighted else None)) for index in whole}
+        for index, (bare, routed) in whole.items():
+            targets[index].routed = routed
+            targets[index].streams = None if bare else targets[index].streams
+        self.targets = targets
 
     def _take_in(self, model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any], weighted: bool) -> None:
         given: dict[int, list[torch.Tensor]] = {}
@@ -112,4 +132,7 @@ def _note_pull(
 
 
 def _weights(squares: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return list(token_weights(torch.cat(list(squares))).split([len(own) for own in squares]))
+    tokens = torch.cat(list(squares)) if squares else torch.zeros(0)
+    sums = torch.tensor([float(tokens.double().sum()), float(len(tokens))], dtype=torch.float64)
+    ranks.add_up(sums)
+    return list(token_weights(tokens, sums[0] / sums[1]).split([len(own) for own in squares]))

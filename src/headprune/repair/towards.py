@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headprune import ranks
 from headprune.signals.moments import FOLDS
 
 RIDGES = (1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)  # relative to the mean square of the inputs
@@ -70,6 +71,16 @@ class Pairs:
         square = ((weight @ zz) * weight).sum() + shift.square().sum() + 2 * shift @ (weight @ z)
         cross = (weight.t() * zy).sum() + shift @ y
         return max(float(self.yy.sum() / count + square - 2 * cross), 0.0)
+
+
+def pairs_of_all(own: Pairs | None) -> Pairs | None:
+    """The sums of all processes, from those that each of them has; None where none has any."""
+    widths = [part for part in ranks.gathered(None if own is None else (own.z.shape[1], own.y.shape[1])) if part]
+    if not widths:
+        return None
+    pairs = Pairs.blank(*widths[0]) if own is None else own
+    ranks.add_up(pairs.counts, pairs.z, pairs.y, pairs.zz, pairs.zy, pairs.yy)
+    return pairs
 
 
 def best_map(
