@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headprune import ranks
 from headprune.criteria import make
 from headprune.criteria.hies import Hies
 from headprune.criteria.registry import split_suffix
@@ -47,7 +48,7 @@ def compare(
     A criterion may bring its own compensation, as in "gnorm+lstsq"; the others take the experiment's. The best has the
     largest area under its curve over the range in which models are of use.
     """
-    curves = []
+    done: list[tuple[str, list[str]]] = []
     for spec in expand(criteria, experiment.compensate):
         criterion, compensate = combination(spec, experiment.compensate)
         suffix = spec.removeprefix(criterion)
@@ -62,8 +63,10 @@ def compare(
                 on_run(one)
             own = replace(experiment, criterion=one.removesuffix(suffix), compensate=compensate, explore=True)
             run_experiment(own, folder, overwrite=overwrite, measure=False, on_step=on_step)
-        curves.append(curve_of(spec, load_runs([out / folder for folder in folders])))
-    return compared(curves)
+        done.append((spec, folders))
+    return ranks.by_first(
+        lambda: compared([curve_of(spec, load_runs([out / one for one in own])) for spec, own in done])
+    )
 
 
 def with_alpha(names: Sequence[str], alpha: float) -> list[str]:

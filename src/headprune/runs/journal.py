@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 import transformers
 from filelock import FileLock, Timeout
 
+from headprune import ranks
 from headprune.errors import RunError
 from headprune.measure.trajectory import Step, curve_csv
 from headprune.search.config import default_settings, migrated
@@ -225,6 +227,22 @@ class Run(Journal):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def opened(path: Path, settings: Callable[[], Mapping[str, Any]], **how: Any) -> Iterator[Run | None]:
+    """The run directory, which of several processes the first one alone holds; None in the others."""
+    held: list[Run] = []
+
+    def take() -> None:
+        held.append(Run(path, settings(), **how))
+
+    try:
+        ranks.by_first(take)
+        yield held[0] if held else None
+    finally:
+        for run in held:
+            run.close()
 
 
 def _cut(file: Path, size: int) -> None:
