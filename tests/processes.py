@@ -53,8 +53,12 @@ def _work(work: Callable[[int], Any], number: int, count: int, port: int, root: 
         torch.set_num_threads(1)
         os.environ.update(
             {
-                **{"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(count)},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"},
+                "RANK": str(number),
+                "LOCAL_RANK": str(number),
+                "WORLD_SIZE": str(count),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
             }
         )
         torch.save(work(number), root / f"{number}.pt")

@@ -48,12 +48,12 @@ class DenseOutputs:
         self.targets: dict[int, Target] = {}  # in the order in which sites run
         self.forwards = 3.0 if weighted else 1.0  # passes over the data so far; a backward pass counts as two
         with ranks.agreeing():
-            for _, _, batch in own_batches(batches):
-                self._take_in(model, sites, task.prepare(batch, next(model.parameters()).device), weighted)
+            for number, _, batch in own_batches(batches):
+                self._take_in(model, sites, number, task.prepare(batch, next(model.parameters()).device), weighted)
         self._agree(weighted)
         if weighted:
             for target in self.targets.values():
-                target.weights = _weights(target.weights or [])
+                target.weights = _weights(target.weights or [], target.numbers)
 
     def _agree(self, weighted: bool) -> None:
         """All processes know the same sites in the same order, and do without streams where one of them has none."""
@@ -69,7 +69,9 @@ class DenseOutputs:
             targets[index].streams = None if bare else targets[index].streams
         self.targets = targets
 
-    def _take_in(self, model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any], weighted: bool) -> None:
+    def _take_in(
+        self, model: PreTrainedModel, sites: Sequence[Site], number: int, batch: Mapping[str, Any], weighted: bool
+    ) -> None:
         given: dict[int, list[torch.Tensor]] = {}
         streaming: dict[int, list[torch.Tensor]] = {}
         pulls: dict[int, list[torch.Tensor]] = {}
@@ -105,6 +107,7 @@ class DenseOutputs:
             both = streaming.get(index, [])
             whole = len(both) == len(parts) and all(a.shape == b.shape for a, b in zip(parts, both, strict=True))
             target = self.targets.setdefault(index, Target([], [] if whole else None, [] if weighted else None))
+            target.numbers.append(number)
             target.outputs.append(torch.cat(parts))
             target.routed |= routed
             if target.streams is not None and whole:
@@ -131,8 +134,11 @@ def _note_pull(
     pulls.setdefault(site.index, []).append(own.float().square().sum(1).cpu())
 
 
-def _weights(squares: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    tokens = torch.cat(list(squares)) if squares else torch.zeros(0)
-    sums = torch.tensor([float(tokens.double().sum()), float(len(tokens))], dtype=torch.float64)
-    ranks.add_up(sums)
-    return list(token_weights(tokens, sums[0] / sums[1]).split([len(own) for own in squares]))
+def _weights(squares: Sequence[torch.Tensor], numbers: Sequence[int]) -> list[torch.Tensor]:
+    """From the squared gradients of this process's batches, whose mean is that over the batches of all processes."""
+    own = dict(zip(numbers, [(own.double().sum(), len(own)) for own in squares], strict=True))
+    sums = {number: part for share in ranks.gathered(own) for number, part in share.items()}
+    # Added up in the order of batches, whoever has them: a mean that differs in its last bit would show in the weights.
+    total = sum(sums[number][0] for number in sorted(sums))
+    mean = torch.as_tensor(total, dtype=torch.float64) / max(1, sum(count for _, count in sums.values()))
+    return [token_weights(part, mean) for part in squares]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class Target:
     streams: list[torch.Tensor] | None  # [tokens x out]: what it is added to there; None where that is not known
     weights: list[torch.Tensor] | None  # [tokens]
     routed: bool = False  # whether it is given some tokens alone, which others choose
+    numbers: list[int] = field(default_factory=list)  # of the batches, in all the data
 
 
 def sweep(
