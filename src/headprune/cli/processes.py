@@ -14,8 +14,8 @@ from typing import Any
 from headprune import ranks
 from headprune.errors import HeadpruneError, RankError
 
-SAID = "headprune/said"  # in the launcher's store: the first process has said what was wrong
-PATIENCE = timedelta(seconds=60)  # for it to do so
+SAID = "headprune/said"  # in the launcher's store: how many processes had something to say
+PATIENCE = timedelta(seconds=20)  # for the store, and for the first process to show how an option is written
 ENDED = (
     "Error: This run was ended by a signal, or because another of its processes has died; what was done is kept, and "
     "the same command goes on from there."
@@ -24,12 +24,12 @@ ENDED = (
 
 @contextmanager
 def as_one() -> Iterator[None]:
-    """Several processes look like one: those that are not the first print nothing, unless it is a bug of theirs alone,
-    and leave the sentence about a wrong input to the first."""
+    """Several processes look like one: those that are not the first print nothing, unless it is a bug of theirs, and
+    what is wrong is said once."""
     if not ranks.launched():
         yield
         return
-    signal.signal(signal.SIGTERM, _end)  # launchers send it to the others when one process has died
+    signal.signal(signal.SIGTERM, _end)  # launchers send it to the others when one process has failed
     try:
         if ranks.launched_first():
             yield
@@ -38,33 +38,39 @@ def as_one() -> Iterator[None]:
                 yield
     except SystemExit as ending:  # as every verb ends
         if ending.code not in (None, 0):
-            _leave(None, ending.code if isinstance(ending.code, int) else 1)
+            _wait_for_first()
+            _exit(ending.code if isinstance(ending.code, int) else 1)
         ranks.stop()
         raise
     except HeadpruneError as error:
-        _leave(error, 1 if isinstance(error, RankError) else 2)
+        _leave(f"Error: {error}", 1 if isinstance(error, RankError) else 2)
     except Exception:
         traceback.print_exc(file=sys.__stderr__)
         _exit(1)
 
 
 def _end(number: int, frame: Any) -> None:
-    if ranks.launched_first():
-        print(ENDED, file=sys.__stderr__, flush=True)
-    _exit(1)
+    _leave(ENDED, 1)
 
 
-def _leave(error: HeadpruneError | None, code: int) -> None:
-    """A launcher ends all processes as soon as one of them fails, so the others wait until the first has spoken."""
-    if ranks.launched_first():
-        if error is not None:
-            print(f"Error: {error}", file=sys.__stderr__, flush=True)
-        with suppress(Exception):
-            _store().set(_said(), "1")
-    else:
-        with suppress(Exception):
-            _store().wait([_said()], PATIENCE)
+def _leave(sentence: str, code: int) -> None:
+    """The first process that comes here speaks for all: a launcher ends the others as soon as one has ended."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    alone = True
+    with suppress(Exception):
+        alone = _store().add(_said(), 1) == 1
+    if alone:
+        print(sentence, file=sys.__stderr__, flush=True)
     _exit(code)
+
+
+def _wait_for_first() -> None:
+    """What is wrong with an option is shown by the first process, and the others must not end before it."""
+    with suppress(Exception):
+        if ranks.launched_first():
+            _store().add(_said(), 1)
+        else:
+            _store().wait([_said()], PATIENCE)
 
 
 def _store() -> Any:
