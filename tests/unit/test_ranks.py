@@ -210,22 +210,18 @@ def test_a_process_that_dies_ends_the_run_and_the_same_command_goes_on(tmp_path:
 
 def test_a_wrong_input_is_one_sentence(tmp_path: Path) -> None:
     files = material()
-    for arguments, words in (
-        (
-            ["prune", files.bert, "--data", files.data_csv, "--out", str(tmp_path / "a"), "--criterion", "nonesuch"],
-            "nonesuch",
-        ),
-        (
-            ["prune", files.bert, "--data", files.unlabelled_csv, "--out", str(tmp_path / "a"), "--criterion", "his"],
-            "labels",
-        ),
+    for data, criterion, words in (
+        (files.data_csv, "nonesuch", "nonesuch"),  # before anything is loaded
+        (files.unlabelled_csv, "his", "labels"),  # after it
     ):
-        found = commanded(2, *arguments)
+        out = tmp_path / "run"
+        found = commanded(2, "prune", files.bert, "--data", data, "--out", out, "--criterion", criterion)
         assert [code for code, _, _ in found] == [2, 2], found
-        assert found[0][2].count("Error: ") == 1
-        assert words in found[0][2]
-        assert found[1][2] == ""
-        assert not (tmp_path / "a").exists()
+        said = found[0][2] + found[1][2]
+        assert said.count("Error: ") == 1
+        assert words in said
+        assert not out.exists()
+    assert [code for code, _, _ in commanded(2, "prune", files.bert, "--nonesuch")] == [2, 2]
     # A verb that has nothing to share is done by the first process.
     found = commanded(2, "inspect", files.bert)
     assert [code for code, _, _ in found] == [0, 0]

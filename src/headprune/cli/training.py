@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headprune import ranks
 from headprune.cli.options import Json, Overwrite, Plugin, import_plugins, print_json, resumable, with_options
 from headprune.recovery.config import TrainConfig
 
@@ -60,6 +61,7 @@ def finetune(
     given = (text_column, pair_column, label_column, context_column, choices_column, split)
     reading = {name: value for name, value in zip(READING, given, strict=True) if value is not None}
     request = Request(run=run, data=data, config=config, point=point, rounds=rounds, reading=reading)
+    ranks.start()
     with resumable(run / "finetuned"), training_progress() as tell:
         if rounds == 1:
             record = run_finetune(request, overwrite=overwrite, tell=tell)
