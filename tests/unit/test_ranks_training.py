@@ -45,7 +45,7 @@ def trained(count: int, out: Path, *, dies: int | None = None) -> list[tuple[int
             # Pages and times are what other tests are about, and take longer than all the rest.
             mock.patch.object(training, "publish_run"),
             mock.patch.object(finetune, "publish_run"),
-            mock.patch.object(training, "savings", lambda *_, **__: {}),
+            mock.patch.object(training, "savings", return_value={}),
         ):
             record = training.run_training(asked, out)
         return record["result"], record["gates"], record["recovery"]["recovered"]
@@ -85,8 +85,10 @@ def test_training_is_that_of_one_process_and_goes_on_in_another_number(tmp_path:
             assert own["open"] == pytest.approx(line["open"], abs=2e-4)  # written with four digits
         for folder in ("model", "finetuned/model"):
             one, other = (load_file(tmp_path / which / folder / "model.safetensors") for which in ("one", name))
-            for key, value in one.items():  # Adam divides small gradients by their size, which rounding is a part of
-                torch.testing.assert_close(value, other[key], rtol=1e-3, atol=1e-5)
+            for key, value in one.items():
+                # Attention does not see the bias of keys, so its gradient is rounding, of which Adam makes whole steps.
+                if not key.endswith("key.bias"):
+                    torch.testing.assert_close(value, other[key], rtol=1e-5, atol=1e-6)
 
 
 def _gates(run: Path) -> list[dict[str, Any]]:

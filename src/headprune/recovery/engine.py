@@ -130,7 +130,8 @@ class RecoveryTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         together = self.config.batch_size * self.config.gradient_accumulation
-        return SimilarLengths(lengths_of(self.train_dataset), together, self.args.seed)
+        lengths = lengths_of(self.train_dataset) or [1] * len(self.train_dataset)
+        return SimilarLengths(lengths, together, self.args.seed)
 
     def get_train_dataloader(self) -> Any:
         """Of several processes, each gets its piece of every batch, in the order of one process."""

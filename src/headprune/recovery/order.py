@@ -67,10 +67,11 @@ class Shared(DataLoader):
         self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
 
 
-def lengths_of(rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Tokens of each row, or samples of sound; 1 where rows have neither."""
+def lengths_of(rows: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    """Tokens of each row, or samples of sound; None where rows do not differ in length."""
     first = rows[0] if len(rows) else {}
     for name in ("input_ids", "input_values", "input_features"):
         if isinstance(first.get(name), torch.Tensor) and first[name].dim():
-            return [int(row[name].shape[-1]) for row in rows]
-    return [1] * len(rows)
+            found = [int(row[name].shape[-1]) for row in rows]
+            return found if len(set(found)) > 1 else None
+    return None

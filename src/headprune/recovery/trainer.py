@@ -231,7 +231,6 @@ def _arguments(model: PreTrainedModel, config: TrainConfig, folder: Path) -> Tra
         dataloader_pin_memory=model.device.type != "cpu",
     )
     args._n_gpu = min(args.n_gpu, 1)  # one device per process: accelerate launch is the way to several
-    args.per_device_train_batch_size = -(-config.batch_size // args.world_size)
     return args
 
 
