@@ -31,7 +31,7 @@ CRITERIA = ("gnorm", "residual-gradient", "elimination")
 RESULTS = Path(__file__).parent / "results" / "ranks.json"
 
 
-def measured(processes: int, criterion: str, samples: int) -> dict[str, float]:
+def measured(processes: int, criterion: str, model: Any, batches: Sequence[Any]) -> dict[str, float]:
     """Seconds of one pass, of the slowest process; forks, so that nothing is imported or built again."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     readers, children = [], []
@@ -41,7 +41,7 @@ def measured(processes: int, criterion: str, samples: int) -> dict[str, float]:
         if child == 0:
             code = 1
             try:
-                os.write(writer, json.dumps(_own(number, processes, store.port, criterion, samples)).encode())
+                os.write(writer, json.dumps(_own(number, processes, store.port, criterion, model, batches)).encode())
                 code = 0
             finally:
                 os._exit(code)
@@ -57,11 +57,12 @@ def measured(processes: int, criterion: str, samples: int) -> dict[str, float]:
     return {name: max(one[name] for one in found) for name in ("processor", "clock")}
 
 
-def _own(number: int, processes: int, port: int, criterion: str, samples: int) -> dict[str, float]:
+def _own(
+    number: int, processes: int, port: int, criterion: str, model: Any, batches: Sequence[Any]
+) -> dict[str, float]:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(processes))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
-    model, batches = bert(384, 6, 12), data(samples)
     ranks.start()
     headprune.score(model, batches[:2], criterion=criterion)  # what is done once
     ranks.gathered(None)
@@ -72,10 +73,11 @@ def _own(number: int, processes: int, port: int, criterion: str, samples: int) -
 
 def compared(criterion: str, rounds: int, samples: int) -> dict[str, Any]:
     """Medians over rounds in which one process and two take turns."""
+    model, batches = bert(384, 6, 12), data(samples)
     one, two = [], []
     for _ in range(rounds):
-        one.append(measured(1, criterion, samples))
-        two.append(measured(2, criterion, samples))
+        one.append(measured(1, criterion, model, batches))
+        two.append(measured(2, criterion, model, batches))
     result: dict[str, Any] = {"criterion": criterion, "samples": samples, "rounds": rounds}
     for name in ("processor", "clock"):
         times = [statistics.median(run[name] for run in runs) for runs in (one, two)]
@@ -93,10 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args(arguments)
     rounds, samples = (3, 128) if asked.quick else (5, 256)
-    rows = [compared(criterion, rounds, samples) for criterion in CRITERIA]
-    for row in rows:
+    torch.set_num_threads(1)
+    rows = []
+    for criterion in CRITERIA:
+        rows.append(row := compared(criterion, rounds, samples))
         said = ", ".join(f"{row[name]['efficiency']:.3f} by the {name}" for name in ("processor", "clock"))
-        print(f"{row['criterion']}: efficiency of two processes {said}")
+        print(f"{criterion}: efficiency of two processes {said}", flush=True)
     result = {"model": "BERT, 6 layers of 12 heads, width 384, random weights", "processors": os.cpu_count()}
     asked.out.write_text(json.dumps({**result, "torch": torch.__version__, "passes": rows}, indent=2) + "\n")
     return 0

@@ -13,10 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.processes import commanded, together
-from tests.runs import environment, interrupt, material, steps_of
-from tests.subjects import with_classes
-from tests.zoo import ZOO, text_batch
 
 import headprune
 from headprune import ranks
@@ -24,6 +20,10 @@ from headprune.errors import NonFiniteError
 from headprune.runs.experiment import Experiment, run_experiment
 from headprune.search.pruner import Pruner
 from headprune.task import own_batches
+from processes import commanded, together
+from runs import environment, interrupt, material, steps_of
+from subjects import with_classes
+from zoo import ZOO, text_batch
 
 COUNTS = (2, 4)
 # Criteria that sum, that sum after a fit, that gather columns, that gather tokens, and that look at weights alone.

@@ -12,8 +12,6 @@ from unittest import mock
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.processes import together
-from tests.runs import material, steps_of
 
 from headprune import ranks
 from headprune.gates.config import GateConfig
@@ -22,6 +20,8 @@ from headprune.recovery.engine import RecoveryTrainer
 from headprune.recovery.order import Pieces, SimilarLengths
 from headprune.runs import finetune, training
 from headprune.search.config import Experiment
+from processes import together
+from runs import material, steps_of
 
 
 def trained(count: int, out: Path, *, dies: int | None = None) -> list[tuple[int, Any, str]]:
