@@ -1,6 +1,6 @@
 """A score pass by two processes of one thread each, against one process of one thread.
 
-    python -m benchmarks.ranks [--out FILE.json] [--quick]
+    python -m benchmarks.ranks [--out FILE.json] [--criteria A,B] [--quick]
 
 One process and two take turns, in one run. Efficiency is half of one process's time over that of the slower of two,
 what they tell each other included: in time of their processors, which a busy machine does not stretch, and by the
@@ -93,16 +93,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--criteria", default=",".join(CRITERIA))
     asked = parser.parse_args(arguments)
     rounds, samples = (3, 128) if asked.quick else (5, 256)
     torch.set_num_threads(1)
     rows = []
-    for criterion in CRITERIA:
+    for criterion in asked.criteria.split(","):
         rows.append(row := compared(criterion, rounds, samples))
         said = ", ".join(f"{row[name]['efficiency']:.3f} by the {name}" for name in ("processor", "clock"))
         print(f"{criterion}: efficiency of two processes {said}", flush=True)
-    result = {"model": "BERT, 6 layers of 12 heads, width 384, random weights", "processors": os.cpu_count()}
-    asked.out.write_text(json.dumps({**result, "torch": torch.__version__, "passes": rows}, indent=2) + "\n")
+        about = {"model": "BERT, 6 layers of 12 heads, width 384, random weights", "processors": os.cpu_count()}
+        asked.out.write_text(json.dumps({**about, "torch": torch.__version__, "passes": rows}, indent=2) + "\n")
     return 0
 
 
