@@ -87,3 +87,7 @@ class RunBusyError(RunError):
 
 class SweepError(HeadpruneError, ValueError):
     """A sweep over models, data, criteria, seeds and budgets is not asked for as it can be."""
+
+
+class RankError(HeadpruneError):
+    """Another of several processes failed, died or does not answer."""

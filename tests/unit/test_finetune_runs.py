@@ -298,7 +298,7 @@ def test_bad_options_write_nothing(options: tuple[str, ...], said: str, run: Pat
     assert contents(run) == before
 
 
-@pytest.mark.parametrize("what", ["data", "unlabelled", "no-run", "unfinished", "dense", "evaluation", "processes"])
+@pytest.mark.parametrize("what", ["data", "unlabelled", "no-run", "unfinished", "dense", "evaluation"])
 def test_bad_input_writes_nothing(
     what: str, own: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,12 +317,9 @@ def test_bad_input_writes_nothing(
     elif what == "dense":
         (model / "config.json").write_text((model / "config.json").read_text() + " ")
         said = "has changed since, so it cannot teach; put the old one back, or leave it out with --no-distill."
-    elif what == "evaluation":
+    else:
         data.write_text(data.read_text() + "w9 w8,red\n")
         said = "has changed since, so its numbers do not compare; put the old one back."
-    else:
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        said = "A run is trained by one process"
     before = contents(tmp_path)
     assert said in sentence(finetune(run, *options, data=source))
     assert contents(tmp_path) == before

@@ -218,12 +218,6 @@ def test_nothing_to_learn_from_is_said_before_anything_is_written(tmp_path: Path
     assert not out.exists()
 
 
-def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "trained by one process" in sentence(train(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_text_that_evaluates_is_not_trained_on_though_it_stands_twice(tmp_path: Path) -> None:
     data = tmp_path / "twice.csv"
     head, *lines = Path(material().data_csv).read_text().splitlines(keepends=True)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headprune import ranks
 from headprune.cli.compare import compare
 from headprune.cli.export import export
 from headprune.cli.options import (
@@ -21,6 +22,7 @@ from headprune.cli.options import (
     resumable,
     with_options,
 )
+from headprune.cli.processes import as_one
 from headprune.cli.reproduce import reproduce
 from headprune.cli.train import train
 from headprune.cli.training import finetune
@@ -55,13 +57,19 @@ def print_version(asked: bool) -> None:
         raise typer.Exit
 
 
+# Verbs that several processes do together; any other is done by the first of them.
+TOGETHER = ("score", "prune", "compare", "finetune", "train")
+
+
 @app.callback()
 def headprune(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=print_version)
     ] = False,
 ) -> None:
-    pass
+    if ranks.launched() and context.invoked_subcommand not in TOGETHER and not ranks.launched_first():
+        raise typer.Exit
 
 
 @app.command()
@@ -168,9 +176,11 @@ def score(
     chosen = experiment.made_criterion
     if out is not None:
         check_target(out)
-    subject = load_subject(experiment)
-    examples = subject.examples.sample(samples, experiment.seed)
-    subject.check_labels(chosen, experiment.labels)
+    ranks.start()
+    with ranks.agreeing():
+        subject = load_subject(experiment)
+        examples = subject.examples.sample(samples, experiment.seed)
+        subject.check_labels(chosen, experiment.labels)
     with progress_bar(f"Scoring by {chosen}", len(examples)) as advance:
         result = score_model(
             subject.model,
@@ -182,7 +192,7 @@ def score(
             units=experiment.kinds,
         )
     if out is not None:
-        write_scores(str(chosen), result, out)
+        ranks.by_first(lambda: write_scores(str(chosen), result, out))
     if as_json:
         measured = result.measured
         print_json(
@@ -229,6 +239,7 @@ def prune(
 
     quiet_transformers()
     experiment = experiment_of(model, options)
+    ranks.start()
     measure = None if experiment.budget is None else experiment.budget.measure
     with resumable(out), live_curve(f"Pruning by {experiment.made_criterion}", measure) as on_step:
         record = run_experiment(experiment, out, overwrite=overwrite, on_step=on_step, on_layer=on_step.layer)
@@ -300,7 +311,8 @@ def demo(
 def main() -> None:
     """Run the command line; a wrong input is one sentence on stderr and exit code 2."""
     try:
-        app()
+        with as_one():
+            app()
     except HeadpruneError as error:
         typer.echo(f"Error: {error}", err=True)
         sys.exit(2)

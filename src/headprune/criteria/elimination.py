@@ -54,14 +54,20 @@ class Elimination(Criterion):
         task: Task,
         labels: Labels,
     ) -> torch.Tensor:
+        from headprune import ranks
         from headprune.criteria.paths import gathered_together, site_scores
-        from headprune.signals.sensitivity import gather_sensitivity
+        from headprune.signals.sensitivity import gather_sensitivity, own_sites
         from headprune.units import nan_scores
 
         scores = nan_scores(sites)
         for part in gathered_together(model, sites, batches):
             found = gather_sensitivity(model, part, batches, task, gradients=self.metric == "gradient")
-            for site in part:
-                own = site_scores(model, site, found.pop(site.index, None), ridge=self.ridge)
-                scores[site.index, list(site.kept)] = own
+            with ranks.agreeing():
+                own = {
+                    site.index: site_scores(model, site, found.pop(site.index, None), ridge=self.ridge)
+                    for site in own_sites(part)
+                }
+            for share in ranks.gathered(own):
+                for index, values in share.items():
+                    scores[index, list(sites[index].kept)] = values
         return scores

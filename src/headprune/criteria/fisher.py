@@ -58,21 +58,27 @@ class Fisher(Criterion):
             return list(chosen)
         import torch
 
+        from headprune import ranks
         from headprune.signals import observe
+        from headprune.task import own_batches
         from headprune.units.members import by_site
 
         going = by_site(chosen)
         (request,) = self.requests()
-        parts: dict[int, list[torch.Tensor]] = {index: [] for index in going}
-        for batch in batches:
-            seen = observe(model, sites, batch, [request], task=task, labels=labels).answers[request]
-            for index, own in parts.items():
-                kept = sites[index].kept[:: sites[index].group]  # all members of a unit have its gradient
-                own.append(seen[:, index, list(kept)])
+        parts: dict[int, dict[int, torch.Tensor]] = {}  # by batch and site
+        with ranks.agreeing():
+            for number, _, batch in own_batches(batches):
+                seen = observe(model, sites, batch, [request], task=task, labels=labels).answers[request]
+                # All members of a unit have its gradient.
+                parts[number] = {
+                    index: seen[:, index, list(sites[index].kept[:: sites[index].group])] for index in going
+                }
+        whole = {number: own for share in ranks.gathered(parts) for number, own in share.items()}
         result: list[Member] = []
         for index, ids in going.items():
             site = sites[index]
-            leaving = swapped(torch.cat(parts[index]).double(), len(ids) // site.group)
+            gradients = torch.cat([whole[number][index] for number in sorted(whole)]).double()
+            leaving = swapped(gradients, len(ids) // site.group)
             units = site.units()
             result += [member for unit in leaving for member in units[unit]]
         return result

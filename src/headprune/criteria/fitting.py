@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.criteria.registry import Criterion
-from headprune.criteria.sweep import Pass, Sums
+from headprune.criteria.sweep import Pass, Sums, summed
 from headprune.errors import CriterionError
 from headprune.signals.moments import FOLDS, Moments, added, gather
 from headprune.signals.spec import Fit
@@ -79,8 +79,7 @@ class Shard:
 
     def sums(self, sites: Sequence[Site], fit: Fit) -> Sums:
         again = Pass(self.model, sites, dict(self.criteria), self.task, self.labels, fit)
-        for number, batch in enumerate(self.batches):
-            again.add(number, batch)
+        again.over(self.batches)
         return again.sums
 
 
@@ -107,11 +106,3 @@ def _gathered(shards: Sequence[Shard], sites: Sequence[Site]) -> dict[int, Momen
         found = added(found, gather(shard.model, sites, shard.batches, shard.task), samples)
         samples += shard.samples
     return found
-
-
-def summed(parts: Sequence[Sums]) -> Sums:
-    first, *rest = parts
-    return {
-        name: {key: sum((other[name][key] for other in rest), start=value) for key, value in own.items()}
-        for name, own in first.items()
-    }

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from headprune import defaults
-from headprune.criteria.fitting import Shard, asked_sites, fitted_sums, groups, summed
+from headprune import defaults, ranks
+from headprune.criteria.fitting import Shard, asked_sites, fitted_sums, groups
 from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
-from headprune.criteria.sweep import Pass, Sums, finished, finite
+from headprune.criteria.sweep import Pass, Progress, Sums, finished, finite, summed
 from headprune.errors import CriterionError
 from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
 from headprune.signals.moments import Moments, added, gather
 from headprune.signals.spec import Fit
-from headprune.task import Labels, Task, batch_size, task_of
+from headprune.task import Labels, Task, task_of
 from headprune.task.checks import check_labels_word, checked_batches, warn_of_precision
 from headprune.units import Kind, Site
 from headprune.units.linear import refuse_quantized
-
-Progress = Callable[[int], None]  # called with the number of samples of each batch that is done
 
 
 @dataclass
@@ -147,6 +145,8 @@ def score(
     not say it. `units` are "heads", "neurons" or both: "heads,neurons". Where feed-forward layers are too wide for the
     memory that `criteria.fitting.LIMIT` allows, criteria that are fitted take two passes over the data for every group
     of layers that fits. `moments` are those of all the data where `batches` are a shard of it that was gathered before.
+    In a group of processes (torch.distributed) all of them call this with the same batches, share the work, and get the
+    same result.
     """
     if criterion is not None and criteria is not None:
         raise CriterionError("Name one criterion=..., or several as criteria=[...].")
@@ -177,10 +177,7 @@ def score(
         data = iter(listed)
     together = named if at_once else {name: one for name, one in named.items() if name not in fitted}
     pass_over = Pass(model, sites, together, known, labels, fit)
-    for number, batch in enumerate(data):
-        pass_over.add(number, batch)
-        if progress is not None:
-            progress(batch_size(batch))
+    pass_over.over(data, progress)
     shards = (Shard(model, listed, fitted, known, labels, kinds, pass_over.kept),) if fitted else ()
     if not at_once and fitted:
         pass_over.sums.update(fitted_sums(shards))
@@ -189,7 +186,7 @@ def score(
     for name, one in gathering.items():
         own = one.from_data(model, sites, listed, known, labels)
         scores[name] = finite(one, own, pass_over.kept, sites)
-    scores = {name: scores[name] for name in named}
+    scores = ranks.told({name: scores[name] for name in named})  # which all processes go by, to the last bit
     return ScoreResult(
         scores=next(iter(scores.values())) if criteria is None else scores,
         samples=pass_over.samples,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.criteria.registry import Criterion
 from headprune.errors import DataError, NonFiniteError
 from headprune.hooks.outputs import evaluating
@@ -15,10 +16,11 @@ from headprune.hooks.watch import watched
 from headprune.measure.quality import Quality
 from headprune.signals import Request, ZeroProbabilities, observe
 from headprune.signals.spec import Fit
-from headprune.task import Labels, Task, batch_size
+from headprune.task import Labels, Task, batch_size, own_batches
 from headprune.units import Site, kept_mask
 
 Sums = dict[str, dict[str, torch.Tensor]]  # criterion -> its sums over samples
+Progress = Callable[[int], None]  # called with the number of samples of each batch that is done
 
 
 class Pass:
@@ -42,14 +44,36 @@ class Pass:
         self.requests: list[Request] = list(requests)
         self.sums: Sums = {}
         self.zeros: torch.Tensor | None = None
-        self.quality = Quality(task)
+        self.qualities: dict[int, Quality] = {}  # by batch
         self.samples = self.tokens = 0
 
+    def over(self, batches: Iterable[Mapping[str, Any]], progress: Progress | None = None) -> None:
+        """Go over all batches, which several processes share; all of them get the sums over all."""
+        with ranks.agreeing():
+            for number, _, batch in own_batches(batches):
+                self.add(number, batch)
+                if progress is not None:
+                    progress(batch_size(batch))
+        parts = ranks.gathered((self.sums, self.zeros, self.samples, self.tokens))
+        sums, zeros, samples, tokens = zip(*parts, strict=True)
+        if progress is not None and len(parts) > 1:
+            progress(sum(samples) - self.samples)
+        self.samples, self.tokens = sum(samples), sum(tokens)
+        self.sums = summed([own for own, count in zip(sums, samples, strict=True) if count] or [{}])
+        seen = [own for own in zeros if own is not None]
+        self.zeros = torch.stack(seen).sum(0) if seen else None
+
+    @property
+    def quality(self) -> Quality:
+        return Quality.over_processes(self.task, self.qualities)
+
     def add(self, number: int, batch: Mapping[str, Any]) -> None:
+        quality = self.qualities[number] = Quality(self.task)
+
         def see(prepared: Mapping[str, Any], output: Any, logits: torch.Tensor) -> None:
             if not torch.isfinite(logits.sum(dtype=torch.float32)):
                 self._refuse_non_finite(prepared, number)
-            self.quality.add(prepared, output, logits)
+            quality.add(prepared, output, logits)
 
         seen = observe(
             self.model,
@@ -113,6 +137,14 @@ class Pass:
             for name, criterion in self.criteria.items()
             if not criterion.gathers
         }
+
+
+def summed(parts: Sequence[Sums]) -> Sums:
+    first, *rest = parts
+    return {
+        name: {key: sum((other[name][key] for other in rest), start=value) for key, value in own.items()}
+        for name, own in first.items()
+    }
 
 
 def finished(

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.errors import NonFiniteError
 from headprune.hooks.logits import states
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.recall import Calls, Recall
 from headprune.measure.quality import Quality
-from headprune.task import Task, task_of
+from headprune.task import Task, own_batches, task_of
 from headprune.units import Site
 from headprune.units.offload import input_device
 from headprune.units.paths import layer_path
@@ -27,6 +28,7 @@ class Evaluator:
 
     A layer that did not change and gets what it got before gives what it gave before. So, within a budget of memory,
     layers remember their outputs: those that run before the first change, and towers that a change does not reach.
+    Several processes share the batches, and all get the quality over all of them.
     """
 
     def __init__(
@@ -39,28 +41,29 @@ class Evaluator:
     def __call__(self, model: PreTrainedModel, sites: Sequence[Site], changed: Sequence[int] | None = None) -> Quality:
         """Evaluate; `changed` are the sites that differ from the last call's model, None if anything may differ."""
         task = self.task or task_of(model)
-        quality = Quality(task)
+        parts: dict[int, Quality] = {}
         device = input_device(model)
         layers = self._layers(model, sites)
         stale = {layer_path(sites[site].path) for site in changed or ()}
         known, self._known = ({} if changed is None else self._known), {}
         room = self.cache_bytes
-        with torch.no_grad(), evaluating(model):
-            for number, batch in enumerate(self.batches):
+        with ranks.agreeing(), torch.no_grad(), evaluating(model):
+            for number, _, batch in own_batches(self.batches):
                 inputs = task.prepare(batch, device)
                 calls = known.pop(number, {})
                 recall = Recall({key: call for key, call in calls.items() if key[0] not in stale}, room)
                 with recall.of(layers):
                     large = states(model, task, task.inputs(inputs))
                     output = model(**task.inputs(inputs)) if large is None else None
+                parts[number] = Quality(task)
                 if large is not None:
-                    quality.add_blocks(inputs, large.shape, (_finite(part, number) for part in large.blocks()))
+                    parts[number].add_blocks(inputs, large.shape, (_finite(part, number) for part in large.blocks()))
                 else:
-                    quality.add(inputs, output, _finite(task.logits(output), number))
+                    parts[number].add(inputs, output, _finite(task.logits(output), number))
                 del output, large
                 self._known[number] = recall.calls
                 room -= recall.bytes
-        return quality
+        return Quality.over_processes(task, parts)
 
     def forget(self) -> None:
         """The next model has nothing to do with the last one."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from headprune import ranks
 from headprune.task import IGNORED, Task, batch_size
 from headprune.task.spec import Parts, counted_parts, cross_entropies
 
@@ -96,12 +97,17 @@ class Quality:
 
     def __add__(self, other: Quality) -> Quality:
         """What one pass over both shards would have gathered."""
-        both = Quality(self.task)
-        both.samples = self.samples + other.samples
-        for name in ("_predictions", "_labels", "_embeddings", "_sums", "_counts"):
-            setattr(both, name, [*getattr(self, name), *getattr(other, name)])
-        both._owners = [*self._owners, *(owners + self.samples for owners in other._owners)]
-        return both
+        return _in_order(self.task, [self, other])
+
+    @classmethod
+    def over_processes(cls, task: Task, batches: Mapping[int, Quality]) -> Quality:
+        """Of all batches in the order of their numbers, from those that each process went over."""
+        if not ranks.several():
+            return _in_order(task, [batches[number] for number in sorted(batches)])
+        for own in batches.values():
+            own.task = None  # type: ignore[assignment]  # which knows the model, and that does not travel
+        whole = {number: own for share in ranks.gathered(dict(batches)) for number, own in share.items()}
+        return _in_order(task, [whole[number] for number in sorted(whole)])
 
     @property
     def predictions(self) -> torch.Tensor | None:
@@ -144,6 +150,16 @@ class Quality:
             return None
         sums, counts = (part.sum(0) for part in self.loss_parts)
         return float((sums / counts).mean()) if (counts > 0).all() else None
+
+
+def _in_order(task: Task, parts: Sequence[Quality]) -> Quality:
+    whole = Quality(task)
+    for part in parts:
+        for name in ("_predictions", "_labels", "_embeddings", "_sums", "_counts"):
+            getattr(whole, name).extend(getattr(part, name))
+        whole._owners += [owners + whole.samples for owners in part._owners]
+        whole.samples += part.samples
+    return whole
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor | None:

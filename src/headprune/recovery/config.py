@@ -18,7 +18,7 @@ class TrainConfig:
 
     epochs: float = option(1.0, "Passes over the training data.")
     learning_rate: float = option(5e-5, "Highest learning rate; LoRA takes about ten times as much as full training.")
-    batch_size: int = option(32, "Samples per batch, on each process.", minimum=1)
+    batch_size: int = option(32, "Samples per batch, of all processes together.", minimum=1)
     gradient_accumulation: int = option(1, "Batches per step; their gradients are those of one large batch.", minimum=1)
     warmup: float = option(0.1, "Share of the steps in which the learning rate rises; after them it falls to zero.")
     weight_decay: float = option(0.0, "Weight decay of AdamW.")

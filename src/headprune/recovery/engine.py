@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import Trainer
+from transformers.trainer_pt_utils import safe_globals
 
 from headprune.errors import NonFiniteError, TrainingError
 from headprune.hooks.gates import Installed
@@ -20,9 +23,11 @@ from headprune.measure.quality import Quality
 from headprune.recovery import checkpoints
 from headprune.recovery.config import TrainConfig
 from headprune.recovery.losses import distillation, hidden_error
-from headprune.recovery.order import SimilarLengths, lengths_of
+from headprune.recovery.order import Pieces, Shared, SimilarLengths, lengths_of
 from headprune.recovery.pace import LOSS, VALUE, Evaluated, best_of, evaluations
 from headprune.task import Task, batch_size
+
+STATE = "rng_state.pth"  # of random numbers, in a checkpoint of one process
 
 
 class Teacher:
@@ -124,11 +129,17 @@ class RecoveryTrainer(Trainer):
         return (loss, output) if return_outputs else loss
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        lengths = lengths_of(self.train_dataset)
-        if lengths is None:
-            return super()._get_train_sampler(train_dataset)
-        together = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        together = self.config.batch_size * self.config.gradient_accumulation
+        lengths = lengths_of(self.train_dataset) or [1] * len(self.train_dataset)
         return SimilarLengths(lengths, together, self.args.seed)
+
+    def get_train_dataloader(self) -> Any:
+        """Of several processes, each gets its piece of every batch, in the order of one process."""
+        processes, own = self.accelerator.num_processes, self.accelerator.process_index
+        if processes == 1:
+            return super().get_train_dataloader()
+        pieces = Pieces(self._get_train_sampler(), self.config.batch_size, processes, own)
+        return Shared(self.train_dataset, batch_sampler=pieces, collate_fn=self.data_collator)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The parts of the loss stand beside it."""
@@ -143,20 +154,7 @@ class RecoveryTrainer(Trainer):
 
     def measure(self, model: nn.Module, task: Task) -> Quality:
         """Over the validation batches, shared among processes."""
-        processes, own = self.accelerator.num_processes, self.accelerator.process_index
-        quality = Evaluator(self.validation[own::processes], task, cache_bytes=0)(model, ())
-        if processes == 1:
-            return quality
-        from accelerate.utils import gather_object
-
-        quality.task = None  # type: ignore[assignment]  # which knows the model, and that does not travel
-        shards = gather_object([quality])
-        for shard in shards:
-            shard.task = task
-        whole = shards[0]
-        for shard in shards[1:]:
-            whole = whole + shard
-        return whole
+        return Evaluator(self.validation, task, cache_bytes=0)(model, ())
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         if self.metric is None:
@@ -206,6 +204,21 @@ class RecoveryTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         checkpoints.read_state(self.model, Path(resume_from_checkpoint) / checkpoints.WEIGHTS)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Processes that draw the same have the same state: where there were more or fewer of them, the first one's."""
+        folder = Path(checkpoint or "")
+        own = f"rng_state_{self.args.process_index}.pth" if self.args.world_size > 1 else STATE
+        if checkpoint is None or (folder / own).is_file():
+            super()._load_rng_state(checkpoint)
+            return
+        known = next((folder / name for name in (STATE, "rng_state_0.pth") if (folder / name).is_file()), None)
+        if known is not None:
+            with safe_globals():
+                state = torch.load(known, weights_only=True)
+            random.setstate(state["python"])
+            numpy.random.set_state(state["numpy"])
+            torch.random.set_rng_state(state["cpu"])
 
     def _init_training_state(self, *args: Any, **options: Any) -> Any:
         found = super()._init_training_state(*args, **options)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 
 POOL = 50  # batches that are drawn together before their rows are sorted by length
 
@@ -37,6 +37,34 @@ class SimilarLengths(Sampler[int]):
         for place in torch.randperm(len(full), generator=generator).tolist():
             yield from full[place]
         yield from rest
+
+
+class Pieces(Sampler[list[int]]):
+    """Batches of all processes together, cut into a piece for each: every step sees the rows that it would see in one
+    process. A last batch with fewer rows than processes goes to all of them whole, which leaves its mean as it is."""
+
+    def __init__(self, order: SimilarLengths, batch_size: int, processes: int, own: int) -> None:
+        self.order, self.batch_size, self.processes, self.own = order, batch_size, processes, own
+
+    def __len__(self) -> int:
+        return -(-len(self.order) // self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.order.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rows = list(self.order)
+        for start in range(0, len(rows), self.batch_size):
+            batch = rows[start : start + self.batch_size]
+            first, last = (len(batch) * part // self.processes for part in (self.own, self.own + 1))
+            yield batch[first:last] if len(batch) >= self.processes else batch
+
+
+class Shared(DataLoader):
+    """The pieces of one process; a Trainer tells it the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
 
 
 def lengths_of(rows: Sequence[Mapping[str, Any]]) -> list[int] | None:

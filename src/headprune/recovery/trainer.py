@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 
+from headprune import ranks
 from headprune.data import Examples
 from headprune.errors import TrainingError
 from headprune.extras import need
@@ -90,7 +91,7 @@ def fit(
     }
     with _as_before(model, config.seed), _without_recorders(model, teacher), adapted(model, config.lora) as trained:
         args = _arguments(model, config, Path(folder))
-        plan = Plan.of(config, -(-len(rows) // (config.batch_size * args.world_size)), held is not None)
+        plan = Plan.of(config, -(-len(rows) // config.batch_size), held is not None)
         args.logging_steps = max(1, plan.total // LOGGED)
         trainer = RecoveryTrainer(
             task=task,
@@ -107,7 +108,7 @@ def fit(
         # What gates add to a log is there for whoever logs it.
         trainer.callback_handler.callbacks.sort(key=lambda callback: not isinstance(callback, GateCallback))
         with evaluating(teacher if teacher is not None else nn.Identity()):
-            return _train(trainer, plan, held, {**about, "processes": args.world_size}, metric)
+            return _train(trainer, plan, held, about, metric)
 
 
 def _train(
@@ -122,10 +123,12 @@ def _train(
         raise TrainingError("Every process trains the whole model here; leave FSDP and DeepSpeed out of the launch.")
     if trainer.teacher is not None:
         trainer.teacher.model.to(trainer.args.device)
-    if trainer.is_world_process_zero():
+
+    def begin() -> None:
         checkpoints.claim(folder, about)
         checkpoints.drop_unfinished(folder)
-    trainer.accelerator.wait_for_everyone()
+
+    ranks.by_first(begin)
     if held is not None:
         _prepare_choice(trainer, held.batches(config.batch_size), metric)
         if trainer.is_world_process_zero():

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.streams import streams
 from headprune.hooks.watch import frozen, hooks
@@ -24,13 +25,16 @@ from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
 from headprune.signals.sensitivity import token_weights
 from headprune.signals.spec import is_expert
-from headprune.task import Task
+from headprune.task import Task, own_batches
 from headprune.units import Site
 from headprune.units.offload import input_device
 
 
 class DenseOutputs:
-    """The targets of all sites, from one pass over the data; repairs of later models count theirs in `forwards`."""
+    """The targets of all sites, from one pass over the data; repairs of later models count theirs in `forwards`.
+
+    Of several processes, each keeps those of its own batches.
+    """
 
     def __init__(
         self,
@@ -44,13 +48,31 @@ class DenseOutputs:
         self.batches, self.task = batches, task
         self.targets: dict[int, Target] = {}  # in the order in which sites run
         self.forwards = 3.0 if weighted else 1.0  # passes over the data so far; a backward pass counts as two
-        for batch in batches:
-            self._take_in(model, sites, task.prepare(batch, input_device(model)), weighted)
+        with ranks.agreeing():
+            for number, _, batch in own_batches(batches):
+                self._take_in(model, sites, number, task.prepare(batch, input_device(model)), weighted)
+        self._agree(weighted)
         if weighted:
             for target in self.targets.values():
-                target.weights = _weights(target.weights or [])
+                target.weights = _weights(target.weights or [], target.numbers)
 
-    def _take_in(self, model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any], weighted: bool) -> None:
+    def _agree(self, weighted: bool) -> None:
+        """All processes know the same sites in the same order, and do without streams where one of them has none."""
+        about = {index: (target.streams is None, target.routed) for index, target in self.targets.items()}
+        whole: dict[int, tuple[bool, bool]] = {}
+        for share in ranks.gathered(about):
+            for index, (bare, routed) in share.items():
+                known = whole.get(index, (False, False))
+                whole[index] = known[0] or bare, known[1] or routed
+        targets = {index: self.targets.get(index, Target([], [], [] if weighted else None)) for index in whole}
+        for index, (bare, routed) in whole.items():
+            targets[index].routed = routed
+            targets[index].streams = None if bare else targets[index].streams
+        self.targets = targets
+
+    def _take_in(
+        self, model: PreTrainedModel, sites: Sequence[Site], number: int, batch: Mapping[str, Any], weighted: bool
+    ) -> None:
         given: dict[int, list[torch.Tensor]] = {}
         streaming: dict[int, list[torch.Tensor]] = {}
         pulls: dict[int, list[torch.Tensor]] = {}
@@ -86,6 +108,7 @@ class DenseOutputs:
             both = streaming.get(index, [])
             whole = len(both) == len(parts) and all(a.shape == b.shape for a, b in zip(parts, both, strict=True))
             target = self.targets.setdefault(index, Target([], [] if whole else None, [] if weighted else None))
+            target.numbers.append(number)
             target.outputs.append(torch.cat(parts))
             target.routed |= routed
             if target.streams is not None and whole:
@@ -112,5 +135,11 @@ def _note_pull(
     pulls.setdefault(site.index, []).append(own.float().square().sum(1).cpu())
 
 
-def _weights(squares: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return list(token_weights(torch.cat(list(squares))).split([len(own) for own in squares]))
+def _weights(squares: Sequence[torch.Tensor], numbers: Sequence[int]) -> list[torch.Tensor]:
+    """From the squared gradients of this process's batches, whose mean is that over the batches of all processes."""
+    own = dict(zip(numbers, [(own.double().sum(), len(own)) for own in squares], strict=True))
+    sums = {number: part for share in ranks.gathered(own) for number, part in share.items()}
+    # Added up in the order of batches, whoever has them: a mean that differs in its last bit would show in the weights.
+    total = sum(sums[number][0] for number in sorted(sums))
+    mean = torch.as_tensor(total, dtype=torch.float64) / max(1, sum(count for _, count in sums.values()))
+    return [token_weights(part, mean) for part in squares]

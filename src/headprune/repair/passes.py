@@ -20,7 +20,7 @@ from headprune.hooks.recall import Calls, Recall
 from headprune.hooks.streams import streams as streams_of
 from headprune.hooks.watch import hooks
 from headprune.signals.moments import real_outputs
-from headprune.task import Task, batch_size
+from headprune.task import Task, own_batches
 from headprune.units import Site
 from headprune.units.offload import input_device
 from headprune.units.paths import layer_path
@@ -51,7 +51,8 @@ class Passes:
         *,
         memory: int = MEMORY,
     ) -> None:
-        self.model, self.batches, self.task = model, batches, task
+        self.model, self.task = model, task
+        self.batches = list(own_batches(batches))  # those that this process goes over
         self.memory = memory
         again = {layer_path(site.path) for site in sites if site.applications > 1}
         self.layers = [path for path in dict.fromkeys(layer_path(site.path) for site in sites) if path not in again]
@@ -65,11 +66,10 @@ class Passes:
 
     def at(self, site: Site, *, streams: bool = False) -> Iterator[Seen]:
         """What passes at this site for real tokens, batch after batch, all applications after one another."""
-        first = 0
         with torch.no_grad(), evaluating(self.model):
             room = self.memory
             known, self._known = self._known, {}
-            for number, raw in enumerate(self.batches):
+            for number, first, raw in self.batches:
                 batch = self.task.prepare(raw, input_device(self.model))
                 recall = Recall(known.pop(number, {}), room)
                 layers = [(path, self.model.get_submodule(path)) for path in self.layers]
@@ -80,7 +80,6 @@ class Passes:
                 self._runs += recall.computed
                 room -= recall.bytes
                 yield look.seen(batch, self.task, first)
-                first += batch_size(batch)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.errors import DataError
 from headprune.repair.solve import BUDGETS_ONLY, Compensation, Repair, solve
 from headprune.signals.moments import Moments, gather
@@ -58,7 +59,9 @@ def plan_repairs(
     if compensate == "none":
         return []
     seen = gather(model, [sites[index] for index in going], batches, task) if moments is None else moments
-    return [_plan(model, sites[index], ids, compensate, seen.get(index)) for index, ids in sorted(going.items())]
+    return ranks.by_first(
+        lambda: [_plan(model, sites[index], ids, compensate, seen.get(index)) for index, ids in sorted(going.items())]
+    )
 
 
 def _plan(

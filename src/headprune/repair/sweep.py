@@ -5,19 +5,21 @@ Each map is fitted to what reaches it through everything pruned and repaired bef
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.repair.passes import SitePasses
 from headprune.repair.plan import apply_repairs, owners_of
 from headprune.repair.scale import best_scales
 from headprune.repair.solve import Compensation, Repair
-from headprune.repair.towards import RIDGES, Pairs, best_map
+from headprune.repair.towards import RIDGES, Pairs, best_map, pairs_of_all
 from headprune.signals.moments import FOLDS
 from headprune.units import Site
 from headprune.units.linear import is_transposed
@@ -46,6 +48,7 @@ class Target:
     streams: Tensors | None  # [tokens x out]: what it is added to there; None where that is not known
     weights: list[torch.Tensor] | None  # [tokens]
     routed: bool = False  # whether it is given some tokens alone, which others choose
+    numbers: list[int] = field(default_factory=list)  # of the batches, in all the data
 
 
 def sweep(
@@ -67,36 +70,43 @@ def sweep(
         site = sites[index]
         output: Any = model.get_submodule(site.o)
         shared = any(owners_of(model, getattr(output, name, None)) > 1 for name in ("weight", "bias"))
-        if shared or not targets[index].outputs or (not site.kept and output.bias is None):
+        if shared or (not site.kept and output.bias is None):
             continue
         # Which tokens an expert is given depends on what was pruned before it, so there is nothing to compare with.
         routed = targets[index].routed
         pairs = None if routed else _gathered(passes, site, targets[index], CATCH_UP[compensate], precision)
-        if pairs is None or not torch.isfinite(pairs.zz).all():
-            why = "its tokens are chosen for it" if routed else "what it gives is not finite"
-            log.warning("Site %d (%s) is left without compensation: %s.", index, site.path, why)
-            repairs.append(Repair(index, "none", None, None))
-            continue
-        repair = _repaired(output, site, pairs, compensate, ridges)
+        repair = ranks.by_first(functools.partial(_planned, output, site, pairs, compensate, ridges, routed))
         apply_repairs(model, sites, [repair])
         repairs.append(repair)
     return repairs
 
 
+def _planned(
+    output: Any, site: Site, pairs: Pairs | None, compensate: Compensation, ridges: tuple[float, ...], routed: bool
+) -> Repair:
+    if pairs is None or not torch.isfinite(pairs.zz).all():
+        why = "its tokens are chosen for it" if routed else "what it gives is not finite"
+        log.warning("Site %d (%s) is left without compensation: %s.", site.index, site.path, why)
+        return Repair(site.index, "none", None, None)
+    return _repaired(output, site, pairs, compensate, ridges)
+
+
 def _gathered(passes: SitePasses, site: Site, target: Target, catch_up: float, precision: torch.dtype) -> Pairs | None:
+    """Sums over all batches, which several processes share."""
     pairs: Pairs | None = None
     streams = target.streams is not None and catch_up > 0
-    for number, (seen, wanted) in enumerate(zip(passes.at(site, streams=streams), target.outputs, strict=True)):
-        if not len(wanted):
-            continue
-        outputs = wanted
-        if seen.stream is not None and target.streams is not None:
-            outputs = wanted + catch_up * (target.streams[number] - seen.stream.cpu())
-        if pairs is None:
-            pairs = Pairs.blank(seen.columns.shape[1], outputs.shape[1], precision)
-        weights = None if target.weights is None else target.weights[number]
-        pairs.add(seen.columns, outputs, seen.samples % FOLDS, weights)
-    return pairs
+    with ranks.agreeing():
+        for number, (seen, wanted) in enumerate(zip(passes.at(site, streams=streams), target.outputs, strict=True)):
+            if not len(wanted):
+                continue
+            outputs = wanted
+            if seen.stream is not None and target.streams is not None:
+                outputs = wanted + catch_up * (target.streams[number] - seen.stream.cpu())
+            if pairs is None:
+                pairs = Pairs.blank(seen.columns.shape[1], outputs.shape[1], precision)
+            weights = None if target.weights is None else target.weights[number]
+            pairs.add(seen.columns, outputs, seen.samples % FOLDS, weights)
+    return pairs_of_all(pairs)
 
 
 def _repaired(output: Any, site: Site, pairs: Pairs, compensate: Compensation, ridges: tuple[float, ...]) -> Repair:

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from headprune import ranks
 from headprune.signals.moments import FOLDS
 
+# Of the mean square of the wanted outputs: models compute them in float32, whose rounding squared is 1e-14 per term of
+# a sum, and no unit that does anything is missed by as little as this.
+ROUNDING = 1e-11
 RIDGES = (1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)  # relative to the mean square of the inputs
 
 
@@ -62,13 +66,25 @@ class Pairs:
         return count, *(part.sum(0).div_(count) for part in (self.z, self.y, self.zz, self.zy))
 
     def error(self, weight: torch.Tensor, bias: torch.Tensor | None) -> float:
-        """E |y - W z - b|^2."""
+        """E |y - W z - b|^2, and 0 where that is no more than the rounding of what it is the difference of."""
         count, z, y, zz, zy = self.means()
         shift = y.new_zeros(y.shape) if bias is None else bias.to(y)
         weight = weight.to(y)
         square = ((weight @ zz) * weight).sum() + shift.square().sum() + 2 * shift @ (weight @ z)
         cross = (weight.t() * zy).sum() + shift @ y
-        return max(float(self.yy.sum() / count + square - 2 * cross), 0.0)
+        wanted = self.yy.sum() / count
+        found = float(wanted + square - 2 * cross)
+        return 0.0 if found <= ROUNDING * float(wanted) else found  # a NaN stays one
+
+
+def pairs_of_all(own: Pairs | None) -> Pairs | None:
+    """The sums of all processes, from those that each of them has; None where none has any."""
+    widths = [part for part in ranks.gathered(None if own is None else (own.z.shape[1], own.y.shape[1])) if part]
+    if not widths:
+        return None
+    pairs = Pairs.blank(*widths[0]) if own is None else own
+    ranks.add_up(pairs.counts, pairs.z, pairs.y, pairs.zz, pairs.zy, pairs.yy)
+    return pairs
 
 
 def best_map(
@@ -79,6 +95,8 @@ def best_map(
     The old map comes back where nothing is better, as the precision of the weights rounds it.
     """
     before = pairs.error(weight, bias)
+    if before == 0.0:  # what would be solved for is noise
+        return weight, bias, before, before
     ridge = _best_ridge(weight, bias, pairs, ridges)
     found = _solve(weight, bias, pairs, ridge)
     if found is not None:

@@ -64,7 +64,7 @@ def compare(
     """
     group = plan_group(experiment, criteria, out, trials=trials)
     run_jobs(group.jobs, OneAfterTheOther(), watch=Told(on_run, on_step), overwrite=overwrite)
-    return compare_group(group)
+    return ranks.by_first(lambda: compare_group(group))
 
 
 def compare_group(group: Group) -> list[Row]:

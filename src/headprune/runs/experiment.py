@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.data import Examples
 from headprune.errors import DataError
 from headprune.hooks.outputs import evaluating
@@ -24,7 +25,7 @@ from headprune.repair.plan import check_compensation
 from headprune.report.card import model_card
 from headprune.report.exports import forget_exports
 from headprune.report.page import write_report
-from headprune.runs.journal import Run
+from headprune.runs.journal import Run, opened
 from headprune.runs.subject import Subject, find_device, load_subject, read_examples
 from headprune.runs.sweeping import OnLayer, clear_parts, refuse_unsweepable, sweep_into
 from headprune.search.config import Experiment, migrated, stop_settings
@@ -35,7 +36,7 @@ from headprune.store.checkpoint import save
 from headprune.store.configs import stored_dtype
 from headprune.store.files import write_text
 from headprune.store.places import model_folder
-from headprune.task import Task
+from headprune.task import Task, task_of
 from headprune.units import kept_mask, resolve, sites_of, survey
 from headprune.units.offload import input_device
 from headprune.vocabulary.shrink import RECORD, Shrunk
@@ -46,7 +47,6 @@ __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
 def settings_of(experiment: Experiment) -> dict[str, Any]:
     """What `run.json` keeps and a resumed run must agree with, with fingerprints of the model and the data."""
     settings = experiment.settings()
-    del settings["activations_on_disk"]  # where they lie changes nothing, and may change on the way
     settings["model_fingerprint"] = fingerprint(str(model_folder(experiment.model)))
     settings["data_fingerprint"] = fingerprint(experiment.data)
     if experiment.calibration is not None:
@@ -141,46 +141,44 @@ def run_experiment(
     """Prune into the run directory `out`, going on where an earlier process stopped; returns its record. `measure` what
     was saved, `publish` a model card and a report.
 
-    A finished run is taken further, or back, when only its rules to stop are others. A sweep leaves the model on disk,
-    and tells `on_layer` of each layer that is done.
+    A finished run is taken further, or back, when only its rules to stop are others. Several processes share the work;
+    the first one alone writes. A sweep leaves the model on disk, and tells `on_layer` of each layer that is done.
     """
     if experiment.pace != "sweep":
-        return _run(experiment, out, load(experiment), overwrite, measure, publish, on_step)
+        return _run(experiment, out, overwrite, measure, publish, on_step)
     refuse_unsweepable(experiment)
     with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
-        loaded = load(experiment, on_disk=Path(folder))
-        return _run(experiment, out, loaded, overwrite, False, publish, on_step, on_layer)
+        return _run(experiment, out, overwrite, False, publish, on_step, on_layer, Path(folder))
 
 
 def _run(
     experiment: Experiment,
     out: Path,
-    loaded: tuple[Subject, Examples, Examples | None],
     overwrite: bool,
     measure: bool,
     publish: bool,
     on_step: Callable[[Step], None] | None,
     on_layer: OnLayer | None = None,
+    on_disk: Path | None = None,
 ) -> dict[str, Any]:
-    subject, calibration, evaluation = loaded
-    check(experiment, subject, evaluation or calibration)
-    # Rows are prepared when they are asked for, and one that cannot be must not leave half a run behind.
-    calibrating = calibration.batches(experiment.batch_size)
-    held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
-    with Run(out, settings_of(experiment), overwrite=overwrite, free=stop_settings()) as run:
-        if run.finished:
-            clear_parts(out)
-            for step in run.steps:
-                if on_step is not None:
+    with ranks.agreeing():
+        subject, calibration, evaluation = load(experiment, on_disk=on_disk)
+        check(experiment, subject, evaluation or calibration)
+        # Rows are prepared when they are asked for, and one that cannot be must not leave half a run behind.
+        calibrating = calibration.batches(experiment.batch_size)
+        held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
+    with opened(out, lambda: settings_of(experiment), overwrite=overwrite, free=stop_settings()) as run:
+        if ranks.told(run is not None and run.finished):
+            if on_step is not None:
+                for step in run.steps if run is not None else ():
                     on_step(step)
-            if publish:
-                publish_run(out, run.record)
-            return run.record
-        if run.changed and experiment.pace not in ("rounds", "sweep"):
+            return ranks.by_first(lambda: _published(out, run, publish))
+        if run is not None and run.changed and experiment.pace not in ("rounds", "sweep"):
             run.drop_short_step(experiment.every, [site.group for site in resolve(subject.model)])
         if experiment.pace == "sweep":
-            device = find_device(experiment.device)
+            assert run is not None  # of several processes it is refused
             given = run, experiment, subject.model, subject.task, calibrating, held_out
+            device = find_device(experiment.device)
             result = sweep_into(*given, device=device, on_step=on_step, on_layer=on_layer)
         else:
             result = prune(
@@ -190,36 +188,53 @@ def _run(
                 evaluation=held_out,
                 run=run,
                 on_step=on_step,
-                keep_dense=measure,
+                keep_dense=measure and run is not None,
                 at_point=lambda label: _keep_point(out, label, experiment, subject.model),
             )
-            forget_exports(out)
-            save(in_precision_of(model_folder(experiment.model), result.model), out / "model")
-        record: dict[str, Any] = {
-            "samples": {"calibration": len(calibration), "evaluation": len(evaluation or calibration)},
-            "task": subject.task.name,
-        }
-        record["result"] = record_of(result)
-        points = _settled(result)
-        for number in set(points) - set(result.points):
-            _keep_point(out, points[number], experiment, result.model, again=True)
-        shrunk: Shrunk | None = getattr(result.model, RECORD, None)
-        if shrunk is not None:
-            record["vocabulary"] = shrunk.to_json()
-        if measure and result.dense is not None:
+
+        def conclude() -> dict[str, Any]:
+            assert run is not None
+            samples = {"calibration": len(calibration), "evaluation": len(evaluation or calibration)}
             batch = (calibrating if held_out is None else held_out)[-1]
-            folders = {"dense": model_folder(experiment.model), "pruned": out / "model"}
-            if shrunk is not None:  # the one that is measured is in no folder
-                del folders["dense"]
-            record["savings"] = savings(result.dense, result.model, batch, folders=folders, task=subject.task)
-            record["points"] = _points(result, points, out, batch, subject.task, {**run.record, **record})
-            if result.result.latency is not None:
-                record["savings"]["shares"]["latency"] = round(result.result.latency, 4)
-        run.finish(record)
-        clear_parts(out)
-        if publish:
-            publish_run(out, run.record)
-        return run.record
+            run.finish(_concluded(experiment, run, result, {"samples": samples, "task": subject.task.name}, batch))
+            return _published(out, run, publish)
+
+        return ranks.by_first(conclude)
+
+
+def _published(out: Path, run: Run | None, publish: bool) -> dict[str, Any]:
+    assert run is not None
+    clear_parts(out)
+    if publish:
+        publish_run(out, run.record)
+    return run.record
+
+
+def _concluded(
+    experiment: Experiment, run: Run, result: PruneResult, record: dict[str, Any], batch: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Save what came out, and measure what it saves where the dense model is there; what the run's record is to say."""
+    out = run.path
+    task = task_of(result.model, experiment.task)
+    forget_exports(out)
+    if experiment.pace != "sweep":  # which has written it layer by layer
+        save(in_precision_of(model_folder(experiment.model), result.model), out / "model")
+    record["result"] = record_of(result)
+    points = _settled(result)
+    for number in set(points) - set(result.points):
+        _keep_point(out, points[number], experiment, result.model, again=True)
+    shrunk: Shrunk | None = getattr(result.model, RECORD, None)
+    if shrunk is not None:
+        record["vocabulary"] = shrunk.to_json()
+    if result.dense is not None:
+        folders = {"dense": model_folder(experiment.model), "pruned": out / "model"}
+        if shrunk is not None:  # the one that is measured is in no folder
+            del folders["dense"]
+        record["savings"] = savings(result.dense, result.model, batch, folders=folders, task=task)
+        record["points"] = _points(result, points, out, batch, task, {**run.record, **record})
+        if result.result.latency is not None:
+            record["savings"]["shares"]["latency"] = round(result.result.latency, 4)
+    return record
 
 
 def _keep_point(out: Path, label: str, experiment: Experiment, model: PreTrainedModel, *, again: bool = False) -> None:

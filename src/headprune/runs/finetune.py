@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.errors import TrainingError
 from headprune.measure.trajectory import Step, plain
 from headprune.recovery.pace import Evaluated, Teller
@@ -21,7 +22,7 @@ from headprune.report.exports import forget_exports
 from headprune.report.recovery import origin
 from headprune.report.words import left_text
 from headprune.runs.experiment import in_precision_of, publish_run, run_experiment
-from headprune.runs.recovered import Recovered, is_finished
+from headprune.runs.recovered import Recovered, is_finished, opened
 from headprune.runs.request import Request, Setting, load_model, load_setting, plain_measured, refuse_changes
 from headprune.runs.rounds import plan_rounds
 from headprune.store.checkpoint import save
@@ -46,7 +47,6 @@ def run_finetune(
     With several rounds the run's target is reached from the dense model by turns: a part is pruned, what is left is
     trained, and so on.
     """
-    refuse_several_processes()
     need_training(request.config)
     experiment = request.experiment
     if request.rounds > 1 and request.record["settings"].get("gates"):
@@ -55,36 +55,47 @@ def run_finetune(
     if plan and request.point is not None:
         raise TrainingError("Rounds lead to the run's own target; leave out --point, or --rounds.")
     settings = request.settings()
-    if not overwrite and is_finished(request.run, settings):  # which needs neither the data nor the dense model
-        with Recovered(request.run, settings) as folder:
-            publish_run(request.run, request.record)
-            return folder.record
-    refuse_changes(request)
+    if not overwrite and ranks.by_first(lambda: is_finished(request.run, settings)):
+        with opened(request.run, settings) as folder:  # which needs neither the data nor the dense model
+            return ranks.by_first(lambda: _published(request, folder))
+    with ranks.agreeing():
+        refuse_changes(request)
     setting = load_setting(request)
-    with Recovered(request.run, settings, overwrite=overwrite) as folder:
-        if not folder.finished:
+    with opened(request.run, settings, overwrite=overwrite) as folder:
+        place = ranks.told(None if folder is None else (folder.path, folder.finished))
+        assert place is not None
+        path, finished = place
+        if not finished:
             recover = _by_turns if plan else _at_once
-            found, model, rounds = recover(setting, folder.path, plan, on_step, on_round, tell)
-            forget_exports(request.run, f"{folder.path.name}/model")
-            save(in_precision_of(request.source, model), folder.path / "model")
+            found, model, rounds = recover(setting, path, plan, on_step, on_round, tell)
             result = _result(setting, found, model, rounds)
-            described = {**folder.record, **result}
-            card = recovered_card(_card(request, folder.path, rounds), described)
-            write_text(folder.path / "model" / "README.md", card)
-            folder.finish(result)
-            (request.run / "report.html").unlink(missing_ok=True)
-        for leftover in (folder.path / "trainer", *folder.path.glob("round-*/trainer")):
-            shutil.rmtree(leftover, ignore_errors=True)
-        publish_run(request.run, request.record)
-        return folder.record
+            ranks.by_first(lambda: _keep(request, folder, model, result, rounds))
+        return ranks.by_first(lambda: _published(request, folder))
 
 
-def refuse_several_processes() -> None:
-    """A run's directory belongs to one process."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise TrainingError(
-            "A run is trained by one process; several train in Python, by headprune.finetune or a GateCallback."
-        )
+def _keep(
+    request: Request,
+    folder: Recovered | None,
+    model: PreTrainedModel,
+    result: Mapping[str, Any],
+    rounds: Sequence[Mapping[str, Any]],
+) -> None:
+    """Save the recovered model with its card, and write down what came out."""
+    assert folder is not None
+    forget_exports(request.run, f"{folder.path.name}/model")
+    save(in_precision_of(request.source, model), folder.path / "model")
+    card = recovered_card(_card(request, folder.path, rounds), {**folder.record, **result})
+    write_text(folder.path / "model" / "README.md", card)
+    folder.finish(result)
+    (request.run / "report.html").unlink(missing_ok=True)
+
+
+def _published(request: Request, folder: Recovered | None) -> dict[str, Any]:
+    assert folder is not None
+    for leftover in (folder.path / "trainer", *folder.path.glob("round-*/trainer")):
+        shutil.rmtree(leftover, ignore_errors=True)
+    publish_run(request.run, request.record)
+    return folder.record
 
 
 Recovery = tuple[list[Fitted], PreTrainedModel, list[dict[str, Any]]]
@@ -112,8 +123,9 @@ def _by_turns(
         if number > 1 and experiment.vocabulary is not None:  # which was made smaller in the first round
             own = replace(own, vocabulary=None, processor=None)
         start = str(place / "recovered")
-        if (place / ROUND).is_file():
-            done.append(json.loads((place / ROUND).read_text()))
+        known = ranks.told(_read_round(place))
+        if known is not None:
+            done.append(known)
             continue
         if on_round is not None:
             on_round(f"Round {number} of {len(plan)}")
@@ -121,7 +133,6 @@ def _by_turns(
         model = load_model(place / "model", experiment)
         before = setting.measure(model)
         fitted = _fit(setting, model, place / "trainer", tell)
-        save(in_precision_of(place / "model", model), place / "recovered")
         units = {kind: count for kind, (count, _) in setting.request.record["result"]["units"].items()}
         left = {kind: count for kind, (_, count) in record["result"]["units"].items()}
         about = {
@@ -130,10 +141,19 @@ def _by_turns(
             "recovered": plain_measured(setting.measure(model)),
             "fitted": _fitted_json(fitted),
         }
-        write_text(place / ROUND, json.dumps(about) + "\n")
+        ranks.by_first(functools.partial(_keep_round, place, model, about))
         done.append(json.loads(json.dumps(about)))
     fits = [_fitted_from(one.pop("fitted")) for one in done]
     return fits, load_model(Path(start), experiment), done
+
+
+def _read_round(place: Path) -> dict[str, Any] | None:
+    return json.loads((place / ROUND).read_text()) if (place / ROUND).is_file() else None
+
+
+def _keep_round(place: Path, model: PreTrainedModel, about: Mapping[str, Any]) -> None:
+    save(in_precision_of(place / "model", model), place / "recovered")
+    write_text(place / ROUND, json.dumps(about) + "\n")
 
 
 def _fit(setting: Setting, model: PreTrainedModel, folder: Path, tell: Tell | None) -> Fitted:

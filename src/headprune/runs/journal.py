@@ -14,7 +14,8 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 import transformers
 from filelock import FileLock, Timeout
 
+from headprune import ranks
 from headprune.errors import RunBusyError, RunError
 from headprune.measure.trajectory import Step, curve_csv
 from headprune.search.config import default_settings, migrated
@@ -250,6 +252,22 @@ def _record_of(path: Path, settings: Mapping[str, Any], free: Collection[str]) -
             f"{settings.get(key)!r}{others}; use the same settings, another directory, or --overwrite."
         )
     return record, changed
+
+
+@contextmanager
+def opened(path: Path, settings: Callable[[], Mapping[str, Any]], **how: Any) -> Iterator[Run | None]:
+    """The run directory, which of several processes the first one alone holds; None in the others."""
+    held: list[Run] = []
+
+    def take() -> None:
+        held.append(Run(path, settings(), **how))
+
+    try:
+        ranks.by_first(take)
+        yield held[0] if held else None
+    finally:
+        for run in held:
+            run.close()
 
 
 def _cut(file: Path, size: int) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 import transformers
 from filelock import FileLock, Timeout
 
+from headprune import ranks
 from headprune.errors import RunError
 from headprune.report.recovery import FOLDER, RECORD
 from headprune.store.files import write_text
@@ -106,6 +108,22 @@ class Recovered:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lock.release()
+
+
+@contextmanager
+def opened(run: Path, settings: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[Recovered | None]:
+    """The folder, which of several processes the first one alone holds; None in the others."""
+    held: list[Recovered] = []
+
+    def take() -> None:
+        held.append(Recovered(run, settings, overwrite=overwrite))
+
+    ranks.by_first(take)
+    if not held:
+        yield None
+        return
+    with held[0] as folder:
+        yield folder
 
 
 def is_finished(run: Path, settings: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.criteria import Criterion
 from headprune.data import Columns, Examples, load_examples
 from headprune.data.encoder import load_tokenizer
@@ -108,7 +109,9 @@ def read_examples(
 def find_device(name: str) -> torch.device:
     """A device by its name; 'auto' is CUDA where there is one, and else the CPU."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and ranks.several() and torch.cuda.is_available():  # each process has its own, set at its start
+        return torch.device("cuda", torch.cuda.current_device())
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.errors import DataError, RunError
+from headprune import ranks
+from headprune.errors import DataError, RunError, ScheduleError
 from headprune.measure.metrics import choose_metric
 from headprune.measure.trajectory import Step
 from headprune.repair.solve import Repair
-from headprune.report.exports import forget_exports
 from headprune.runs.journal import Run
 from headprune.search.config import Experiment
 from headprune.search.pruner import PruneResult, describe
@@ -93,7 +93,6 @@ def sweep_into(
                 on_layer(len(swept), len(layers), one)
         result = _measured(run, experiment, structure, sweep, swept, on_step)
     _drop_dtype(model, stored_dtype(str(source)))
-    forget_exports(run.path)
     save_weights_of(model, run.path / "model", shelf.write_weights)
     return result
 
@@ -196,6 +195,8 @@ def clear_parts(out: Path) -> None:
 
 def refuse_unsweepable(experiment: Experiment) -> None:
     """What a sweep over a model on disk cannot be asked for."""
+    if ranks.launched():
+        raise ScheduleError("A sweep runs in one process; start it without torchrun or accelerate launch.")
     if experiment.vocabulary is not None:
         raise DataError(
             "A sweep has one layer of the model at a time, so its vocabulary cannot be made smaller; leave out "

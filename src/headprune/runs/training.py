@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, TrainerCallback
 
+from headprune import ranks
 from headprune.data import Examples
 from headprune.errors import DataError, TrainingError
 from headprune.gates.callback import GateCallback
@@ -36,8 +37,8 @@ from headprune.recovery.pace import Teller
 from headprune.recovery.trainer import fit, need_training, refuse_nothing_to_learn
 from headprune.report.exports import forget_exports
 from headprune.runs.experiment import drawn, fingerprint, in_precision_of, publish_run, record_of, settings_of
-from headprune.runs.finetune import refuse_several_processes, run_finetune
-from headprune.runs.journal import Run
+from headprune.runs.finetune import run_finetune
+from headprune.runs.journal import Run, opened
 from headprune.runs.request import Request, places_apart
 from headprune.runs.subject import Subject, load_subject, read_examples
 from headprune.search.config import Experiment
@@ -108,39 +109,44 @@ def run_training(
 ) -> dict[str, Any]:
     """Train gates into the run directory `out`, remove what closed, and fine-tune; goes on where an earlier process
     stopped. Returns the record of the run, with that of the fine-tuning under "recovery"."""
-    refuse_several_processes()
     need_training(asked.config)
     finetuning = replace(asked.config, epochs=asked.finetune_epochs) if asked.finetune_epochs else None
-    loaded = _load(asked)
-    task, config = loaded.subject.task, asked.config
-    refuse_nothing_to_learn(task, loaded.training, config.distill > 0 or config.hidden > 0)
+    with ranks.agreeing():
+        loaded = _load(asked)
+        task, config = loaded.subject.task, asked.config
+        refuse_nothing_to_learn(task, loaded.training, config.distill > 0 or config.hidden > 0)
     model, dense = loaded.subject.model, copy.deepcopy(loaded.subject.model)
     reference = loaded.quality(dense)
     metric = choose_metric(asked.experiment.metric, reference)
     learned = LearnedGates(model, _with_rate(asked, loaded))
     # What could be refused has been by now: from here on the directory is written to.
-    with Run(out, _settings(asked, loaded, learned.config), overwrite=overwrite) as run:
-        if overwrite and not run.steps:
+    with opened(out, lambda: _settings(asked, loaded, learned.config), overwrite=overwrite) as run:
+        if run is not None and overwrite and not run.steps:
             shutil.rmtree(out / "training", ignore_errors=True)
             shutil.rmtree(out / "finetuned", ignore_errors=True)
-        if run.finished:
-            for step in run.steps:
-                if on_step is not None:
-                    on_step(step)
+        if ranks.told(run is not None and run.finished):
+            for step in run.steps if run is not None and on_step is not None else ():
+                on_step(step)  # type: ignore[misc]
         else:
-            _learn(asked, loaded, run, learned, dense, (reference, metric), on_step, tell)
-        publish_run(out, run.record)
-        record = run.record
+            _learn(asked, loaded, out, run, learned, dense, (reference, metric), on_step, tell)
+        record = ranks.by_first(lambda: _published(out, run))
     if finetuning is None:
         return record
     recovery = run_finetune(Request(run=out, data=asked.data, config=finetuning), tell=tell)
     return {**record, "recovery": recovery}
 
 
+def _published(out: Path, run: Run | None) -> dict[str, Any]:
+    assert run is not None
+    publish_run(out, run.record)
+    return run.record
+
+
 def _learn(
     asked: Training,
     loaded: _Loaded,
-    run: Run,
+    out: Path,
+    run: Run | None,  # the first process's
     learned: LearnedGates,
     dense: PreTrainedModel,
     measured: tuple[Quality, Metric],
@@ -149,24 +155,27 @@ def _learn(
 ) -> None:
     model, task, kinds = loaded.subject.model, loaded.subject.task, learned.config.kinds
     reference, metric = measured
+    known = ranks.told(0 if run is None else len(run.steps))
 
     def note(taken: Taken, of: PreTrainedModel, seconds: float) -> None:
         quality = reference if of is dense else loaded.quality(of)
+        if run is None:
+            return
         step = describe(of, kinds, len(run.steps), taken, quality, reference, metric.of(quality, reference))
         run.append(step, {"seconds": seconds})
         if on_step is not None:
             on_step(step)
 
-    if not run.steps:
+    if not known:
         note(Taken((), None, None, [], 0.0, None), dense, 0.0)
-    watching: list[TrainerCallback] = [GateCallback(gates=learned), GateJournal(learned, run.path)]
+    watching: list[TrainerCallback] = [GateCallback(gates=learned), GateJournal(learned, out)]
     fitted = fit(
         model,
         loaded.training,
         task=task,
         # The best of several evaluations would be one with more units: only the end counts.
         config=replace(asked.config, validation=0.0, patience=None),
-        folder=run.path / "training",
+        folder=out / "training",
         teacher=dense,
         callbacks=[*watching, *([] if tell is None else [Teller(tell)])],
     )
@@ -177,10 +186,15 @@ def _learn(
     two = task.prepare(loaded.training.select([0, 1][: len(loaded.training)]).batches(2)[0], model.device)
     learned.remove(verify=task.inputs(two))
     mean = sum(own) / len(own) if own else None
-    if len(run.steps) < 2:  # an earlier process may have got this far
+    if known < 2:  # an earlier process may have got this far
         note(Taken(closed, mean, scores, [], 0.0, None), model, fitted.seconds)
-    _finish(asked, loaded, run, model, dense, metric, {"steps": fitted.steps, **said})
-    shutil.rmtree(run.path / "training", ignore_errors=True)
+
+    def finish() -> None:
+        assert run is not None
+        _finish(asked, loaded, run, model, dense, metric, {"steps": fitted.steps, **said})
+        shutil.rmtree(out / "training", ignore_errors=True)
+
+    ranks.by_first(finish)
 
 
 def _finish(

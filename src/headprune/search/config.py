@@ -251,6 +251,7 @@ class PruneConfig:
         values["units"], values["schedule"] = ",".join(self.kinds), self.pace
         for name in BUDGETS:
             values[name] = None if values[name] is None else list(values[name])
+        values.pop("activations_on_disk", None)  # where they lie changes nothing, and may change on the way
         if callable(self.metric):
             values["metric"] = getattr(self.metric, "__name__", "metric")
         return values

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.criteria.fitting import asked_sites
 from headprune.criteria.scoring import ScoreResult, score
 from headprune.criteria.sweep import finite
@@ -162,6 +163,7 @@ class Pruner:
     def __next__(self) -> Step:
         if not self.steps:
             return self._start()
+        self._stopped = ranks.told(self._stopped)  # which those who watch decide, and they watch the first process
         if self._stopped or not self._goes_on() or not self._way.goes_on():
             raise StopIteration
         return self._take_step()
@@ -273,7 +275,7 @@ class Pruner:
             sites = asked_sites(self.model, self.config.kinds)
             labels: Any = self.config.labels
             own = self._criterion.from_data(self.model, sites, self.calibration, self.task, labels)
-            self._scores = finite(self._criterion, own, kept_mask(sites), sites)
+            self._scores = ranks.told(finite(self._criterion, own, kept_mask(sites), sites))
         if self._scores is None:
             batches = self.calibration if self._criterion.requests() else ()  # weights alone need no pass
             return self._know(self._score(batches))
@@ -312,6 +314,7 @@ class Pruner:
         assert self.metric is not None
         measured = measured or self.metric.of(quality, self.reference)
         step = describe(self.model, self.config.kinds, len(self.steps), taken, quality, self.reference, measured)
+        step = ranks.told(step)  # all processes go on, or stop, by the same numbers
         self.steps.append(step)
         for observer in self.observers:
             observer.step(step, {"seconds": seconds, "scoring": taken.scoring})
@@ -386,11 +389,14 @@ def prune(
     batches (`compensate="lstsq"`), or the output bias takes its mean ("mean"), or nothing does ("none").
 
     Steps are written to a `run`, and those that it has already are taken over. If anything goes wrong on the way, the
-    model is put back as it was.
+    model is put back as it was. In a group of processes (torch.distributed) all of them call this with the same model
+    and batches; they share the work, and only the first writes to the `run` and calls observers.
     """
     settings = config_from(options, config)
     watching = [*([] if run is None else [run]), *observers, *([] if on_step is None else [Callback(on_step)])]
-    known = [] if run is None else list(run.steps)
+    known = ranks.told([] if run is None else list(run.steps))
+    if not ranks.first():
+        watching, at_point = [], None
     pruner = Pruner(model, batches, settings, evaluation=evaluation, observers=watching, known=known, at_point=at_point)
     dense = copy.deepcopy(model) if keep_dense else None
     undo = Undo(model)

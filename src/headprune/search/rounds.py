@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.criteria.fitting import asked_sites
 from headprune.errors import ScheduleError
 from headprune.measure.trajectory import Step
@@ -209,19 +210,22 @@ class InRounds:
         started = time.perf_counter()
         scores = run.current_scores()
         scored = time.perf_counter() - started
-        chosen = choose(
-            scores,
-            sites,
-            self.prices,
-            self.target(len(run.steps)),
-            kinds=config.kinds,
-            round_to=config.round_to,
-            min_per_site=config.min_per_site,
-            widths=config.widths,
+        chosen = ranks.by_first(
+            lambda: choose(
+                scores,
+                sites,
+                self.prices,
+                self.target(len(run.steps)),
+                kinds=config.kinds,
+                round_to=config.round_to,
+                min_per_site=config.min_per_site,
+                widths=config.widths,
+            )
         )
         labels: Any = config.labels
         rearrange = config.made_criterion.rearranged
         chosen = rearrange(chosen, run.model, asked_sites(run.model, config.kinds), run.calibration, run.task, labels)
+        chosen = ranks.told(chosen)
         gone = [float(scores[member.site, member.index]) for member in chosen]
         repairs = self._remove(chosen, run.verification(chosen, sites))
         measured = None if self.watch is None else self.watch.share(run.model, run.sites)

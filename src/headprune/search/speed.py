@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.hooks.outputs import evaluating
 from headprune.measure.examples import default_tokens
 from headprune.measure.inputs import made_up
@@ -25,7 +26,9 @@ class Stopwatch:
     def __init__(self, model: PreTrainedModel, batch_size: int, length: int | None, threads: int | None) -> None:
         self.dense = copy.deepcopy(model)
         self.batch_size, self.length, self.threads = batch_size, length or default_tokens(model), threads
-        self.table: LatencyTable = latency_table(model, batch_size=batch_size, length=length, threads=threads)
+        self.table: LatencyTable = ranks.by_first(
+            lambda: latency_table(model, batch_size=batch_size, length=length, threads=threads)
+        )
         # Layers that are timed one by one do not add up to a model exactly: what the clock said of the last model
         # that was measured, relative to what the table says of it.
         self.factor = 1.0
@@ -40,14 +43,17 @@ class Stopwatch:
 
     def share(self, model: PreTrainedModel, sites: Sequence[Site]) -> float:
         """The time of this model relative to the dense one, both measured now, taking turns."""
-        inputs = made_up(self.dense, self.batch_size, self.length)
-        with using_threads(self.threads) as used, evaluating(model), evaluating(self.dense):
-            clock = own_clock(used, input_device(model))
-            runs = {"dense": Timed(self.dense, (), inputs), "pruned": Timed(model, (), inputs)}
-            taken = {name: min(times) for name, times in turns(runs, REPEATS, clock=clock).items()}
-        measured = taken["pruned"] / taken["dense"]
+        measured = ranks.by_first(lambda: self._measured(model))  # by the first process, while the others wait
         known = {site for curve in self.table.curves for site in curve.sites}
         counts = {site.index: units(site) for site in sites if site.index in known}
         estimated = self.table.estimate(counts) / self.table.dense
         self.factor = measured / estimated
         return measured
+
+    def _measured(self, model: PreTrainedModel) -> float:
+        inputs = made_up(self.dense, self.batch_size, self.length)
+        with using_threads(self.threads) as used, evaluating(model), evaluating(self.dense):
+            clock = own_clock(used, input_device(model))
+            runs = {"dense": Timed(self.dense, (), inputs), "pruned": Timed(model, (), inputs)}
+            taken = {name: min(times) for name, times in turns(runs, REPEATS, clock=clock).items()}
+        return taken["pruned"] / taken["dense"]

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.measure.trajectory import Step
 from headprune.repair.remove import remove_and_repair
 from headprune.repair.solve import Repair
@@ -108,7 +109,7 @@ class UnitByUnit:
         left = sum(self._counted(site) for site in sites)
         target = config.stop.heads_left(run.steps[0].left)
         most = left - target if config.keep is not None and left > target else None
-        chosen = self._choose(scores, sites, most)
+        chosen = ranks.told(self._choose(scores, sites, most))
         value = float(torch.stack([scores[member.site, member.index] for member in chosen]).mean())
         repairs = remove_and_repair(
             run.model,

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
 from headprune.signals.moments import real_outputs
-from headprune.task import Task
+from headprune.task import Task, own_batches
 from headprune.units import Site
 from headprune.units.linear import is_transposed
 from headprune.units.offload import input_device, stored
@@ -36,6 +37,16 @@ class Columns:
         self.squares += centred.square().sum(0)
         self.tokens += len(values)
 
+    def with_more(self, other: Columns) -> Columns:
+        """Of these tokens and of others, about the same point."""
+        return Columns(self.shift, self.total + other.total, self.squares + other.squares, self.tokens + other.tokens)
+
+    def about(self, shift: torch.Tensor) -> Columns:
+        """The same sums about another point."""
+        away = self.shift - shift
+        squares = self.squares + 2 * away * self.total + self.tokens * away.square()
+        return Columns(shift, self.total + self.tokens * away, squares, self.tokens)
+
     @property
     def variance(self) -> torch.Tensor:
         mean = self.total / self.tokens
@@ -49,23 +60,31 @@ class Columns:
 def gather_columns(
     model: PreTrainedModel, sites: Sequence[Site], batches: Iterable[Mapping[str, Any]], task: Task
 ) -> dict[int, Columns]:
-    """By site, from one forward pass; padding is left out, applications of a tied site are pooled."""
+    """By site, from one forward pass; padding is left out, applications of a tied site are pooled. Several processes
+    share the batches, and all get the sums over all of them."""
     found: dict[int, Columns] = {}
-    for raw in batches:
-        batch = task.prepare(raw, input_device(model))
+    with ranks.agreeing():
+        for _, _, raw in own_batches(batches):
+            batch = task.prepare(raw, input_device(model))
 
-        def see(site: Site, outputs: torch.Tensor, batch: Mapping[str, Any] = batch) -> None:
-            tokens, _ = real_outputs(site, batch, outputs, task)
-            if not len(tokens):
-                return
-            if site.index not in found:
-                shift = tokens.double().mean(0).cpu()
-                found[site.index] = Columns(shift, torch.zeros_like(shift), torch.zeros_like(shift))
-            found[site.index].add(tokens)
+            def see(site: Site, outputs: torch.Tensor, batch: Mapping[str, Any] = batch) -> None:
+                tokens, _ = real_outputs(site, batch, outputs, task)
+                if not len(tokens):
+                    return
+                if site.index not in found:
+                    shift = tokens.double().mean(0).cpu()
+                    found[site.index] = Columns(shift, torch.zeros_like(shift), torch.zeros_like(shift))
+                found[site.index].add(tokens)
 
-        with torch.no_grad(), evaluating(model), watched(model, sites, output=see):
-            model(**task.inputs(batch))
-    return found
+            with torch.no_grad(), evaluating(model), watched(model, sites, output=see):
+                model(**task.inputs(batch))
+    result: dict[int, Columns] = {}
+    for part in ranks.gathered(found):
+        for index, own in part.items():
+            known = result.get(index)
+            moved = own if known is None else own.about(known.shift)
+            result[index] = moved if known is None else known.with_more(moved)
+    return result
 
 
 def output_weight(model: PreTrainedModel, site: Site) -> torch.Tensor:

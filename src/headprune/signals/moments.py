@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
-from headprune.task import Task, batch_size, task_of
+from headprune.task import Task, batch_size, own_batches, task_of
 from headprune.units import Site
 from headprune.units.offload import input_device
 
@@ -63,11 +64,13 @@ class Moments:
 
     def _about(self, shift: torch.Tensor) -> Moments:
         """The same moments about another point."""
+        if torch.equal(shift, self.shift):
+            return self
         away = self.shift - shift
         counts = self.counts.to(self.total.dtype)[:, None]
         cross = self.total[:, :, None] * away
         products = self.products + cross + cross.transpose(1, 2) + counts[..., None] * torch.outer(away, away)
-        return Moments(shift, self.total + counts * away, products, self.counts, self.samples)
+        return Moments(shift, self.total + counts * away, products, self.counts.clone(), self.samples)
 
     def only(self, fold: int) -> Moments:
         part = slice(fold, fold + 1)
@@ -108,33 +111,53 @@ def gather(
 ) -> dict[int, Moments]:
     """The moments of these sites, by index, from a forward pass that ends after the last of them.
 
-    All applications of a tied site are pooled; padding is left out.
+    All applications of a tied site are pooled; padding is left out. Several processes share the batches, and all get
+    the moments of all of them.
     """
     task = task or task_of(model)
     wanted = [site for site in sites if site.kept]
     device = input_device(model)
     found: dict[int, Moments] = {}
     samples = 0
-    for raw in batches if wanted else ():
-        batch = task.prepare(raw, device)
-        left = {site.index: site.applications for site in wanted}
+    stopping = suppress(_NothingLeftToSeeError)
+    with ranks.agreeing():
+        for _, first, raw in own_batches(batches if wanted else ()):
+            batch = task.prepare(raw, device)
+            left = {site.index: site.applications for site in wanted}
 
-        def see(
-            site: Site, outputs: torch.Tensor, batch: dict = batch, left: dict = left, first: int = samples
-        ) -> None:
-            tokens, rows = real_outputs(site, batch, outputs, task)
-            if len(tokens):
-                if site.index not in found:
-                    found[site.index] = Moments.about(tokens[rows == rows[0]].double().mean(0).cpu())
-                found[site.index].add(tokens, (rows + first) % FOLDS)
-            left[site.index] -= 1
-            if not any(count > 0 for count in left.values()):
-                raise _NothingLeftToSeeError
+            def see(
+                site: Site, outputs: torch.Tensor, batch: dict = batch, left: dict = left, first: int = first
+            ) -> None:
+                tokens, rows = real_outputs(site, batch, outputs, task)
+                if len(tokens):
+                    if site.index not in found:
+                        found[site.index] = Moments.about(tokens[rows == rows[0]].double().mean(0).cpu())
+                    found[site.index].add(tokens, (rows + first) % FOLDS)
+                left[site.index] -= 1
+                if not any(count > 0 for count in left.values()):
+                    raise _NothingLeftToSeeError
 
-        with torch.no_grad(), evaluating(model), watched(model, wanted, output=see), suppress(_NothingLeftToSeeError):
-            model(**task.inputs(batch))
-        samples += batch_size(batch)
-    return {index: _counted(moments, samples) for index, moments in found.items()}
+            with torch.no_grad(), evaluating(model), watched(model, wanted, output=see), stopping:
+                model(**task.inputs(batch))
+            samples += batch_size(batch)
+    return _over_processes(found, samples)
+
+
+def _over_processes(found: Mapping[int, Moments], samples: int) -> dict[int, Moments]:
+    """The moments of all processes, whose samples have their numbers in all the data already."""
+    if not ranks.several():
+        return {index: _counted(moments, samples) for index, moments in found.items()}
+    parts = ranks.gathered(({index: own.shift for index, own in found.items()}, samples))
+    shifts: dict[int, torch.Tensor] = {}
+    for own, _ in parts:
+        shifts = {**own, **shifts}
+    result = {}
+    for index in sorted(shifts):
+        known = found.get(index)
+        moved = Moments.about(shifts[index]) if known is None else known._about(shifts[index])
+        ranks.add_up(moved.total, moved.products, moved.counts)
+        result[index] = _counted(moved, sum(count for _, count in parts))
+    return result
 
 
 def _counted(moments: Moments, samples: int) -> Moments:

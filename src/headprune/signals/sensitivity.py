@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import frozen, hooks
 from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
-from headprune.task import Task, batch_size
+from headprune.task import Task, own_batches
 from headprune.units import Site
 from headprune.units.offload import input_device
 
@@ -59,10 +60,10 @@ class Sensitivity:
         return total / max(len(self.gradients), 1) / count
 
 
-def token_weights(squares: torch.Tensor) -> torch.Tensor:
-    """Tokens by how much the logits depend on them, from squared gradients; by the root, so that a few do not drown
-    all others."""
-    mean = squares.double().mean()
+def token_weights(squares: torch.Tensor, mean: torch.Tensor | None = None) -> torch.Tensor:
+    """Tokens by how much the logits depend on them, from squared gradients and their mean over all tokens;
+    by the root, so that a few do not drown all others."""
+    mean = squares.double().mean() if mean is None else mean
     if not (torch.isfinite(mean) and mean > 0):
         return torch.ones(len(squares))
     return ((squares.double() / mean).sqrt() + FLOOR).float()
@@ -70,9 +71,11 @@ def token_weights(squares: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class _Parts:
+    """What passed at one site in one batch."""
+
     inputs: list[torch.Tensor] = field(default_factory=list)
     samples: list[torch.Tensor] = field(default_factory=list)
-    gradients: list[list[torch.Tensor]] = field(default_factory=list)  # per draw
+    gradients: list[torch.Tensor] = field(default_factory=list)  # per draw
 
 
 def gather_sensitivity(
@@ -83,27 +86,47 @@ def gather_sensitivity(
     *,
     gradients: bool = True,
 ) -> dict[int, Sensitivity]:
-    """From one forward pass over the data and, with gradients, a backward pass for each draw of signs."""
-    found: dict[int, _Parts] = {}
-    first = 0
+    """From one forward pass over the data and, with gradients, a backward pass for each draw of signs. Several
+    processes share the batches, and each gets all tokens of the sites that are its own (`own_sites`)."""
+    found: dict[int, dict[int, _Parts]] = {}  # by site and batch
     wanted = [site for site in sites if site.kept]
-    for raw in batches:
-        batch = task.prepare(raw, input_device(model))
-        outputs: dict[int, list[torch.Tensor]] = {}
-        pairs = [(model.get_submodule(site.o), _watcher(site, batch, task, found, first, outputs)) for site in wanted]
-        with evaluating(model), frozen(model), torch.set_grad_enabled(gradients), hooks(pairs):
-            logits = task.logits(model(**task.inputs(batch)))
-            if gradients and logits.requires_grad:
-                _backward(logits, task, batch, wanted, outputs, found)
-        first += batch_size(batch)
-    return {
-        index: Sensitivity(
-            torch.cat(parts.inputs),
-            [torch.cat(own) for own in parts.gradients],
-            torch.cat(parts.samples),
-        )
-        for index, parts in found.items()
-    }
+    with ranks.agreeing():
+        for number, first, raw in own_batches(batches):
+            batch = task.prepare(raw, input_device(model))
+            outputs: dict[int, list[torch.Tensor]] = {}
+            seen: dict[int, _Parts] = {}
+            pairs = [(model.get_submodule(s.o), _watcher(s, batch, task, seen, first, outputs)) for s in wanted]
+            with evaluating(model), frozen(model), torch.set_grad_enabled(gradients), hooks(pairs):
+                logits = task.logits(model(**task.inputs(batch)))
+                if gradients and logits.requires_grad:
+                    _backward(logits, task, batch, wanted, outputs, seen)
+            for index, own in seen.items():
+                found.setdefault(index, {})[number] = own
+    whole = {}
+    for site, process in zip(wanted, _owners(wanted), strict=True):
+        shares = ranks.gathered_by(found.pop(site.index, {}), process)
+        parts = {number: one for share in shares or () for number, one in share.items()}
+        if parts:
+            whole[site.index] = _joined([parts[number] for number in sorted(parts)])
+    return whole
+
+
+def own_sites(sites: Sequence[Site]) -> list[Site]:
+    """The sites that this process scores, of those whose tokens were gathered together."""
+    wanted = [site for site in sites if site.kept]
+    return [site for site, process in zip(wanted, _owners(wanted), strict=True) if process == ranks.rank()]
+
+
+def _owners(sites: Sequence[Site]) -> list[int]:
+    return ranks.shares([float(site.size * site.width) ** 2 for site in sites])
+
+
+def _joined(parts: Sequence[_Parts]) -> Sensitivity:
+    return Sensitivity(
+        torch.cat([inputs for own in parts for inputs in own.inputs]),
+        [torch.cat([own.gradients[draw] for own in parts]) for draw in range(len(parts[0].gradients))],
+        torch.cat([samples for own in parts for samples in own.samples]),
+    )
 
 
 def draws_for(logits: torch.Tensor) -> int:
@@ -130,10 +153,7 @@ def _backward(
                 real_outputs(site, batch, torch.zeros_like(output) if (g := next(gradients)) is None else g, task)[0]
                 for output in outputs[site.index]
             ]
-            parts = found[site.index]
-            if len(parts.gradients) <= draw:
-                parts.gradients.append([])
-            parts.gradients[draw].append(torch.cat(own).float().cpu())
+            found[site.index].gradients.append(torch.cat(own).float().cpu())
 
 
 def _watcher(

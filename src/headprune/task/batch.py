@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
+
+from headprune import ranks
 
 IGNORED = -100  # the label of what does not count, as everywhere in transformers
 
@@ -15,6 +17,33 @@ def batch_size(batch: Mapping[str, Any]) -> int:
     named = (batch[name] for name in ("input_ids", "inputs_embeds") if isinstance(batch.get(name), torch.Tensor))
     tensors = (value for value in batch.values() if isinstance(value, torch.Tensor) and value.dim())
     return int(next(iter([*named, *tensors])).shape[0])
+
+
+class Numbered(NamedTuple):
+    """A batch and its place in all the data."""
+
+    number: int
+    first: int  # the number of its first sample
+    batch: Mapping[str, Any]
+
+
+def own_batches(batches: Iterable[Mapping[str, Any]]) -> Iterator[Numbered]:
+    """The batches that this process goes over: all of them, or its share where there are several processes."""
+    if ranks.several():
+        listed = list(batches)
+        mine = set(ranks.own([_elements(batch) for batch in listed]))
+    else:
+        listed, mine = batches, None  # type: ignore[assignment]  # which may be a stream
+    first = 0
+    for number, batch in enumerate(listed):
+        if mine is None or number in mine:
+            yield Numbered(number, first, batch)
+        first += batch_size(batch)
+
+
+def _elements(batch: Mapping[str, Any]) -> float:
+    """What a batch costs, about: the elements of its largest entry."""
+    return float(max(value.numel() for value in batch.values() if isinstance(value, torch.Tensor)))
 
 
 def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

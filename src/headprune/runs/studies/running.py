@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from headprune import ranks
 from headprune.errors import HeadpruneError, RunError
 from headprune.measure.trajectory import Step
 from headprune.runs.experiment import check, load, run_experiment, settings_of
@@ -50,7 +51,8 @@ class Executor(Protocol):
 
 def run_jobs(jobs: Sequence[Job], executor: Executor, *, watch: Watch, overwrite: bool = False) -> None:
     """Do the runs that are not finished; nothing is written before all input is known to be good."""
-    left = [job for job, settings in with_settings(jobs) if overwrite or not finished(job, settings)]
+    there = ranks.by_first(lambda: [not overwrite and finished(job, settings) for job, settings in with_settings(jobs)])
+    left = [job for job, done in zip(jobs, there, strict=True) if not done]
     watch.begin(jobs)
     for job in jobs:
         if job not in left:
@@ -58,12 +60,10 @@ def run_jobs(jobs: Sequence[Job], executor: Executor, *, watch: Watch, overwrite
     if not left:
         return
     with executor:
-        executor.check(left)
-        if overwrite:  # here and once, so that a run that is killed later goes on with its new journal
-            for job, settings in with_settings(left):
-                if (job.folder / "run.json").is_file():
-                    with Run(job.folder, settings, overwrite=True):
-                        pass
+        with ranks.agreeing():
+            executor.check(left)
+        if overwrite:
+            ranks.by_first(lambda: _start_again(left))
         failed = executor.run(left, watch)
     if len(failed) == 1:
         raise next(iter(failed.values()))
@@ -72,6 +72,14 @@ def run_jobs(jobs: Sequence[Job], executor: Executor, *, watch: Watch, overwrite
         raise RunError(
             f"{len(failed)} of {len(jobs)} runs failed, the others are done; the first is {job.folder}: {error}"
         )
+
+
+def _start_again(jobs: Sequence[Job]) -> None:
+    """Here and once, so that a run that is killed later goes on with its new journal."""
+    for job, settings in with_settings(jobs):
+        if (job.folder / "run.json").is_file():
+            with Run(job.folder, settings, overwrite=True):
+                pass
 
 
 def with_settings(jobs: Iterable[Job]) -> Iterator[tuple[Job, dict[str, Any]]]:

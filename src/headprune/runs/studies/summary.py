@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headprune import ranks as processes
 from headprune.measure.at_budget import AtBudget
 from headprune.measure.trajectory import plain
 from headprune.runs.compare import Row, compare_group, write_comparison
@@ -65,10 +66,14 @@ def run_study(
 ) -> list[Compared]:
     """Do all runs, or go on with what is there, compare those that belong together, and write each comparison down."""
     run_jobs([job for group in groups for job in group.jobs], executor, watch=watch or Watch(), overwrite=overwrite)
-    found = [Compared(group, compare_group(group)) for group in groups]
-    for one in found:
-        write_comparison(one.group.folder, one.rows)
-    return found
+
+    def compare_all() -> list[Compared]:
+        found = [Compared(group, compare_group(group)) for group in groups]
+        for one in found:
+            write_comparison(one.group.folder, one.rows)
+        return found
+
+    return processes.by_first(compare_all)
 
 
 def merit(row: Row) -> tuple[float, ...]:

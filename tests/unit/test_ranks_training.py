@@ -1,0 +1,95 @@
+"""Several processes train what one trains: gates, and the fine-tuning after them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from headprune import ranks
+from headprune.gates.config import GateConfig
+from headprune.recovery.config import TrainConfig
+from headprune.recovery.engine import RecoveryTrainer
+from headprune.recovery.order import Pieces, SimilarLengths
+from headprune.runs import finetune, training
+from headprune.search.config import Experiment
+from processes import together
+from runs import material, steps_of
+
+
+def trained(count: int, out: Path, *, dies: int | None = None) -> list[tuple[int, Any, str]]:
+    """Gates and then a fine-tuning, in so many processes, one of which may die after its first checkpoint."""
+    files = material()
+    asked = training.Training(
+        experiment=Experiment(model=files.bert, data=files.data_csv, batch_size=4),
+        gates=GateConfig(keep=6),
+        config=TrainConfig(epochs=3, batch_size=5, learning_rate=1e-3),
+    )
+    save = RecoveryTrainer._save_checkpoint
+
+    def dying(self: Any, *arguments: Any) -> None:
+        save(self, *arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work(number: int) -> Any:
+        ranks.start()
+        with (
+            mock.patch.object(RecoveryTrainer, "_save_checkpoint", dying if number == dies else save),
+            # Pages and times are what other tests are about, and take longer than all the rest.
+            mock.patch.object(training, "publish_run"),
+            mock.patch.object(finetune, "publish_run"),
+            mock.patch.object(training, "savings", return_value={}),
+        ):
+            record = training.run_training(asked, out)
+        return record["result"], record["gates"], record["recovery"]["recovered"]
+
+    return together(count, work)
+
+
+def test_every_step_sees_the_rows_of_one_process() -> None:
+    lengths = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    order = SimilarLengths(lengths, 5, seed=7)
+    for processes in (2, 3):
+        pieces = [list(Pieces(order, 5, processes, own)) for own in range(processes)]
+        rows = list(order)
+        for number, whole in enumerate((rows[:5], rows[5:10])):
+            assert [row for piece in pieces for row in piece[number]] == whole
+        assert [piece[2] for piece in pieces] == [rows[10:]] * processes  # one row, which all of them get
+
+
+def test_training_is_that_of_one_process_and_goes_on_in_another_number(tmp_path: Path) -> None:
+    ((code, alone, said),) = trained(1, tmp_path / "one")
+    assert code == 0, said
+    found = trained(2, tmp_path / "two")
+    assert [code for code, _, _ in found] == [0, 0], found
+    assert found[0][1] == found[1][1]
+    codes = [code for code, _, _ in trained(2, tmp_path / "killed", dies=1)]
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] != 0
+    assert (tmp_path / "killed" / "training").is_dir()
+    ((code, resumed, said),) = trained(1, tmp_path / "killed")  # what two began, one goes on with
+    assert code == 0, said
+    for name, record in (("two", found[0][1]), ("killed", resumed)):
+        assert record[0]["mask"] == alone[0]["mask"]
+        assert steps_of(tmp_path / name)[1]["removed"] == steps_of(tmp_path / "one")[1]["removed"]
+        ours, theirs = (_gates(tmp_path / which) for which in ("one", name))
+        assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+        for own, line in zip(ours, theirs, strict=True):
+            assert own["open"] == pytest.approx(line["open"], abs=2e-4)  # written with four digits
+        for folder in ("model", "finetuned/model"):
+            one, other = (load_file(tmp_path / which / folder / "model.safetensors") for which in ("one", name))
+            for key, value in one.items():
+                # Attention does not see the bias of keys, so its gradient is rounding, of which Adam makes whole steps.
+                if not key.endswith("key.bias"):
+                    torch.testing.assert_close(value, other[key], rtol=1e-5, atol=1e-6)
+
+
+def _gates(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "gates.jsonl").read_text().splitlines()][1:]
