@@ -59,13 +59,14 @@ class Fisher(Criterion):
         import torch
 
         from headprune.signals import observe
+        from headprune.signals.late import settled
         from headprune.units.members import by_site
 
         going = by_site(chosen)
         (request,) = self.requests()
         parts: dict[int, list[torch.Tensor]] = {index: [] for index in going}
         for batch in batches:
-            seen = observe(model, sites, batch, [request], task=task, labels=labels).answers[request]
+            seen = settled(observe(model, sites, batch, [request], task=task, labels=labels).answers[request], None)
             for index, own in parts.items():
                 kept = sites[index].kept[:: sites[index].group]  # all members of a unit have its gradient
                 own.append(seen[:, index, list(kept)])

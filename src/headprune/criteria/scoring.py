@@ -11,13 +11,14 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import defaults
-from headprune.criteria.fitting import Shard, asked_sites, fitted_sums, groups, summed
+from headprune.criteria.fitting import Shard, asked_sites, can_wait, fitted_sums, groups, summed
 from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
 from headprune.criteria.sweep import Pass, Sums, finished, finite
 from headprune.errors import CriterionError
 from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
+from headprune.signals.late import Late
 from headprune.signals.moments import Moments, added, gather
 from headprune.signals.spec import Fit
 from headprune.task import Labels, Task, batch_size, task_of
@@ -165,7 +166,7 @@ def score(
     known = task if isinstance(task, Task) else task_of(model, task)
     warn_of_precision(model)
     started = time.perf_counter()
-    fit = None
+    fit: Fit | Late | None = None
     data = checked_batches(batches)
     fitted = {name: one for name, one in named.items() if one.fitted}
     at_once = moments is not None or len(groups(sites)) == 1
@@ -173,14 +174,20 @@ def score(
     if fitted or gathering:
         listed = list(data)  # they are gone over twice
         if fitted and at_once:
-            fit = Fit(gather(model, sites, listed, known) if moments is None else moments)
+            late = moments is None and can_wait(fitted.values())
+            fit = Late() if late else Fit(gather(model, sites, listed, known) if moments is None else moments)
         data = iter(listed)
     together = named if at_once else {name: one for name, one in named.items() if name not in fitted}
     pass_over = Pass(model, sites, together, known, labels, fit)
     for number, batch in enumerate(data):
         pass_over.add(number, batch)
+        if number == 0 and isinstance(fit, Late) and not fit.fits(batch, listed):
+            fit = Fit(gather(model, sites, listed, known))
+            pass_over = Pass(model, sites, together, known, labels, fit)
+            pass_over.add(number, batch)
         if progress is not None:
             progress(batch_size(batch))
+    fit = pass_over.settle() if isinstance(fit, Late) else fit
     shards = (Shard(model, listed, fitted, known, labels, kinds, pass_over.kept),) if fitted else ()
     if not at_once and fitted:
         pass_over.sums.update(fitted_sums(shards))

@@ -14,6 +14,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
 from headprune.measure.quality import Quality
 from headprune.signals import Request, ZeroProbabilities, observe
+from headprune.signals.late import Answer, Late, settled
 from headprune.signals.spec import Fit
 from headprune.task import Labels, Task, batch_size
 from headprune.units import Site, kept_mask
@@ -31,7 +32,7 @@ class Pass:
         criteria: dict[str, Criterion],
         task: Task,
         labels: Labels,
-        fit: Fit | None,
+        fit: Fit | Late | None,
     ) -> None:
         self.model, self.sites, self.criteria = model, sites, criteria
         self.task, self.labels, self.fit = task, labels, fit
@@ -44,6 +45,7 @@ class Pass:
         self.zeros: torch.Tensor | None = None
         self.quality = Quality(task)
         self.samples = self.tokens = 0
+        self.waiting: list[tuple[int, Mapping[Request, Answer]]] = []  # by the batch's number
 
     def add(self, number: int, batch: Mapping[str, Any]) -> None:
         def see(prepared: Mapping[str, Any], output: Any, logits: torch.Tensor) -> None:
@@ -61,9 +63,28 @@ class Pass:
             fit=self.fit,
             see=see,
         )
-        for request, answer in seen.answers.items():
+        self.samples += batch_size(batch)
+        self.tokens += seen.tokens
+        if isinstance(self.fit, Late):
+            self.waiting.append((number, seen.answers))
+        else:
+            self._take(number, seen.answers)
+
+    def settle(self) -> Fit:
+        """Where the fit comes late: make it of what has passed by, and answer what waits for it."""
+        assert isinstance(self.fit, Late)
+        self.fit = self.fit.fit(self.task)
+        for number, answers in self.waiting:
+            self._take(number, answers)
+        self.waiting.clear()
+        return self.fit
+
+    def _take(self, number: int, given: Mapping[Request, Answer]) -> None:
+        assert not isinstance(self.fit, Late)
+        found = {request: settled(answer, self.fit) for request, answer in given.items()}
+        for request, answer in found.items():
             self._check(request, answer, number)
-        answers = {request: answer.double() for request, answer in seen.answers.items()}
+        answers = {request: answer.double() for request, answer in found.items()}
         for name, criterion in self.criteria.items():
             if criterion.requests():
                 total = self.sums.setdefault(name, {})
@@ -72,8 +93,6 @@ class Pass:
         zeros = answers.get(ZeroProbabilities())
         if zeros is not None:
             self.zeros = zeros.sum(0) if self.zeros is None else self.zeros + zeros.sum(0)
-        self.samples += batch_size(batch)
-        self.tokens += seen.tokens
 
     def _refuse_non_finite(self, batch: Mapping[str, Any], number: int) -> None:
         found: list[tuple[Site, int]] = []

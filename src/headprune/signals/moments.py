@@ -102,6 +102,26 @@ class _NothingLeftToSeeError(Exception):
     """All sites that were asked for have run, so the rest of the forward pass is not needed."""
 
 
+class Gathering:
+    """Moments of sites, site by site and batch by batch as they run."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.samples = 0  # of the batches that are done
+        self._found: dict[int, Moments] = {}
+
+    def see(self, site: Site, outputs: torch.Tensor, batch: Mapping[str, Any]) -> None:
+        """Take in what the output map of a site is given in the batch that is being gone through."""
+        tokens, rows = real_outputs(site, batch, outputs, self.task)
+        if len(tokens):
+            if site.index not in self._found:
+                self._found[site.index] = Moments.about(tokens[rows == rows[0]].double().mean(0).cpu())
+            self._found[site.index].add(tokens, (rows + self.samples) % FOLDS)
+
+    def moments(self) -> dict[int, Moments]:
+        return {index: _counted(moments, self.samples) for index, moments in self._found.items()}
+
+
 def gather(
     model: PreTrainedModel, sites: Sequence[Site], batches: Iterable[Mapping[str, Any]], task: Task | None = None
 ) -> dict[int, Moments]:
@@ -112,28 +132,21 @@ def gather(
     task = task or task_of(model)
     wanted = [site for site in sites if site.kept]
     device = next(model.parameters()).device
-    found: dict[int, Moments] = {}
-    samples = 0
+    gathering = Gathering(task)
     for raw in batches if wanted else ():
         batch = task.prepare(raw, device)
         left = {site.index: site.applications for site in wanted}
 
-        def see(
-            site: Site, outputs: torch.Tensor, batch: dict = batch, left: dict = left, first: int = samples
-        ) -> None:
-            tokens, rows = real_outputs(site, batch, outputs, task)
-            if len(tokens):
-                if site.index not in found:
-                    found[site.index] = Moments.about(tokens[rows == rows[0]].double().mean(0).cpu())
-                found[site.index].add(tokens, (rows + first) % FOLDS)
+        def see(site: Site, outputs: torch.Tensor, batch: dict = batch, left: dict = left) -> None:
+            gathering.see(site, outputs, batch)
             left[site.index] -= 1
             if not any(count > 0 for count in left.values()):
                 raise _NothingLeftToSeeError
 
         with torch.no_grad(), evaluating(model), watched(model, wanted, output=see), suppress(_NothingLeftToSeeError):
             model(**task.inputs(batch))
-        samples += batch_size(batch)
-    return {index: _counted(moments, samples) for index, moments in found.items()}
+        gathering.samples += batch_size(batch)
+    return gathering.moments()
 
 
 def _counted(moments: Moments, samples: int) -> Moments:
