@@ -66,7 +66,7 @@ def test_every_step_or_every_nth() -> None:
 
 
 def test_scores_that_never_move_are_computed_ever_less_often() -> None:
-    """Intervals double, 1, 2, 4, but are never more than a quarter of what is left: before step 13 these are 5 of 20."""
+    """Intervals double, 1, 2, 4, but never beyond a quarter of what is left: before step 13 that is 5 of 20."""
     assert scored_at("auto", lambda number: ORDER) == [1, 2, 4, 8, 13, 17, 20, 22, 24, 26, 27, 28, 29, 30, 31, 32]
 
 
