@@ -60,6 +60,7 @@ class Fisher(Criterion):
 
         from headprune import ranks
         from headprune.signals import observe
+        from headprune.signals.late import settled
         from headprune.task import own_batches
         from headprune.units.members import by_site
 
@@ -68,7 +69,8 @@ class Fisher(Criterion):
         parts: dict[int, dict[int, torch.Tensor]] = {}  # by batch and site
         with ranks.agreeing():
             for number, _, batch in own_batches(batches):
-                seen = observe(model, sites, batch, [request], task=task, labels=labels).answers[request]
+                answers = observe(model, sites, batch, [request], task=task, labels=labels).answers
+                seen = settled(answers[request], None)
                 # All members of a unit have its gradient.
                 parts[number] = {
                     index: seen[:, index, list(sites[index].kept[:: sites[index].group])] for index in going

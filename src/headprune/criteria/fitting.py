@@ -9,7 +9,7 @@ passes in all.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,12 @@ def only(sites: Sequence[Site], wanted: Sequence[Site]) -> list[Site]:
 def asked_sites(model: PreTrainedModel, kinds: Sequence[Kind]) -> list[Site]:
     sites = list(sites_of(model, kinds))
     return only(sites, [site for site in sites if site.kind in kinds])
+
+
+def can_wait(criteria: Iterable[Criterion]) -> bool:
+    """Whether what these are fitted to may come after the pass that scores them, so that there is no pass before."""
+    asked = {request for one in criteria for request in one.requests() if request.fitted}
+    return len(asked) == 1 and all(request.waits for request in asked)  # of several, each would keep all it saw
 
 
 def groups(sites: Sequence[Site]) -> list[list[Site]]:

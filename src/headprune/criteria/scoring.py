@@ -11,13 +11,14 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import defaults, ranks
-from headprune.criteria.fitting import Shard, asked_sites, fitted_sums, groups
+from headprune.criteria.fitting import Shard, asked_sites, can_wait, fitted_sums, groups
 from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
 from headprune.criteria.sweep import Pass, Progress, Sums, finished, finite, summed
 from headprune.errors import CriterionError
 from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
+from headprune.signals.late import Late, TooMuchToKeepError
 from headprune.signals.moments import Moments, added, gather
 from headprune.signals.spec import Fit
 from headprune.task import Labels, Task, task_of
@@ -165,7 +166,7 @@ def score(
     known = task if isinstance(task, Task) else task_of(model, task)
     warn_of_precision(model)
     started = time.perf_counter()
-    fit = None
+    fit: Fit | Late | None = None
     data = checked_batches(batches)
     fitted = {name: one for name, one in named.items() if one.fitted}
     at_once = moments is not None or len(groups(sites)) == 1
@@ -173,11 +174,18 @@ def score(
     if fitted or gathering:
         listed = list(data)  # they are gone over twice
         if fitted and at_once:
-            fit = Fit(gather(model, sites, listed, known) if moments is None else moments)
+            late = moments is None and not ranks.several() and can_wait(fitted.values())
+            fit = Late() if late else Fit(gather(model, sites, listed, known) if moments is None else moments)
         data = iter(listed)
     together = named if at_once else {name: one for name, one in named.items() if name not in fitted}
     pass_over = Pass(model, sites, together, known, labels, fit)
-    pass_over.over(data, progress)
+    try:
+        pass_over.over(data, progress)
+    except TooMuchToKeepError:
+        fit = Fit(gather(model, sites, listed, known))
+        pass_over = Pass(model, sites, together, known, labels, fit)
+        pass_over.over(listed, progress)
+    fit = pass_over.fit if isinstance(pass_over.fit, Fit) else None
     shards = (Shard(model, listed, fitted, known, labels, kinds, pass_over.kept),) if fitted else ()
     if not at_once and fitted:
         pass_over.sums.update(fitted_sums(shards))

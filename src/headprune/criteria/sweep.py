@@ -15,6 +15,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
 from headprune.measure.quality import Quality
 from headprune.signals import Request, ZeroProbabilities, observe
+from headprune.signals.late import Answer, Late, TooMuchToKeepError, settled
 from headprune.signals.spec import Fit
 from headprune.task import Labels, Task, batch_size, own_batches
 from headprune.units import Site, kept_mask
@@ -33,7 +34,7 @@ class Pass:
         criteria: dict[str, Criterion],
         task: Task,
         labels: Labels,
-        fit: Fit | None,
+        fit: Fit | Late | None,
     ) -> None:
         self.model, self.sites, self.criteria = model, sites, criteria
         self.task, self.labels, self.fit = task, labels, fit
@@ -46,14 +47,20 @@ class Pass:
         self.zeros: torch.Tensor | None = None
         self.qualities: dict[int, Quality] = {}  # by batch
         self.samples = self.tokens = 0
+        self.waiting: list[tuple[int, Mapping[Request, Answer]]] = []  # by the batch's number
 
     def over(self, batches: Iterable[Mapping[str, Any]], progress: Progress | None = None) -> None:
         """Go over all batches, which several processes share; all of them get the sums over all."""
+        known = list(batches) if isinstance(self.fit, Late) else ()
         with ranks.agreeing():
-            for number, _, batch in own_batches(batches):
+            for number, _, batch in own_batches(known or batches):
                 self.add(number, batch)
+                if number == 0 and isinstance(self.fit, Late) and not self.fit.fits(batch, known):
+                    raise TooMuchToKeepError
                 if progress is not None:
                     progress(batch_size(batch))
+            if isinstance(self.fit, Late):
+                self.settle()
         parts = ranks.gathered((self.sums, self.zeros, self.samples, self.tokens))
         sums, zeros, samples, tokens = zip(*parts, strict=True)
         if progress is not None and len(parts) > 1:
@@ -85,9 +92,28 @@ class Pass:
             fit=self.fit,
             see=see,
         )
-        for request, answer in seen.answers.items():
+        self.samples += batch_size(batch)
+        self.tokens += seen.tokens
+        if isinstance(self.fit, Late):
+            self.waiting.append((number, seen.answers))
+        else:
+            self._take(number, seen.answers)
+
+    def settle(self) -> Fit:
+        """Where the fit comes late: make it of what has passed by, and answer what waits for it."""
+        assert isinstance(self.fit, Late)
+        self.fit = self.fit.fit(self.task)
+        for number, answers in self.waiting:
+            self._take(number, answers)
+        self.waiting.clear()
+        return self.fit
+
+    def _take(self, number: int, given: Mapping[Request, Answer]) -> None:
+        assert not isinstance(self.fit, Late)
+        found = {request: settled(answer, self.fit) for request, answer in given.items()}
+        for request, answer in found.items():
             self._check(request, answer, number)
-        answers = {request: answer.double() for request, answer in seen.answers.items()}
+        answers = {request: answer.double() for request, answer in found.items()}
         for name, criterion in self.criteria.items():
             if criterion.requests():
                 total = self.sums.setdefault(name, {})
@@ -96,8 +122,6 @@ class Pass:
         zeros = answers.get(ZeroProbabilities())
         if zeros is not None:
             self.zeros = zeros.sum(0) if self.zeros is None else self.zeros + zeros.sum(0)
-        self.samples += batch_size(batch)
-        self.tokens += seen.tokens
 
     def _refuse_non_finite(self, batch: Mapping[str, Any], number: int) -> None:
         found: list[tuple[Site, int]] = []

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headprune import ranks
 from headprune.criteria import make
 from headprune.criteria.hies import Hies
 from headprune.criteria.registry import split_suffix

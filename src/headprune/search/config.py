@@ -129,6 +129,11 @@ class PruneConfig:
         "'sweep' layer after layer with one of them in memory; 'rounds' by default where there is a budget or neurons "
         "go, 'greedy' otherwise.",
     )
+    rescore: str = option(
+        "every",
+        "How often a greedy run scores again: before 'every' step, before every n-th (4), or 'auto', as often as the "
+        "scores have moved.",
+    )
     rounds: int = option(6, "Steps in which a budget is reached.", minimum=1)
     round_to: int = option(
         8, "Widths of feed-forward layers are multiples of this, which hardware likes.", minimum=1, flag="--round"
@@ -151,6 +156,7 @@ class PruneConfig:
         from headprune.repair.plan import check_compensation
         from headprune.repair.solve import BUDGETS_ONLY
         from headprune.search.budget import points
+        from headprune.search.rescore import check_rescore
         from headprune.search.stop import check_keep
         from headprune.task.checks import check_labels_word
 
@@ -165,6 +171,9 @@ class PruneConfig:
                 f"compensate={self.compensate!r} goes with a budget; give one, such as keep_flops=0.5, or use 'lstsq'."
             )
         check_labels_word(self.labels)
+        object.__setattr__(self, "rescore", check_rescore(self.rescore))
+        if self.rescore != "every" and (self.pace != "greedy" or self.kinds != ("heads",)):
+            raise ScheduleError("rescore goes with greedy runs that remove heads; leave it out, or schedule='greedy'.")
         if self.widths not in WIDTHS:
             raise ScheduleError(
                 f"There is no way {self.widths!r} to share a budget; choose one of {', '.join(WIDTHS)}."

@@ -26,6 +26,7 @@ from headprune.measure.quality import Quality
 from headprune.measure.trajectory import Step
 from headprune.repair.plan import check_compensation
 from headprune.search.config import PruneConfig, config_from
+from headprune.search.rescore import EVERY
 from headprune.search.rounds import InRounds
 from headprune.search.stop import THE_END, Decision
 from headprune.search.sweep.way import InOneSweep
@@ -137,7 +138,10 @@ class Pruner:
         self.metric: Metric | None = None
         self.task: Task = task_of(model, self.config.task)
         self._criterion = self.config.made_criterion
-        self._evaluator = None if evaluation is None else Evaluator(list(checked_batches(evaluation)), self.task)
+        held_out = None if evaluation is None else list(checked_batches(evaluation))
+        if held_out is None and self.config.rescore != EVERY:
+            held_out = self.calibration  # measured apart, as a step that does not score again has no pass to share
+        self._evaluator = None if held_out is None else Evaluator(held_out, self.task)
         self._scores: torch.Tensor | None = None  # of the model as it is now, if they are known
         self._moments: dict[int, Moments] | None = None  # likewise
         self._verified_empty = self._stopped = False

@@ -16,6 +16,7 @@ from headprune.repair.remove import remove_and_repair
 from headprune.repair.solve import Repair
 from headprune.search.config import PruneConfig
 from headprune.search.replay import replay
+from headprune.search.rescore import is_due
 from headprune.signals.moments import Moments
 from headprune.task import Task
 from headprune.units import Member, Site, kept_mask
@@ -124,6 +125,10 @@ class UnitByUnit:
 
     def _scores(self) -> torch.Tensor:
         run = self.run
+        if run.config.pace == "greedy" and not is_due(run.config.rescore, run.steps):
+            known = run.steps[-1].scores
+            assert known is not None
+            return known.double().masked_fill(~kept_mask(run.sites), torch.nan)  # as a journal keeps them
         if run.config.pace != "one-shot" or len(run.steps) == 1:
             self.first = run.current_scores()
             return self.first

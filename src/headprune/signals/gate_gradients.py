@@ -34,13 +34,15 @@ class GateMeter(Meter):
     def output(self, site: Site, columns: torch.Tensor) -> None:
         values = self.view.per_sample(columns, site)
 
-        def read(gradient: torch.Tensor) -> None:
+        def note(gradient: torch.Tensor) -> None:
             if self.is_current:
-                own = self.values(site, values)
-                products = (own * widened(self.view.per_sample(gradient, site))).sum(1)
-                self.add(site, site.split(products).sum(-1))
+                self.read(site, values, self.view.per_sample(gradient, site))
 
-        columns.register_hook(read)
+        columns.register_hook(note)
+
+    def read(self, site: Site, values: torch.Tensor, gradient: torch.Tensor) -> None:
+        products = (self.values(site, values) * widened(gradient)).sum(1)
+        self.add(site, site.split(products).sum(-1))
 
     def values(self, site: Site, outputs: torch.Tensor) -> torch.Tensor:
         """What the gate is on: all of a member's output."""

@@ -106,6 +106,26 @@ class _NothingLeftToSeeError(Exception):
     """All sites that were asked for have run, so the rest of the forward pass is not needed."""
 
 
+class Gathering:
+    """Moments of sites, site by site and batch by batch as they run."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.samples = 0  # of the batches that are done
+        self.found: dict[int, Moments] = {}
+
+    def see(self, site: Site, outputs: torch.Tensor, batch: Mapping[str, Any], first: int) -> None:
+        """Take in what the output map of a site is given in a batch whose first sample has this number."""
+        tokens, rows = real_outputs(site, batch, outputs, self.task)
+        if len(tokens):
+            if site.index not in self.found:
+                self.found[site.index] = Moments.about(tokens[rows == rows[0]].double().mean(0).cpu())
+            self.found[site.index].add(tokens, (rows + first) % FOLDS)
+
+    def moments(self) -> dict[int, Moments]:
+        return {index: _counted(moments, self.samples) for index, moments in self.found.items()}
+
+
 def gather(
     model: PreTrainedModel, sites: Sequence[Site], batches: Iterable[Mapping[str, Any]], task: Task | None = None
 ) -> dict[int, Moments]:
@@ -117,8 +137,7 @@ def gather(
     task = task or task_of(model)
     wanted = [site for site in sites if site.kept]
     device = input_device(model)
-    found: dict[int, Moments] = {}
-    samples = 0
+    gathering = Gathering(task)
     stopping = suppress(_NothingLeftToSeeError)
     with ranks.agreeing():
         for _, first, raw in own_batches(batches if wanted else ()):
@@ -128,19 +147,15 @@ def gather(
             def see(
                 site: Site, outputs: torch.Tensor, batch: dict = batch, left: dict = left, first: int = first
             ) -> None:
-                tokens, rows = real_outputs(site, batch, outputs, task)
-                if len(tokens):
-                    if site.index not in found:
-                        found[site.index] = Moments.about(tokens[rows == rows[0]].double().mean(0).cpu())
-                    found[site.index].add(tokens, (rows + first) % FOLDS)
+                gathering.see(site, outputs, batch, first)
                 left[site.index] -= 1
                 if not any(count > 0 for count in left.values()):
                     raise _NothingLeftToSeeError
 
             with torch.no_grad(), evaluating(model), watched(model, wanted, output=see), stopping:
                 model(**task.inputs(batch))
-            samples += batch_size(batch)
-    return _over_processes(found, samples)
+            gathering.samples += batch_size(batch)
+    return _over_processes(gathering.found, gathering.samples)
 
 
 def _over_processes(found: Mapping[int, Moments], samples: int) -> dict[int, Moments]:

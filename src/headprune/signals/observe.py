@@ -14,6 +14,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.hooks.probe import probabilities
 from headprune.hooks.rows import Rows
 from headprune.hooks.watch import frozen, watched
+from headprune.signals.late import Answer, Late, answer_of, joined
 from headprune.signals.objectives import start_backward
 from headprune.signals.spec import Fit, Meter, NotPerSampleError, Request, View
 from headprune.task import Labels, Task, batch_size, samples_of
@@ -27,7 +28,7 @@ See = Callable[[Mapping[str, Any], Any, torch.Tensor], None]  # (batch, output, 
 class Observation:
     """The answers to the requests, and how many real tokens the sites saw."""
 
-    answers: dict[Request, torch.Tensor]
+    answers: dict[Request, Answer]
     tokens: int
 
 
@@ -39,12 +40,13 @@ def observe(
     *,
     task: Task,
     labels: Labels = "given",
-    fit: Fit | None = None,
+    fit: Fit | Late | None = None,
     see: See | None = None,
 ) -> Observation:
     """Answer all requests on one batch with the cheapest pass that serves them.
 
-    Requests that are fitted to all the data need its `fit`. `see` is shown the output of the very same forward.
+    Requests that are fitted to all the data need its `fit`; answers that wait for one that comes late are functions of
+    it. `see` is shown the output of the very same forward.
     The model runs in eval mode with frozen parameters and comes back as it was.
     """
     wanted = list(dict.fromkeys(requests))
@@ -56,15 +58,18 @@ def observe(
         view = View(model, task, sites, part, batch_size(part), labels, fit)
         return _observe(view, asked, show)
 
+    so_far = len(fit.given) if isinstance(fit, Late) else 0
     try:
         return look(inputs, wanted, see)
     except NotPerSampleError:
+        if isinstance(fit, Late):
+            del fit.given[so_far:]
         # A projection was applied to something that all samples share (DeBERTa's positions with share_att_key): only
         # one sample at a time tells whose gradient it is. A gradient of the whole batch need not know.
         whole = [request for request in wanted if request.backward is not None and request.backward[1] == "batch"]
         rest = [request for request in wanted if request not in whole]
         parts = [look(sample, rest, see) for sample in samples_of(inputs)]
-        answers = {request: torch.cat([part.answers[request] for part in parts], dim=-3) for request in rest}
+        answers = {request: joined([part.answers[request] for part in parts]) for request in rest}
         if whole:
             answers.update(look(inputs, whole, None).answers)
         return Observation(answers, sum(part.tokens for part in parts))
@@ -105,12 +110,8 @@ def _observe(view: View, requests: Sequence[Request], see: See | None) -> Observ
         for meter in meters.values():
             meter.after(targets)
     gone = ~kept_mask(view.sites)
-    answers = {request: _blanked(meter.answer(), gone) for request, meter in meters.items()}
+    answers = {request: answer_of(meter, view, gone) for request, meter in meters.items()}
     return Observation(answers, tokens.count)
-
-
-def _blanked(answer: torch.Tensor, gone: torch.Tensor) -> torch.Tensor:
-    return answer.masked_fill(gone.to(answer.device), torch.nan)
 
 
 def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tokens: _TokenCount) -> None:

@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from headprune.hooks.watch import captured_outputs
 from headprune.signals.gate_gradients import GateMeter
+from headprune.signals.late import Late
 from headprune.signals.moments import Moments
-from headprune.signals.spec import GradientRequest, Meter, Objective, Request, View, is_expert
+from headprune.signals.spec import Fit, GradientRequest, Meter, Objective, Request, View, is_expert
 from headprune.task.batch import widened
 from headprune.units import Kind, Site
 from headprune.units.linear import is_transposed
@@ -70,7 +71,7 @@ def _inverse(spread: torch.Tensor) -> torch.Tensor:
 
 def residuals(view: View, site: Site, outputs: torch.Tensor) -> torch.Tensor | None:
     """The residuals of all units; None for a site that has seen no real token."""
-    assert view.fit is not None
+    assert isinstance(view.fit, Fit)
     fitted: ResidualMap | None = view.fit.once(
         ("residuals", site.index),
         lambda moments: residual_map(view.model, site, moments[site.index]) if site.index in moments else None,
@@ -87,6 +88,7 @@ class ResidualGradients(GradientRequest):
 
     kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
     fitted: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
     objective: Objective = "logit-signs"
 
     def meter(self, view: View) -> Meter:
@@ -94,6 +96,28 @@ class ResidualGradients(GradientRequest):
 
 
 class _ResidualGateMeter(GateMeter):
+    """Where the fit comes late, what sites gave and the gradients there wait for it."""
+
+    def __init__(self, request: GradientRequest, view: View) -> None:
+        super().__init__(request, view)
+        self.waiting: list[tuple[Site, torch.Tensor, torch.Tensor]] = []
+
+    def output(self, site: Site, columns: torch.Tensor) -> None:
+        super().output(site, columns)
+        if isinstance(self.view.fit, Late):
+            self.view.fit.given.append((site, self.view.batch, self.view.fit.keep(columns.detach())))
+
+    def read(self, site: Site, values: torch.Tensor, gradient: torch.Tensor) -> None:
+        if isinstance(self.view.fit, Late):
+            self.waiting.append((site, values, self.view.fit.keep(gradient)))
+        else:
+            super().read(site, values, gradient)
+
+    def settle(self) -> None:
+        for site, values, gradient in self.waiting:
+            self.read(site, values, gradient)
+        self.waiting.clear()
+
     def values(self, site: Site, outputs: torch.Tensor) -> torch.Tensor:
         residual = residuals(self.view, site, outputs)
         return torch.zeros_like(widened(outputs)) if residual is None else residual

@@ -52,7 +52,7 @@ class View:
     batch: Mapping[str, Any]  # on the model's device, with the decoder's inputs
     size: int  # samples
     labels: Labels = "given"
-    fit: Fit | None = None  # where a request is fitted to all the data
+    fit: Any = None  # where a request is fitted to all the data: a Fit, or a Late that stands for it
     backward: Backward | None = None  # the backward pass that runs now
 
     def blank(self, *lead: int, size: int | None = None) -> torch.Tensor:
@@ -115,6 +115,9 @@ class Meter:
     def after(self, targets: torch.Tensor | None) -> None:
         pass
 
+    def settle(self) -> None:
+        """Do what had to wait for the fit."""
+
     @property
     def is_current(self) -> bool:
         """Whether the backward pass that runs now is the one of this request."""
@@ -132,6 +135,7 @@ class Request:
     needs: ClassVar[tuple[str, ...]] = ("data",)  # for people, and for checks before anything runs
     kinds: ClassVar[tuple[Kind, ...]] = ("heads",)  # the units that it tells something of
     fitted: ClassVar[bool] = False  # whether the moments of all the data must be known before the pass
+    waits: ClassVar[bool] = False  # whether a fit may come after the pass as well
 
     @property
     def backward(self) -> Backward | None:
