@@ -3,10 +3,11 @@
     python -m benchmarks.scale                growth of time with layers, samples, length and heads
     python -m benchmarks.scale --peaks        measured peaks of memory at four sizes, against `inspect --plan`
     python -m benchmarks.scale --depth        peaks at half, once and twice the depth
-    [--schedules greedy,one-shot,rounds,sweep] [--sizes 0,1,2,3] [--out FILE.json]
+    [--schedules greedy,one-shot,rounds,sweep] [--sizes 0,1,2,3] [--returning] [--out FILE.json]
 
 Time is CPU time of one thread, the sizes taking turns. Peaks are those of real commands on random Llamas in bfloat16 on
-disk, in a process each; a schedule that this version does not have is left out. Sections are added to the file.
+disk, in a process each; a schedule that this version does not have is left out. With --returning the allocator gives
+back what is freed at once, so that the peak is what was in use. Rows are written to the file as they come.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from rich.table import Table
 
 import headprune
 from benchmarks.words import sentences, tokenizer
-from headprune.search.plan import BASE, Calibration, plan
+from headprune.search.plan import Calibration, plan
 from headprune.search.pruner import Pruner
 from headprune.store.checkpoint import load_structure
 
@@ -53,8 +54,8 @@ ASKED = {
 
 # --- growth ---
 
-SMALL = {"layers": 4, "samples": 32, "length": 32, "heads": 4}
-TURNS = 5
+SMALL = {"layers": 3, "samples": 16, "length": 32, "heads": 4}
+TURNS = 3
 
 
 def small_llama(layers: int, heads: int) -> Any:
@@ -95,10 +96,9 @@ def greedy_step(model: Any, batches: list[dict[str, torch.Tensor]]) -> Callable[
 WORK = {"score pass": score_pass, "greedy step": greedy_step}
 
 
-def growth() -> list[dict[str, Any]]:
+def growth() -> Iterator[dict[str, Any]]:
     """Of every size: its time by that of half of it, and by what twice the work would take."""
     torch.set_num_threads(1)
-    rows = []
     for work, make in WORK.items():
         for axis, start in SMALL.items():
             sizes = [start, 2 * start, 4 * start]
@@ -118,8 +118,7 @@ def growth() -> list[dict[str, Any]]:
             for number in (1, 2):
                 ratio = medians[number] / medians[number - 1]
                 row = {"work": work, "of": axis, "from": sizes[number - 1], "to": sizes[number]}
-                rows.append({**row, "ratio": round(ratio, 3), "to linear": round(ratio / 2, 3)})
-    return rows
+                yield {**row, "ratio": round(ratio, 3), "to linear": round(ratio / 2, 3)}
 
 
 # --- peaks ---
@@ -153,21 +152,22 @@ def made(folder: Path, shape: tuple[int, int, int, int]) -> Path:
     return folder
 
 
-def measured(model: Path, schedule: str, folder: Path) -> dict[str, int] | str:
-    """Bytes above those of the imports at the peak of a run, or why there was none."""
+def measured(model: Path, schedule: str, folder: Path, returning: bool) -> dict[str, int] | str:
+    """Bytes after the imports and at the peak of a run, or why there was none."""
     report, out = folder / "peak.json", folder / f"run-{schedule}"
     data = ["--data", str(model.parent / "texts.txt"), "--max-length", str(DATA.length)]
     counts = ["--calibration-samples", str(DATA.samples), "--evaluation-samples", str(DATA.evaluation)]
     asked = [*data, *counts, "--batch-size", str(DATA.batch_size), *ASKED[schedule], "--out", str(out)]
     words = [sys.executable, "-m", "benchmarks.peak", str(report), "prune", str(model), *asked]
-    done = subprocess.run(words, capture_output=True, text=True)
+    allocator = {"MALLOC_MMAP_THRESHOLD_": "65536"} if returning else {}
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **allocator})
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
     return json.loads(report.read_text())
 
 
-def peak_rows(shape: tuple[int, int, int, int], schedules: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What was planned and what was measured, schedule after schedule."""
+def peak_rows(shape: tuple[int, int, int, int], schedules: Sequence[str], returning: bool) -> Iterator[dict[str, Any]]:
+    """What was planned and what was measured above the imports, schedule after schedule."""
     with tempfile.TemporaryDirectory(prefix="headprune-scale-") as place:
         folder = Path(place)
         model = made(folder / "model", shape)
@@ -175,12 +175,13 @@ def peak_rows(shape: tuple[int, int, int, int], schedules: Sequence[str]) -> Ite
         needs = {need.schedule: need for need in plan(structure, DATA)}
         parameters = structure.num_parameters()
         for schedule in schedules:
-            found = measured(model, schedule, folder)
+            found = measured(model, schedule, folder, returning)
             row: dict[str, Any] = {"schedule": schedule, "parameters": parameters, "layers": shape[1]}
+            row["allocator"] = "returning" if returning else "usual"
             if isinstance(found, str):
                 yield {**row, "left out": found}
                 continue
-            planned, taken = needs[schedule].memory - BASE, found["peak"] - found["imports"]
+            planned, taken = (size - found["imports"] for size in (needs[schedule].memory, found["peak"]))
             sizes = {"planned MB": round(planned / 1e6), "measured MB": round(taken / 1e6)}
             phase = {"phase": needs[schedule].phase, "imports MB": round(found["imports"] / 1e6)}
             yield {**row, **sizes, "measured by planned": round(taken / planned, 3), **phase}
@@ -188,10 +189,14 @@ def peak_rows(shape: tuple[int, int, int, int], schedules: Sequence[str]) -> Ite
 
 def by_once(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same model at half, once and twice its depth: each peak by that at once, where that is known."""
-    once = {row["schedule"]: row.get("measured MB") for row in rows if row["layers"] == DEPTH[1]}
+
+    def key(row: dict[str, Any]) -> tuple[str, str]:
+        return row["schedule"], row["allocator"]
+
+    once = {key(row): row.get("measured MB") for row in rows if row["layers"] == DEPTH[1]}
     return [
-        {**row, "by once": round(row["measured MB"] / once[row["schedule"]], 3)}
-        if row.get("measured MB") and once.get(row["schedule"])
+        {**row, "by once": round(row["measured MB"] / once[key(row)], 3)}
+        if row.get("measured MB") and once.get(key(row))
         else row
         for row in rows
     ]
@@ -215,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--depth", action="store_true")
     parser.add_argument("--schedules", default=",".join(ASKED))
     parser.add_argument("--sizes", default="0,1,2,3")
+    parser.add_argument("--returning", action="store_true", help="with an allocator that gives back at once")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args(arguments)
     transformers.utils.logging.disable_progress_bar()
@@ -232,12 +238,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "depth": [(width, own, neurons, heads) for own in (layers // 2, layers, 2 * layers)] if options.depth else [],
     }
     for section, shapes in asked.items():
-        for row in (row for shape in shapes for row in peak_rows(shape, schedules)):
+        for row in (row for shape in shapes for row in peak_rows(shape, schedules, options.returning)):
             rows = merged(found.get(section, []), [row])
             write(section, by_once(rows) if section == "depth" else rows)
             show(section, [row])
     if not (options.peaks or options.depth):
-        write("growth", growth())
+        grown: list[dict[str, Any]] = []
+        for row in growth():
+            grown.append(row)
+            write("growth", grown)
+            show("growth", [row])
     for section, rows in found.items():
         show(section, rows)
     return 0
@@ -247,7 +257,7 @@ def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list
     """Rows of an earlier run stay where this one has not measured the same."""
 
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
-        return row["schedule"], row["parameters"]
+        return row["schedule"], row["parameters"], row["allocator"]
 
     known = {key(row): row for row in [*old, *new]}
     return [known[one] for one in sorted(known)]

@@ -332,11 +332,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     every = [kind.name for kind in KINDS]
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--only", default=",".join(every), help=f"of {', '.join(every)}")
+    parser.add_argument("--only", help=f"of {', '.join(every)}; by default all that this version has")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args(arguments)
-    names = options.only.split(",")
+    names = options.only.split(",") if options.only else every
     if not set(names) <= set(every):
         parser.error(f"--only takes {', '.join(every)}")
 
@@ -349,7 +349,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     with tempfile.TemporaryDirectory(prefix="headprune-soak-") as folder:
         counts = run(names, options.kills, options.seed, Path(folder), tell)
-    return int(any(one.problems for one in counts.values()))
+    missing = bool(options.only) and any(one.refused for one in counts.values())
+    return int(missing or any(one.problems for one in counts.values()))
 
 
 if __name__ == "__main__":
