@@ -39,7 +39,7 @@ from headprune.store.checkpoint import load_structure
 
 OUT = Path("benchmarks/results/scale.json")
 VOCABULARY = 8000
-# width, layers, neurons, heads: from 23 to 260 million parameters
+# width, layers, neurons, heads: from 19 to 252 million parameters
 SIZES = ((384, 8, 1024, 6), (640, 10, 1728, 10), (896, 12, 2432, 14), (1152, 16, 3072, 18))
 DEPTH = (512, 8, 1408, 8)
 DATA = Calibration(16, 64, 8, 16)
