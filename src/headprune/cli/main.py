@@ -79,11 +79,22 @@ def inspect(
     latency: Annotated[
         bool, typer.Option("--latency", help="Time its layers by their heads and width, on this machine.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once, for --latency.")] = 1,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Sequences at once: 1 by default for --latency, 32 for --plan.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads for --latency; as many as torch takes if not given.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure times again, even if they are known.")] = False,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what memory and passes over the data each schedule would need instead.")
+    ] = False,
+    calibration_samples: Annotated[int, typer.Option(min=1, help="Samples to score and repair on, for --plan.")] = 128,
+    evaluation_samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples to evaluate on, for --plan; as many by default.")
+    ] = None,
+    max_length: Annotated[int, typer.Option(min=2, help="Tokens of each, for --plan.")] = 128,
+    dtype: Annotated[str, typer.Option(help="Precision to compute in, for --plan.")] = "float32",
     plugin: Plugin = None,
     as_json: Json = False,
 ) -> None:
@@ -98,6 +109,12 @@ def inspect(
     from headprune.store.checkpoint import load_structure
 
     structure = load_structure(model)
+    if plan:
+        from headprune.cli.plan import show_plan
+
+        asked = (calibration_samples, evaluation_samples, max_length, batch_size, dtype)
+        show_plan(model, structure, *asked, as_json=as_json)
+        return
     seen = inspect_model(structure, tokens=tokens)
     if not latency:
         print_json(seen.to_json()) if as_json else print_inspection(model, seen)
@@ -106,7 +123,7 @@ def inspect(
     from headprune.cli.latency import print_latency
     from headprune.measure.latency import latency_table
 
-    table = latency_table(structure, batch_size=batch_size, length=tokens, threads=threads, fresh=fresh)
+    table = latency_table(structure, batch_size=batch_size or 1, length=tokens, threads=threads, fresh=fresh)
     if as_json:
         print_json({**seen.to_json(), "latency": table.to_json()})
     else:

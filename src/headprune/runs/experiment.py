@@ -299,7 +299,17 @@ def in_precision_of(source: Path, model: PreTrainedModel) -> PreTrainedModel:
     """The model in the precision that the dense one is stored in, whatever it was computed in. Its weights are a part
     of the dense ones, so nothing is lost but the rounding of output projections that were compensated."""
     stored = stored_dtype(str(source))
-    return model if stored in (None, model.dtype) else copy.deepcopy(model).to(stored)
+    if stored is None or stored == model.dtype:
+        return model
+    # Tensors are converted before the copy is made, so that there is no third one in the precision of computing.
+    tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+    converted: dict[int, Any] = {id(tensor): _converted(tensor, stored) for tensor in tensors}
+    return copy.deepcopy(model, converted)
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    other = tensor.detach().to(dtype)
+    return torch.nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else other
 
 
 def record_of(result: PruneResult) -> dict[str, Any]:

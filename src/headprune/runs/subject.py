@@ -46,13 +46,12 @@ class Subject:
 def load_subject(experiment: Experiment, *, on_disk: Path | None = None) -> Subject:
     """Load a model, dense or pruned, and its data, both from local files or from the hub. With a folder for what has to
     be written another way, the weights stay `on_disk`."""
-    if experiment.dtype not in DTYPES:
-        raise DataError(f"There is no precision {experiment.dtype!r}; choose one of {', '.join(DTYPES)}.")
+    dtype = dtype_named(experiment.dtype)
     device = find_device(experiment.device)
     if on_disk is not None:
-        model = load_on_disk(experiment.model, on_disk, dtype=DTYPES[experiment.dtype])
+        model = load_on_disk(experiment.model, on_disk, dtype=dtype)
     else:
-        model = load(experiment.model, dtype=DTYPES[experiment.dtype]).to(device)
+        model = load(experiment.model, dtype=dtype).to(device)
     task = task_of(model, experiment.task)
     examples = read_examples(experiment, model, task, experiment.data)
     if experiment.vocabulary is None:
@@ -104,6 +103,12 @@ def read_examples(
     }
     place = experiment.processor or str(model_folder(experiment.model))
     return load_examples(model, source, processor=place if processor is None else processor, **reading)
+
+
+def dtype_named(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise DataError(f"There is no precision {name!r}; choose one of {', '.join(DTYPES)}.")
+    return DTYPES[name]
 
 
 def find_device(name: str) -> torch.device:
