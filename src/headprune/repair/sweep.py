@@ -84,7 +84,7 @@ def sweep(
 def _planned(
     output: Any, site: Site, pairs: Pairs | None, compensate: Compensation, ridges: tuple[float, ...], routed: bool
 ) -> Repair:
-    if pairs is None or not torch.isfinite(pairs.zz).all():
+    if pairs is None or not torch.isfinite(pairs.zz.diagonal(dim1=1, dim2=2)).all():
         why = "its tokens are chosen for it" if routed else "what it gives is not finite"
         log.warning("Site %d (%s) is left without compensation: %s.", site.index, site.path, why)
         return Repair(site.index, "none", None, None)

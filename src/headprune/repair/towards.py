@@ -15,8 +15,8 @@ from headprune import ranks
 from headprune.signals.moments import FOLDS
 
 # Of the mean square of the wanted outputs: models compute them in float32, whose rounding squared is 1e-14 per term of
-# a sum, and no unit that does anything is missed by as little as this.
-ROUNDING = 1e-11
+# a sum, and no unit that does anything is missed by as little as this. Sums in float32 round by more themselves.
+ROUNDING = {torch.float64: 1e-11, torch.float32: 1e-6}
 RIDGES = (1e-3, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)  # relative to the mean square of the inputs
 
 
@@ -67,14 +67,17 @@ class Pairs:
 
     def error(self, weight: torch.Tensor, bias: torch.Tensor | None) -> float:
         """E |y - W z - b|^2, and 0 where that is no more than the rounding of what it is the difference of."""
-        count, z, y, zz, zy = self.means()
+        count = self.counts.sum().clamp_min(torch.finfo(self.counts.dtype).tiny)
+        z, y = self.z.sum(0) / count, self.y.sum(0) / count
         shift = y.new_zeros(y.shape) if bias is None else bias.to(y)
         weight = weight.to(y)
-        square = ((weight @ zz) * weight).sum() + shift.square().sum() + 2 * shift @ (weight @ z)
-        cross = (weight.t() * zy).sum() + shift @ y
+        # Fold by fold, since a sum of both would be as large as they are.
+        square = sum(((weight @ zz) * weight).sum() for zz in self.zz) / count
+        cross = sum((weight.t() * zy).sum() for zy in self.zy) / count
         wanted = self.yy.sum() / count
-        found = float(wanted + square - 2 * cross)
-        return 0.0 if found <= ROUNDING * float(wanted) else found  # a NaN stays one
+        shifted = shift.square().sum() + 2 * shift @ (weight @ z) - 2 * shift @ y
+        found = float(wanted + square + shifted - 2 * cross)
+        return 0.0 if found <= ROUNDING[self.zz.dtype] * float(wanted) else found  # a NaN stays one
 
 
 def pairs_of_all(own: Pairs | None) -> Pairs | None:
@@ -138,8 +141,16 @@ def _solve(
         return None
     left_over = zy.addmm_(zz, old.t(), alpha=-1)  # [in x out]: what the old map misses
     zz.diagonal().add_(ridge * scale)
-    factor, failed = torch.linalg.cholesky_ex(zz)
-    if int(failed):
+    factor, failed = _factorised(zz)
+    if failed:
         return None
-    new = old + torch.cholesky_solve(left_over, factor).t()
+    new = torch.cholesky_solve(left_over, factor).t().add_(old)
     return new, None if bias is None else y - new @ z
+
+
+def _factorised(matrix: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """The Cholesky factor of a symmetric matrix, in its place, and whether there is none."""
+    columns = matrix.t()  # the same numbers in the order that LAPACK wants, so that nothing is copied
+    failed = torch.zeros((), dtype=torch.int32)
+    torch.linalg.cholesky_ex(columns, out=(columns, failed))
+    return columns, bool(failed)

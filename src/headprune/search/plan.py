@@ -19,6 +19,8 @@ from headprune.measure import evaluator
 from headprune.measure.costs import total_parameters
 from headprune.measure.examples import default_tokens
 from headprune.repair import passes
+from headprune.search.sweep import leaving
+from headprune.signals import late
 from headprune.signals.moments import FOLDS
 from headprune.signals.sensitivity import DRAWS
 from headprune.units import Site, all_sites
@@ -30,7 +32,6 @@ WIDE = 8  # bytes of a float64, in which moments are summed and solved
 SINGLE = 4  # of a float32, which scores are computed in at least
 SOLVING = 4  # matrices as large as a site's moments that solving them needs beside them
 ELIMINATING = 5  # the same for the order in which units leave
-SWEEPS = 3.0  # passes of a sweep: to see a layer, to repair it, and to go on through what has become of it
 
 Terms = dict[str, int]  # bytes by name
 
@@ -234,21 +235,45 @@ def _logits(shape: Shape, data: Calibration) -> int:
 
 
 def greedy(shape: Shape, data: Calibration) -> Need:
-    """Moments by a forward pass, then a forward and a backward for scores, after every unit; they serve the repair."""
+    """Moments by a forward pass, unless what sites give can be kept until they are known, then a forward and a backward
+    for scores, after every unit; they serve the repair."""
     steps = sum(site.units for site in shape.of_kind("heads"))
-    return Need("greedy", _unit_by_unit(shape, data), steps, 4.0 * steps, 4.0, steps + 1)
+    scored = scoring_passes(shape, data)
+    return Need("greedy", _unit_by_unit(shape, data), steps, scored * steps, scored, steps + 1)
+
+
+def scoring_passes(shape: Shape, data: Calibration) -> float:
+    return 3.0 if _kept_for_fit(shape, data) else 4.0
+
+
+def _kept_for_fit(shape: Shape, data: Calibration) -> int:
+    """What heads give and the gradients there, where that is little enough to be kept until the moments are known."""
+    size = sum(2 * data.tokens * site.times * site.given * shape.item for site in shape.of_kind("heads"))
+    return size if size <= late.LIMIT else 0
 
 
 def one_shot(shape: Shape, data: Calibration) -> Need:
     """Scores once; then every repair takes a pass as far as its site, which is half a pass on average."""
     steps = sum(site.units for site in shape.of_kind("heads"))
-    return Need("one-shot", _unit_by_unit(shape, data), steps, 4.0 + 0.5 * max(steps - 1, 0), 0.5, steps + 1)
+    return Need(
+        "one-shot",
+        _unit_by_unit(shape, data),
+        steps,
+        scoring_passes(shape, data) + 0.5 * max(steps - 1, 0),
+        0.5,
+        steps + 1,
+    )
 
 
 def _unit_by_unit(shape: Shape, data: Calibration) -> dict[str, Terms]:
     held = {**weights(shape), **evaluated(shape, data)}
     return {
-        "scoring": {**held, **moments(shape.of_kind("heads")), **backward(shape, data)},
+        "scoring": {
+            **held,
+            **moments(shape.of_kind("heads")),
+            **backward(shape, data),
+            "kept for the fit": _kept_for_fit(shape, data),
+        },
         "evaluating": {**held, **forward(shape, data)},
         "saving": {**weights(shape), **_written(shape)},
     }
@@ -287,22 +312,27 @@ def repair_passes(shape: Shape, known: float) -> float:
 
 
 def sweep(shape: Shape, data: Calibration) -> Need:
-    """Layer after layer: the dense one and what becomes of it, the activations before and after it, one site's sums."""
-    activations = {"base": BASE, "activations": 2 * data.tokens * shape.width * shape.item}
+    """Layer after layer: the dense one and what becomes of it, the stream of both models before it, what its sites are
+    to give and what that is added to, one site's sums."""
+    most = -(-len(shape.sites) // max(shape.layers, 1))  # sites of a layer
+    streams = 2 * (data.tokens + data.evaluation * data.length) + 2 * most * data.tokens
+    held = {"base": BASE, "activations": streams * shape.width * shape.item}
+    layer = {**held, "two layers": 2 * shape.layer * shape.item}
+    passes_of_all = 3.0 + 2 * most  # widths, dense, pruned; two for each site
+    widest = max(shape.sites, key=lambda site: site.given)
+    size = WIDE if widest.given <= leaving.WIDE else SINGLE
+    pairs = widest.given * (widest.given + widest.gives) * size
     return Need(
         "sweep",
         {
-            "a layer": {
-                **activations,
-                "two layers": 2 * shape.layer * shape.item,
-                **repairing(shape.sites),
-                "passing": data.at_once * shape.passing * shape.item,
-            },
-            "a table": {**activations, "table": shape.outside * shape.item},
+            "ordering": {**layer, "eliminating": 4 * widest.given**2 * size},
+            "repairing": {**layer, "moments": FOLDS * pairs, "solving": pairs + widest.given * widest.gives * size},
+            "passing": {**layer, "passing": data.at_once * shape.passing * shape.item},
+            "a table": {**held, "table": shape.outside * shape.item},
         },
         shape.layers,
-        SWEEPS,
-        SWEEPS / max(shape.layers, 1),
+        passes_of_all,
+        passes_of_all / max(shape.layers, 1),
         0,
     )
 

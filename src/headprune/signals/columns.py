@@ -57,6 +57,15 @@ class Columns:
         return self.variance + (self.shift + self.total / self.tokens).square()
 
 
+def add_columns(found: dict[int, Columns], site: Site, given: torch.Tensor) -> None:
+    """Take in means and squares of every column, of real tokens [tokens x columns]."""
+    if len(given):
+        if site.index not in found:
+            shift = given.double().mean(0).cpu()
+            found[site.index] = Columns(shift, torch.zeros_like(shift), torch.zeros_like(shift))
+        found[site.index].add(given)
+
+
 def gather_columns(
     model: PreTrainedModel, sites: Sequence[Site], batches: Iterable[Mapping[str, Any]], task: Task
 ) -> dict[int, Columns]:
@@ -68,13 +77,7 @@ def gather_columns(
             batch = task.prepare(raw, input_device(model))
 
             def see(site: Site, outputs: torch.Tensor, batch: Mapping[str, Any] = batch) -> None:
-                tokens, _ = real_outputs(site, batch, outputs, task)
-                if not len(tokens):
-                    return
-                if site.index not in found:
-                    shift = tokens.double().mean(0).cpu()
-                    found[site.index] = Columns(shift, torch.zeros_like(shift), torch.zeros_like(shift))
-                found[site.index].add(tokens)
+                add_columns(found, site, real_outputs(site, batch, outputs, task)[0])
 
             with torch.no_grad(), evaluating(model), watched(model, sites, output=see):
                 model(**task.inputs(batch))

@@ -16,7 +16,7 @@ from headprune.criteria.sweep import finite
 from headprune.errors import NonFiniteError, ScheduleError
 from headprune.repair.passes import SitePasses
 from headprune.search.rounds import ranked
-from headprune.signals.columns import Columns, output_weight
+from headprune.signals.columns import Columns, add_columns, output_weight
 from headprune.units import Member, Site, kept_mask, nan_scores
 
 WIDE = 2048  # columns beyond which sums are kept in float32: in float64 they would be larger than the layer
@@ -55,27 +55,17 @@ def leaving(
     if isinstance(criterion, Elimination):
         return _eliminated(criterion, model, site, passes, count)
     if isinstance(criterion, ColumnCriterion):
-        seen = column_sums(site, passes)
+        found: dict[int, Columns] = {}
+        for seen in passes.at(site):
+            add_columns(found, site, seen.columns)
         scores = nan_scores(sites)
-        own = criterion.of_columns(output_weight(model, site), seen)
+        own = criterion.of_columns(output_weight(model, site), found.get(site.index))
         scores[site.index, list(site.kept)] = criterion.of_members(site.split(own))
     else:
         scores = criterion.from_weights(model, only(sites, [site]))
     here = only(sites, [site])
     scores = finite(criterion, scores, kept_mask(here), here)
     return [member for _, unit in ranked(scores, site)[:count] for member in unit]
-
-
-def column_sums(site: Site, passes: SitePasses) -> Columns | None:
-    """Means and squares of every column; None where nothing but padding passes."""
-    found: Columns | None = None
-    for seen in passes.at(site):
-        if len(seen.columns):
-            if found is None:
-                shift = seen.columns.double().mean(0).cpu()
-                found = Columns(shift, torch.zeros_like(shift), torch.zeros_like(shift))
-            found.add(seen.columns)
-    return found
 
 
 def _eliminated(

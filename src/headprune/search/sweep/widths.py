@@ -3,17 +3,19 @@ of errors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from headprune.hooks.watch import watched
 from headprune.search.budget import Prices, units
 from headprune.search.config import PruneConfig
 from headprune.search.rounds import choose
-from headprune.search.sweep.follow import Follower, Layer, LayerPasses
-from headprune.search.sweep.leaving import column_sums
+from headprune.search.sweep.follow import Follower
+from headprune.signals.columns import Columns, add_columns
+from headprune.signals.moments import real_outputs
 from headprune.units import Site, by_site, nan_scores
 from headprune.units.linear import is_transposed
 
@@ -41,17 +43,17 @@ def errors_of(follower: Follower, model: PreTrainedModel, sites: Sequence[Site])
     the spread of its columns times their weights. One pass over the data, layer after layer."""
     scores = nan_scores(sites)
     for layer in follower.layers():
-        own = {site.index: _own_errors(follower, model, layer, site) for site in layer.sites if site.kept}
-        power = _Power()
-        follower.advance(layer, "pruned", after=power.see)
+        seen = _Seen(follower)
+        with watched(model, layer.sites, output=seen.columns):
+            follower.advance(layer, "pruned", before=seen.begin, after=seen.stream)
         for site in layer.sites:
             if site.kept:
-                scores[site.index, list(site.kept)] = own[site.index] / power.mean
+                own = _own_errors(model, site, seen.found.get(site.index))
+                scores[site.index, list(site.kept)] = own / seen.power
     return scores
 
 
-def _own_errors(follower: Follower, model: PreTrainedModel, layer: Layer, site: Site) -> torch.Tensor:
-    seen = column_sums(site, LayerPasses(follower, layer))
+def _own_errors(model: PreTrainedModel, site: Site, seen: Columns | None) -> torch.Tensor:
     output: Any = model.get_submodule(site.o)
     dim = 1 if is_transposed(output) else 0
     weight = torch.linalg.vector_norm(output.weight.detach(), dim=dim, dtype=torch.float64).square().cpu()
@@ -61,16 +63,25 @@ def _own_errors(follower: Follower, model: PreTrainedModel, layer: Layer, site: 
     return site.split(weight * moved).sum(-1)
 
 
-class _Power:
-    """The mean square of the stream behind a layer, over all tokens."""
+class _Seen:
+    """What passes in one layer: the columns of its sites, and the mean square of the stream behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, follower: Follower) -> None:
+        self.follower = follower
+        self.found: dict[int, Columns] = {}
+        self.batch: Mapping[str, Any] = {}
         self.total, self.tokens = 0.0, 0
 
-    def see(self, number: int, stream: torch.Tensor) -> None:
+    def begin(self, number: int) -> None:
+        self.batch = self.follower.prepared(number)
+
+    def columns(self, site: Site, given: torch.Tensor) -> None:
+        add_columns(self.found, site, real_outputs(site, self.batch, given, self.follower.task)[0])
+
+    def stream(self, number: int, stream: torch.Tensor) -> None:
         self.total += float(stream.double().square().sum())
         self.tokens += stream.shape[:-1].numel()
 
     @property
-    def mean(self) -> float:
+    def power(self) -> float:
         return max(self.total / max(self.tokens, 1), 1e-300)
