@@ -115,9 +115,11 @@ def test_terms_of_a_7b_by_hand(plans: dict[str, dict[str, Need]]) -> None:
     held = plans["Llama-2-7B"]["rounds"].phases["repairing"]
     assert held["dense outputs"] == 128 * 128 * 64 * 2 * 4096 * 4
     assert held["moments"] == 2 * 11008 * (11008 + 4096) * 8
-    swept = plans["Llama-2-7B"]["sweep"].phases["a layer"]
+    swept = plans["Llama-2-7B"]["sweep"].phases["repairing"]
     assert swept["two layers"] == 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) * 4
-    assert swept["activations"] == 2 * 128 * 128 * 4096 * 4
+    streams = 2 * (128 + 128) + 2 * 2 * 128  # samples in both models; for two sites what they give, and add to
+    assert swept["activations"] == streams * 128 * 4096 * 4
+    assert swept["moments"] == 2 * 11008 * (11008 + 4096) * 4
 
 
 def test_a_sweep_needs_as_much_whatever_the_depth() -> None:
