@@ -71,6 +71,15 @@ class Layer:
     place: int  # in its stack
 
 
+@dataclass(frozen=True)
+class _Done:
+    """A stack that has run: what its last layer gave for every batch, and what each of them gave it in."""
+
+    paths: tuple[str, ...]
+    forms: Mapping[Which, Sequence[Any]]
+    streams: Mapping[Which, Kept]
+
+
 class Follower:
     """All batches, followed through one layer after the other. `calibration` comes first among the batches; the others
     only pass through."""
@@ -92,10 +101,11 @@ class Follower:
         self.calibration = len(batches) if calibration is None else calibration
         self.device = device or torch.device("cpu")
         self.which = tuple(which)
-        self.streams: dict[Which, Kept] = {one: Kept(scratch, one) for one in self.which}
+        self.scratch = scratch
         self.stacks = stacks_of(model, sites)
+        self.streams: dict[Which, Kept] = {}
         self._records: dict[Which, list[Recorded]] = {}
-        self._done: list[tuple[list[str], dict[Which, list[Any]]]] = []  # stacks that have run, and what they gave
+        self._done: list[_Done] = []
 
     # --- layer after layer ---
 
@@ -127,6 +137,7 @@ class Follower:
         return next((name for name, paths in waiting.items() if reached in paths), "")
 
     def _begin(self, paths: Sequence[str], others: Sequence[str]) -> None:
+        self.streams = {which: Kept(self.scratch, f"{which}-{len(self._done)}") for which in self.which}
         stack = [self.model.get_submodule(path) for path in paths]
         waiting = [self.model.get_submodule(path) for path in others]
         with evaluating(self.model):
@@ -143,18 +154,16 @@ class Follower:
                     self._records[which].append(Recorded(found.calls, found.stream.new_empty(0), found.form))
 
     def _end(self, paths: Sequence[str]) -> None:
-        gave = {
-            which: [filled(own.form, self.streams[which][n]) for n, own in enumerate(self._records[which])]
-            for which in self.which
-        }
-        self._done.append((list(paths), gave))
+        forms = {which: [own.form for own in records] for which, records in self._records.items()}
+        self._done.append(_Done(tuple(paths), forms, self.streams))
         self._records = {}
-        for kept in self.streams.values():
-            kept.clear()
 
     def _gone(self, which: Which, number: int) -> list[tuple[nn.Module, Callable[..., Any]]]:
         return [
-            (self.model.get_submodule(path), gives(gave[which][number])) for paths, gave in self._done for path in paths
+            (self.model.get_submodule(path), gives(output))
+            for done in self._done
+            for output in [filled(done.forms[which][number], done.streams[which][number])]
+            for path in done.paths
         ]
 
     def _inputs(self, number: int) -> dict[str, Any]:
