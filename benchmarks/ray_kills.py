@@ -21,7 +21,7 @@ import os, random, signal
 from pathlib import Path
 from headprune.runs.journal import Run
 
-write, marks = Run._append, Path({marks!r})
+write, marks = Run.write_line, Path({marks!r})
 MOMENTS = ("before", "torn", "after", "between")
 
 def due(run, moment):
@@ -47,7 +47,7 @@ def append(self, name, line):
     if journal and due(self, "after"):
         os.kill(os.getpid(), signal.SIGKILL)
 
-Run._append = append
+Run.write_line = append
 '''
 SAME = ("steps.jsonl", "curve.csv", "model/model.safetensors", "model/config.json", "comparison.json")
 

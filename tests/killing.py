@@ -60,8 +60,8 @@ def start(command: list[str], moment: str | None, steps: int) -> int:
             for stream in (1, 2):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
             if moment is not None:
-                changed: Any = dying(Run._append, moment, steps)
-                Run._append = changed  # type: ignore[method-assign]
+                changed: Any = dying(Run.write_line, moment, steps)
+                Run.write_line = changed  # type: ignore[method-assign]
             headprune.cli.main.main()
             code = 0
         except SystemExit as exit:

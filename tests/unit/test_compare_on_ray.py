@@ -25,7 +25,7 @@ import os, signal
 from pathlib import Path
 from headprune.runs.journal import Run
 
-write = Run._append
+write = Run.write_line
 
 def append(self, name, line):
     write(self, name, line)
@@ -37,7 +37,7 @@ def append(self, name, line):
         os.write(mark, f"{{os.getpid()}} {{self.path}}".encode())
         os.kill(os.getpid(), signal.SIGKILL)
 
-Run._append = append
+Run.write_line = append
 """
 
 
@@ -49,7 +49,7 @@ def settings(**more: Any) -> dict[str, Any]:
 def test_a_sweep_on_ray_writes_what_one_after_the_other_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     m = material()
     (tmp_path / "kills.py").write_text(KILLS.format(mark=str(tmp_path / "killed"), own=os.getpid()))
-    monkeypatch.setattr(Run, "_append", Run._append)  # which the plugin replaces here as well
+    monkeypatch.setattr(Run, "write_line", Run.write_line)  # which the plugin replaces here as well
     (tmp_path / "sweep.yaml").write_text(
         json.dumps({"criteria": ["magnitude", "random"], "seeds": [0, 1], "calibration_samples": 8, "every": 4})
     )

@@ -274,7 +274,7 @@ def _killed_in_journal(work: Callable[[], Any], moment: str, steps: int) -> bool
     from headprune.runs.journal import Run
 
     def dying_work() -> None:
-        Run._append = dying(Run._append, moment, steps)  # type: ignore[method-assign]
+        Run.write_line = dying(Run.write_line, moment, steps)  # type: ignore[method-assign]
         work()
 
     return in_fork(dying_work) == -signal.SIGKILL

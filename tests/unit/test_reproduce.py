@@ -40,6 +40,8 @@ from headprune.papers.published import (
 from headprune.papers.runs import run_panels
 from headprune.papers.tables import make_tables
 from headprune.runs.journal import read_run
+from headprune.runs.studies.plan import plan_group
+from headprune.runs.studies.summary import Compared
 from helpers import SHARED
 
 FOLDER = SHARED / "reference" / "greedy-gnorm"
@@ -517,11 +519,14 @@ def test_commands_are_those_of_the_notebooks(tmp_path: Path, monkeypatch: pytest
         words = shlex.split(curves.command())[1:]
         asked: list[Any] = []
         monkeypatch.setattr(
-            "headprune.runs.compare.compare", lambda e, c, o, asked=asked, **more: asked.append((e, c, more["trials"]))
+            "headprune.runs.studies.summary.run_study",
+            lambda groups, executor, asked=asked, **_: [asked.append(one) or Compared(one, []) for one in groups],
         )
-        monkeypatch.setattr("headprune.runs.compare.write_comparison", lambda *_: None)
         monkeypatch.setattr("headprune.cli.tables.print_comparison", lambda *_: None)
         app(words, standalone_mode=False)
-        assert asked == [(curves.experiment, list(curves.criteria), curves.trials)]
+        expected = plan_group(curves.experiment, curves.criteria, Path("runs"), trials=curves.trials)
+        assert [group.experiment for group in asked] == [curves.experiment]
+        runs = [[(job.name, job.experiment) for job in group.jobs] for group in (*asked, expected)]
+        assert runs[0] == runs[1]
     with pytest.raises(ReproductionError, match="has no column 'Title'"):
         prepare_data(find_protocol("bert"), tmp_path / "data", source=source)

@@ -130,3 +130,46 @@ def test_a_smaller_vocabulary_and_a_sweep_do_not_go_together(tmp_path: Path) -> 
     assert done.code == 2
     assert "--vocabulary" in done.err
     assert not out.exists()
+
+
+def test_nothing_is_lost_by_what_a_sweep_refuses(tmp_path: Path) -> None:
+    """A bad command, even with --overwrite, leaves the run as it was; another target needs --overwrite."""
+    out, data = tmp_path / "run", material().data_csv
+    words = [
+        "prune",
+        material().bert,
+        "--data",
+        data,
+        "--out",
+        out,
+        "--calibration-samples",
+        "8",
+        "--schedule",
+        "sweep",
+    ]
+    assert headprune(*words, "--keep", "8").code == 0
+    before = (out / "steps.jsonl").read_bytes(), (out / "run.json").read_bytes()
+    for more in (
+        ["--keep", "8", "--criterion", "gnorm"],
+        ["--keep-parameters", "0.01"],
+        ["--keep-flops", "0.7", "--knee"],
+    ):
+        done = headprune(*words, *more, "--overwrite")
+        assert done.code == 2, done.out
+    other = headprune(*words, "--keep", "6")
+    assert other.code == 2
+    assert "keep was 8" in other.err
+    assert before == ((out / "steps.jsonl").read_bytes(), (out / "run.json").read_bytes())
+    misplaced = headprune(*words[:-2], "--keep", "6", "--activations-on-disk")
+    assert misplaced.code == 2
+    assert "--schedule sweep" in misplaced.err
+
+
+def test_layers_without_their_weights_are_done_again(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run_experiment(experiment(), whole, publish=False)
+    with pytest.raises(_KilledError):
+        run_experiment(experiment(), parts, publish=False, on_layer=killed_after(2))
+    (parts / "sweep" / "layer-00000.safetensors").unlink()
+    run_experiment(experiment(), parts, publish=False)
+    same_runs(whole, parts)

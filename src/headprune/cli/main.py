@@ -37,19 +37,7 @@ OF_BUDGETS = (
 # What decides how a model is pruned, and not how it is scored.
 NOT_OF_SCORE = (
     *(name for name in OF_BUDGETS if name != "units"),
-    *(
-        "compensate",
-        "keep",
-        "max_drop",
-        "knee",
-        "explore",
-        "schedule",
-        "rescore",
-        "activations_on_disk",
-        "every",
-        "min_per_site",
-        "metric",
-    ),
+    *("compensate", "keep", "max_drop", "knee", "explore", "schedule", "rescore", "every", "min_per_site", "metric"),
     *("calibration", "calibration_samples", "evaluation_samples", "same_data", "vocabulary", "activations_on_disk"),
 )
 

@@ -8,15 +8,14 @@ so a cap, a scale or a bias of the head is the model's. That this is so is tried
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
+from headprune.hooks.calls import gives, standing_in
 from headprune.hooks.outputs import largest_difference
 from headprune.task import Task
 
@@ -43,7 +42,7 @@ class States:
     def part(self, first: int, end: int) -> torch.Tensor:
         own = self.output.last_hidden_state[:, first:end]
         given = type(self.output)(**{**self.output, "last_hidden_state": own})
-        with _forward(self.model.base_model, lambda *args, **kwargs: given):
+        with standing_in([(self.model.base_model, gives(given))]):
             return self.model(**self.inputs).logits
 
 
@@ -65,7 +64,7 @@ def states(model: PreTrainedModel, task: Task, inputs: Mapping[str, Any]) -> Sta
         seen.append(run(*args, **kwargs))
         return seen[-1]
 
-    with _forward(body, watch):
+    with standing_in([(body, watch)]):
         last = model(**inputs, logits_to_keep=1).logits
     if len(seen) != 1 or not isinstance(getattr(seen[0], "last_hidden_state", None), torch.Tensor):
         return None
@@ -78,16 +77,3 @@ def states(model: PreTrainedModel, task: Task, inputs: Mapping[str, Any]) -> Sta
     difference, allowed = largest_difference([last], [alone])
     finite = bool(torch.isfinite(last).all())
     return found if difference <= allowed or not finite else None
-
-
-@contextmanager
-def _forward(module: nn.Module, stand_in: Callable[..., Any]) -> Iterator[None]:
-    before = module.__dict__.get("forward")
-    module.__dict__["forward"] = stand_in
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = before

@@ -123,9 +123,5 @@ def additive(mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | No
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, least)
 
 
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.allclose(one, other, rtol=CLOSE, atol=CLOSE, equal_nan=True)
-
-
 def _rows_of(tensor: torch.Tensor, queries: int, first: int, end: int) -> torch.Tensor:
     return tensor[..., first:end, :] if tensor.dim() > 1 and tensor.shape[-2] == queries else tensor

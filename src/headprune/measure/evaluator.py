@@ -57,9 +57,11 @@ class Evaluator:
                     output = model(**task.inputs(inputs)) if large is None else None
                 parts[number] = Quality(task)
                 if large is not None:
-                    parts[number].add_blocks(inputs, large.shape, (_finite(part, number) for part in large.blocks()))
+                    parts[number].add_blocks(
+                        inputs, large.shape, (finite_logits(part, number) for part in large.blocks())
+                    )
                 else:
-                    parts[number].add(inputs, output, _finite(task.logits(output), number))
+                    parts[number].add(inputs, output, finite_logits(task.logits(output), number))
                 del output, large
                 self._known[number] = recall.calls
                 room -= recall.bytes
@@ -79,7 +81,7 @@ class Evaluator:
         return [(path, model.get_submodule(path)) for path in paths if path not in again]
 
 
-def _finite(logits: torch.Tensor, number: int) -> torch.Tensor:
+def finite_logits(logits: torch.Tensor, number: int) -> torch.Tensor:
     if not torch.isfinite(logits.sum(dtype=torch.float32)) and not torch.isfinite(logits).all():
         raise NonFiniteError(
             f"The model's logits are NaN or Inf in evaluation batch {number}; check that batch and the precision of "

@@ -106,7 +106,7 @@ def _gathered(passes: SitePasses, site: Site, target: Target, catch_up: float, p
                 pairs = Pairs.blank(seen.columns.shape[1], outputs.shape[1], precision)
             weights = None if target.weights is None else target.weights[number]
             pairs.add(seen.columns, outputs, seen.samples % FOLDS, weights)
-    return pairs_of_all(pairs)
+    return pairs_of_all(pairs, precision)
 
 
 def _repaired(output: Any, site: Site, pairs: Pairs, compensate: Compensation, ridges: tuple[float, ...]) -> Repair:

@@ -80,12 +80,12 @@ class Pairs:
         return 0.0 if found <= ROUNDING[self.zz.dtype] * float(wanted) else found  # a NaN stays one
 
 
-def pairs_of_all(own: Pairs | None) -> Pairs | None:
+def pairs_of_all(own: Pairs | None, precision: torch.dtype = torch.float64) -> Pairs | None:
     """The sums of all processes, from those that each of them has; None where none has any."""
     widths = [part for part in ranks.gathered(None if own is None else (own.z.shape[1], own.y.shape[1])) if part]
     if not widths:
         return None
-    pairs = Pairs.blank(*widths[0]) if own is None else own
+    pairs = Pairs.blank(*widths[0], precision) if own is None else own
     ranks.add_up(pairs.counts, pairs.z, pairs.y, pairs.zz, pairs.zy, pairs.yy)
     return pairs
 

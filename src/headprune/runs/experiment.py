@@ -27,7 +27,7 @@ from headprune.report.exports import forget_exports
 from headprune.report.page import write_report
 from headprune.runs.journal import Run, opened
 from headprune.runs.subject import Subject, find_device, load_subject, read_examples
-from headprune.runs.sweeping import OnLayer, clear_parts, refuse_unsweepable, sweep_into
+from headprune.runs.sweeping import OnLayer, check_sweepable, clear_parts, refuse_unsweepable, sweep_into
 from headprune.search.config import Experiment, migrated, stop_settings
 from headprune.search.pruner import PruneResult, prune
 from headprune.search.rounds import refuse_unreachable
@@ -118,6 +118,8 @@ def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None
     model, task = subject.model, subject.task
     sites = sites_of(model, experiment.kinds)
     experiment.stop.heads_left(sum(site.size for site in sites if site.kind in experiment.kinds))
+    if experiment.pace == "sweep":
+        check_sweepable(experiment, model, task)
     refuse_unreachable(model, experiment)
     check_compensation(experiment.compensate, model, published=experiment.method is not None)
     sample = Quality(task)
@@ -167,7 +169,9 @@ def _run(
         # Rows are prepared when they are asked for, and one that cannot be must not leave half a run behind.
         calibrating = calibration.batches(experiment.batch_size)
         held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
-    with opened(out, lambda: settings_of(experiment), overwrite=overwrite, free=stop_settings()) as run:
+    # A sweep decides everything at its start, so none of its rules to stop can change on the way.
+    free = () if experiment.pace == "sweep" else stop_settings()
+    with opened(out, lambda: settings_of(experiment), overwrite=overwrite, free=free) as run:
         if ranks.told(run is not None and run.finished):
             if on_step is not None:
                 for step in run.steps if run is not None else ():

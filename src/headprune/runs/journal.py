@@ -82,6 +82,7 @@ class Run(Journal):
         described = self.path / "run.json"
         if described.is_file() and overwrite:
             # The record of the old run is replaced last and in one step, so that a kill in between leaves a run.
+            (self.path / "sweep" / "layers.jsonl").unlink(missing_ok=True)
             for name in ("steps.jsonl", "timing.jsonl", "curve.csv", "report.html", "model/README.md"):
                 (self.path / name).unlink(missing_ok=True)
             shutil.rmtree(self.path / "sweep", ignore_errors=True)

@@ -7,7 +7,9 @@ sweep/layer-00003.safetensors     its weights; at the end they become the shards
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ from headprune.measure.trajectory import Step
 from headprune.repair.solve import Repair
 from headprune.runs.journal import Run
 from headprune.search.config import Experiment
-from headprune.search.pruner import PruneResult, describe
+from headprune.search.describing import describe
+from headprune.search.pruner import PruneResult
 from headprune.search.sweep.follow import Layer, stacks_of
 from headprune.search.sweep.layers import Swept
 from headprune.search.sweep.sweep import Sweep
@@ -63,6 +66,8 @@ def sweep_into(
     sites = sites_of(model, experiment.kinds)
     layers = [path for stack in stacks_of(model, sites).values() for path in stack]
     shelf = DiskShelf(model, layers, journal.folder, stored=stored_dtype(str(source)), device=device)
+    journal.without_weights(shelf)
+    started = time.perf_counter()
     with scratch_folder(journal.folder / "activations") as scratch:
         sweep = Sweep(
             model,
@@ -91,8 +96,8 @@ def sweep_into(
             swept.append(one)
             if on_layer is not None:
                 on_layer(len(swept), len(layers), one)
-        result = _measured(run, experiment, structure, sweep, swept, on_step)
-    _drop_dtype(model, stored_dtype(str(source)))
+        result = _measured(run, experiment, structure, sweep, swept, on_step, time.perf_counter() - started)
+    model.config.dtype = stored_dtype(str(source)) or model.config.dtype  # whatever was computed in
     save_weights_of(model, run.path / "model", shelf.write_weights)
     return result
 
@@ -104,6 +109,7 @@ def _measured(
     sweep: Sweep,
     swept: Sequence[Swept],
     on_step: Callable[[Step], None] | None,
+    seconds: float,
 ) -> PruneResult:
     """Both steps of the run, the dense model and the pruned one, measured on what came out behind the last layer."""
     dense, pruned = sweep.quality("dense"), sweep.quality("pruned")
@@ -117,7 +123,7 @@ def _measured(
         _describe(structure, experiment, 1, Taken(removed, None, None, repairs, 0.0, None), pruned, dense, metric)
     )
     for step in steps[len(run.steps) :]:
-        run.append(step, {"seconds": 0.0})
+        run.append(step, {"seconds": seconds if step.step else 0.0})
     for step in steps:
         if on_step is not None:
             on_step(step)
@@ -130,12 +136,6 @@ def _describe(
     structure: PreTrainedModel, experiment: Experiment, number: int, taken: Taken, quality: Any, dense: Any, metric: Any
 ) -> Step:
     return describe(structure, experiment.kinds, number, taken, quality, dense, metric.of(quality, dense))
-
-
-def _drop_dtype(model: PreTrainedModel, stored: torch.dtype | None) -> None:
-    """The config says what is stored, whatever was computed in."""
-    if stored is not None:
-        model.config.dtype = stored
 
 
 class SweepJournal:
@@ -154,6 +154,13 @@ class SweepJournal:
                 break  # torn by a kill; what follows is written again
             self.known[swept.layer] = swept
         self._rewrite()
+
+    def without_weights(self, shelf: DiskShelf) -> None:
+        """Forget layers whose weights are not there any more, and all that came after them."""
+        there = list(itertools.takewhile(lambda layer: shelf.part(layer).is_file(), self.known))
+        if len(there) < len(self.known):
+            self.known = {layer: self.known[layer] for layer in there}
+            self._rewrite()
 
     def _rewrite(self) -> None:
         write_text(
@@ -185,6 +192,11 @@ def _to_json(swept: Swept) -> dict[str, Any]:
 def _from_json(line: Mapping[str, Any]) -> Swept:
     removed = [Member(int(site), member) for site, ids in line["removed"].items() for member in from_ranges(ids)]
     return Swept(line["layer"], tuple(removed), tuple(Repair(**repair) for repair in line["repairs"]))
+
+
+def check_sweepable(experiment: Experiment, model: PreTrainedModel, task: Task) -> None:
+    """Refuse what a sweep would refuse, before anything is written."""
+    Sweep(model, (), experiment, task, structure=load_structure(experiment.model))
 
 
 def clear_parts(out: Path) -> None:

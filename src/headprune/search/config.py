@@ -324,6 +324,8 @@ class Experiment(PruneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.activations_on_disk and self.pace != "sweep":
+            raise ScheduleError("--activations-on-disk is for --schedule sweep; leave it out.")
         files = [self.vocabulary] if isinstance(self.vocabulary, str) else self.vocabulary
         object.__setattr__(self, "vocabulary", tuple(files) if files else None)
 

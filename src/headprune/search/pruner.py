@@ -19,13 +19,13 @@ from headprune.criteria.fitting import asked_sites
 from headprune.criteria.scoring import ScoreResult, score
 from headprune.criteria.sweep import finite
 from headprune.errors import DataError, ReplayError, UnsupportedModelError
-from headprune.measure.costs import flops, total_parameters
 from headprune.measure.evaluator import Evaluator
-from headprune.measure.metrics import Measured, Metric, agreement, choose_metric
+from headprune.measure.metrics import Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.trajectory import Step
 from headprune.repair.plan import check_compensation
 from headprune.search.config import PruneConfig, config_from
+from headprune.search.describing import describe
 from headprune.search.rescore import EVERY
 from headprune.search.rounds import InRounds
 from headprune.search.stop import THE_END, Decision
@@ -34,7 +34,7 @@ from headprune.search.ways import Taken, UnitByUnit, Way
 from headprune.signals.moments import Moments
 from headprune.task import Task, rows_of, task_of
 from headprune.task.checks import checked_batches
-from headprune.units import Kind, Member, Site, kept_mask, sites_of, survey, widest
+from headprune.units import Member, Site, kept_mask, sites_of, survey
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import refuse_quantized
 
@@ -323,48 +323,6 @@ class Pruner:
         for observer in self.observers:
             observer.step(step, {"seconds": seconds, "scoring": taken.scoring})
         return step
-
-
-def describe(
-    model: PreTrainedModel,
-    kinds: Sequence[Kind],
-    number: int,
-    taken: Taken,
-    quality: Quality,
-    reference: Quality,
-    measured: Measured,
-) -> Step:
-    """A step of this number: what was taken from the model, and what was measured after it."""
-    sites = sites_of(model, kinds)
-    counted = flops(model, sites)
-    return Step(
-        step=number,
-        removed=taken.removed,
-        score=taken.score,
-        metric=measured.value,
-        interval=measured.interval,
-        outcomes=measured.outcomes,
-        agreement=agreement(reference, quality),
-        loss=quality.loss,
-        units={kind: sum(s.size for s in sites if s.kind == kind) for kind in kinds},
-        applied={kind: sum(s.size * s.applications for s in sites if s.kind == kind) for kind in kinds},
-        parameters=total_parameters(model),
-        flops=counted.units_total,
-        model_flops=counted.total,
-        compensation=tuple(repair.to_json() for repair in taken.repairs),
-        scores=taken.scores,
-        latency=taken.latency,
-        **_about_neurons(sites, kinds),
-    )
-
-
-def _about_neurons(sites: Sequence[Site], kinds: Sequence[Kind]) -> dict[str, Any]:
-    """What a step says of feed-forward layers, where their neurons may go."""
-    if "neurons" not in kinds:
-        return {}
-    attention = [site for site in sites if site.kind == "heads"]
-    widths = {site.index: site.size for site in sites if site.kind == "neurons"}
-    return {"attention": (len(attention), widest(attention)), "widths": widths}
 
 
 def prune(

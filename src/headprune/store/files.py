@@ -57,7 +57,7 @@ def replaced_directory(
     except OSError as error:
         raise CheckpointError(f"Cannot write to {target.parent}: {error.strerror}; choose another place.") from None
     try:
-        fresh.chmod(0o777 & ~_umask())
+        fresh.chmod(0o777 & ~umask())
         yield fresh
         if target.is_dir():
             _keep_other_files(target, fresh, (*WEIGHTS, *outdated))
@@ -79,7 +79,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(name, 0o666 & ~_umask())
+        os.chmod(name, 0o666 & ~umask())
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -143,7 +143,7 @@ def sync(folder: Path) -> None:
             os.close(handle)
 
 
-def _umask() -> int:
+def umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -23,6 +24,7 @@ from transformers import PreTrainedModel
 from headprune.errors import CheckpointError
 from headprune.extras import need
 from headprune.store.checkpoint import load
+from headprune.store.files import umask
 from headprune.units.offload import undress
 from headprune.units.paths import submodule
 
@@ -36,12 +38,17 @@ def load_on_disk(path: str | Path, scratch: Path, *, dtype: torch.dtype | None =
     """A model, dense or pruned, without its weights: each module reads its own when it runs, in this precision, and
     forgets them. `scratch` takes what transformers has to write another way, such as experts that it joins."""
     need(("accelerate",), "train", "Reading a model layer by layer needs")
-    logging.getLogger("accelerate.big_modeling").addFilter(lambda record: "meta device" not in record.getMessage())
+    logging.getLogger("accelerate.big_modeling").addFilter(_not_of_meta)
     # In the precision that they are stored in: asked for another one, transformers would read all of them to convert.
     model = load(path, device_map={"": "disk"}, offload_folder=str(scratch))
     if dtype is not None:
         _read_as(model, dtype)
     return model
+
+
+def _not_of_meta(record: logging.LogRecord) -> bool:
+    """That weights are not there is what is asked for."""
+    return "meta device" not in record.getMessage()
 
 
 def give_memory_back() -> None:
@@ -114,10 +121,10 @@ class DiskShelf:
         layer = self.model.get_submodule(path)
         state = {f"{path}.{name}": self._rounded(tensor) for name, tensor in layer.state_dict().items()}
         _write(state, self.part(path))
-        if self.stored is not None:
-            for tensor in layer.parameters():
-                if tensor.is_floating_point() and tensor.dtype != self.stored:
-                    tensor.data = tensor.data.to(self.stored).to(tensor.dtype)
+        for name in layer.state_dict():
+            tensor = _tensor(layer, name)
+            if self.stored is not None and tensor.is_floating_point() and tensor.dtype != self.stored:
+                tensor.data = tensor.data.to(self.stored).to(tensor.dtype)
 
     def take_again(self, path: str) -> None:
         """The layer, cut to the shapes that it was written in, gets what was written."""
@@ -145,6 +152,10 @@ class DiskShelf:
         if pending:
             files[_write(pending, folder / f"part-{len(files)}")] = list(pending)
         for path in self.layers:
+            if not self.part(path).is_file():  # of a tower that does not run on the data
+                self.fetch(path)
+                self.keep(path)
+                self.put_back(path)
             names = [f"{path}.{name}" for name in self.model.get_submodule(path).state_dict()]
             target = folder / f"part-{len(files)}"
             _link(self.part(path), target)
@@ -201,14 +212,16 @@ def _write(state: dict[str, torch.Tensor], target: Path) -> Path:
     fresh = target.with_name(f".{target.name}.new")
     try:
         save_file(state, fresh, metadata={"format": "pt"})
+        fresh.chmod(0o666 & ~umask())  # safetensors writes for the owner alone
         with fresh.open("rb") as stream:
             os.fsync(stream.fileno())
         os.replace(fresh, target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         fresh.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(
-            f"Cannot write to {target.parent}: {error.strerror}; make room and run the same command again, which goes "
-            "on with this layer."
+            f"Cannot write to {target.parent}: {reason}; make room and run the same command again, which goes on with "
+            "this layer."
         ) from None
     return target
 

@@ -225,7 +225,8 @@ class OnRay:
 
 def refuse_or_go_on(attempt: Attempt) -> RunError | None:
     """Whether a run whose process died is to be given up: not as long as it gets on."""
-    steps = len(lines_of(attempt.job.folder))
+    folder = attempt.job.folder
+    steps = len(lines_of(folder)) + len(lines_of(folder, "sweep/layers.jsonl"))
     attempt.fruitless = 0 if steps > attempt.steps else attempt.fruitless + 1
     attempt.steps, attempt.alive = steps, False
     attempt.deaths += 1
@@ -237,10 +238,10 @@ def refuse_or_go_on(attempt: Attempt) -> RunError | None:
     )
 
 
-def lines_of(folder: Path) -> list[bytes]:
+def lines_of(folder: Path, name: str = "steps.jsonl") -> list[bytes]:
     """The whole lines of a journal."""
     try:
-        content = (folder / "steps.jsonl").read_bytes()
+        content = (folder / name).read_bytes()
     except OSError:
         return []
     return content[: content.rfind(b"\n") + 1].splitlines()
@@ -259,6 +260,18 @@ def tell_news(attempt: Attempt, watch: Watch) -> None:
     attempt.told = len(lines)
 
 
+def _memory_of_sweep(job: Job) -> int:
+    """By the formula of `inspect --plan`."""
+    from headprune.runs.subject import DTYPES
+    from headprune.search.plan import Calibration, plan
+    from headprune.store.checkpoint import load_structure
+
+    own = job.experiment
+    samples = own.calibration_samples
+    data = Calibration(samples, own.max_length, own.batch_size, own.evaluation_samples or samples, DTYPES[own.dtype])
+    return next(need.memory for need in plan(load_structure(own.model), data) if need.schedule == "sweep")
+
+
 def memory_of(job: Job) -> int:
     """Bytes that a run may take: three times its weights in what they are computed in, for what is scored, what is
     removed and what is kept beside, outputs that evaluation keeps, and the process."""
@@ -267,6 +280,8 @@ def memory_of(job: Job) -> int:
     from headprune.store.places import model_folder
 
     folder = model_folder(job.experiment.model)  # of the hub's models nothing may be here yet
+    if job.experiment.pace == "sweep":
+        return _memory_of_sweep(job)
     weights = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
     stored = stored_dtype(str(folder)) if weights else None
     larger = 1 if stored is None else DTYPES[job.experiment.dtype].itemsize / stored.itemsize

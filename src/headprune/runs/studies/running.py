@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -107,10 +109,12 @@ def by_subject(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def check_subject(jobs: Sequence[Job]) -> None:
     """Refuse what runs of one subject would refuse before their first step; the model is loaded once."""
-    subject, calibration, evaluation = load(jobs[0].experiment)
-    for job in jobs:
-        subject.check_labels(job.experiment.made_criterion, job.experiment.labels)
-        check(job.experiment, subject, evaluation or calibration)
+    sweeping = jobs[0].experiment.pace == "sweep"
+    with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
+        subject, calibration, evaluation = load(jobs[0].experiment, on_disk=Path(folder) if sweeping else None)
+        for job in jobs:
+            subject.check_labels(job.experiment.made_criterion, job.experiment.labels)
+            check(job.experiment, subject, evaluation or calibration)
 
 
 class OneAfterTheOther:

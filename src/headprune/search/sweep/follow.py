@@ -197,12 +197,12 @@ class Follower:
                     after(number, stream)
                 self.streams[which].put(number, stream)
 
-    def outputs(self, which: Which, first: int = 0) -> Iterator[tuple[int, Any]]:
-        """When all layers have run: what the model gives for every batch from this one on."""
-        with self.shelf.outside(), torch.no_grad(), evaluating(self.model):
-            for number in range(first, len(self.batches)):
-                with standing_in(self._gone(which, number)):
-                    yield number, self.model(**self._inputs(number))
+    @contextmanager
+    def behind(self, which: Which, number: int) -> Iterator[dict[str, Any]]:
+        """When all layers have run: inputs of this batch, for which the model gives, inside the block, what comes out
+        behind its last layer."""
+        with self.shelf.outside(), torch.no_grad(), evaluating(self.model), standing_in(self._gone(which, number)):
+            yield self._inputs(number)
 
 
 class LayerPasses:

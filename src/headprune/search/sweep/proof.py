@@ -49,11 +49,15 @@ def _reason(kind: Any, config: Any) -> str:
         follower = Follower(twin, sites_of(twin, ("heads", "neurons")), whole, task, InMemory(), which=("dense",))
         for layer in follower.layers():
             follower.advance(layer, "dense")
-        for number, output in follower.outputs("dense"):
+        for number, given in enumerate(whole):
             with torch.no_grad(), evaluating(twin):
-                expected = twin(**task.inputs(task.prepare(whole[number], torch.device("cpu"))))
+                expected = twin(**task.inputs(task.prepare(given, torch.device("cpu"))))
+            with follower.behind("dense", number) as inputs:
+                output = twin(**inputs)
             if not torch.equal(task.logits(output), task.logits(expected)):
                 return "its layers one by one give something else than the model"
     except UnfollowableError as error:
         return str(error)
+    except Exception as error:  # whatever a layer says to what it is given out of its turn
+        return f"its layers do not run one by one ({' '.join(str(error).split())[:200]})"
     return ""

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+
+from headprune.errors import RunError
 
 
 class Kept:
@@ -23,7 +26,14 @@ class Kept:
         if self.folder is None:
             self._held[number] = tensor
         else:
-            save_file({"stream": tensor.contiguous()}, self._file(number))
+            try:
+                save_file({"stream": tensor.contiguous()}, self._file(number))
+            except (OSError, SafetensorError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                raise RunError(
+                    f"Cannot write activations to {self.folder}: {reason}; make room and run the same command again, "
+                    "which goes on with this layer."
+                ) from None
 
     def append(self, tensor: torch.Tensor) -> None:
         self.put(len(self), tensor)

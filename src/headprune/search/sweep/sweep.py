@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from headprune.errors import NonFiniteError, ScheduleError
+from headprune.errors import ScheduleError
+from headprune.hooks.logits import states
+from headprune.measure.evaluator import finite_logits
 from headprune.measure.quality import Quality
 from headprune.search.budget import Budget, check_reachable, prices
 from headprune.search.config import PruneConfig
@@ -19,8 +23,11 @@ from headprune.search.sweep.layers import Swept, Turn
 from headprune.search.sweep.leaving import check_local
 from headprune.search.sweep.proof import require_followable
 from headprune.search.sweep.widths import errors_of, widths
-from headprune.task import Task
+from headprune.task import Task, rows_of
 from headprune.units import Member, Site, by_site, sites_of
+
+IDLE = "it does not run on the calibration data"
+log = logging.getLogger(__name__)
 
 Known = Mapping[str, Swept]  # layers of an earlier process
 
@@ -77,12 +84,17 @@ class Sweep:
 
     def widths(self) -> dict[int, int]:
         """How many units every site keeps; by errors, that takes a pass over the calibration data."""
-        errors = None
-        if self.config.widths != "uniform":
-            with followed(self.model):
-                follower = self._follow(self.batches[: self.calibration], ("pruned",))
-                errors = errors_of(follower, self.model, self.sites)
-        return widths(self.config, self.sites, self.prices, self.budget.last * self.prices.dense, errors)
+        uniform = self.config.widths == "uniform"  # for which it is enough to see what runs
+        batches = [rows_of(self.batches[0], slice(0, 1))] if uniform else self.batches[: self.calibration]
+        with followed(self.model):
+            errors = errors_of(self._follow(batches, ("pruned",)), self.model, self.sites)
+        idle = [site.index for site in self.sites if site.kept and errors[site.index, list(site.kept)].isnan().any()]
+        sites = [replace(site, obstacle=IDLE) if site.index in idle else site for site in self.sites]
+        if idle:
+            log.warning("Sites that do not run on this data are left whole: %s.", ", ".join(map(str, idle)))
+            check_reachable(self.budget, self.prices, sites, self._least)
+        target = self.budget.last * self.prices.dense
+        return widths(self.config, sites, self.prices, target, None if uniform else errors.nan_to_num())
 
     def layers(
         self,
@@ -128,14 +140,16 @@ class Sweep:
         assert self.follower is not None
         quality = Quality(self.task)
         first = self.calibration if len(self.batches) > self.calibration else 0
-        for number, output in self.follower.outputs(which, first=first):
-            logits = self.task.logits(output)
-            if not torch.isfinite(logits).all():
-                raise NonFiniteError(
-                    f"The logits of the {which} model are NaN or Inf in batch {number}; check that batch and the "
-                    "precision of the model."
-                )
-            quality.add(self.follower.prepared(number), output, logits)
+        for number in range(first, len(self.batches)):
+            batch = self.follower.prepared(number)
+            with self.follower.behind(which, number) as inputs:
+                large = states(self.model, self.task, inputs)
+                if large is not None:
+                    blocks = (finite_logits(part, number) for part in large.blocks())
+                    quality.add_blocks(batch, large.shape, blocks)
+                    continue
+                output = self.model(**inputs)
+            quality.add(batch, output, finite_logits(self.task.logits(output), number))
         return quality
 
     def _follow(self, batches: Sequence[Mapping[str, Any]], which: Sequence[Which]) -> Follower:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headprune import ranks
+from headprune.errors import ScheduleError
 from headprune.measure.trajectory import Step
 from headprune.search.replay import check_replay
 from headprune.search.sweep.sweep import Sweep
@@ -16,6 +18,8 @@ class InOneSweep:
     """All that leaves leaves in one step, layer after layer."""
 
     def __init__(self, run: Subject) -> None:
+        if ranks.several():
+            raise ScheduleError("A sweep runs in one process; prune outside of the group, or use another schedule.")
         self.run = run
         self.budget = self._sweep().budget
 

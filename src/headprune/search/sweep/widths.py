@@ -13,7 +13,7 @@ from headprune.hooks.watch import watched
 from headprune.search.budget import Prices, units
 from headprune.search.config import PruneConfig
 from headprune.search.rounds import choose
-from headprune.search.sweep.follow import Follower
+from headprune.search.sweep.follow import Follower, Layer
 from headprune.signals.columns import Columns, add_columns
 from headprune.signals.moments import real_outputs
 from headprune.units import Site, by_site, nan_scores
@@ -40,25 +40,24 @@ def widths(
 
 def errors_of(follower: Follower, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
     """What the removal of every member would change of its site's output, relative to the stream that it goes into:
-    the spread of its columns times their weights. One pass over the data, layer after layer."""
+    the spread of its columns times their weights. NaN at sites that do not run on this data. One pass over it, layer
+    after layer."""
     scores = nan_scores(sites)
     for layer in follower.layers():
-        seen = _Seen(follower)
+        seen = _Seen(follower, layer)
         with watched(model, layer.sites, output=seen.columns):
             follower.advance(layer, "pruned", before=seen.begin, after=seen.stream)
         for site in layer.sites:
-            if site.kept:
-                own = _own_errors(model, site, seen.found.get(site.index))
+            if site.kept and site.index in seen.found:
+                own = _own_errors(model, site, seen.found[site.index])
                 scores[site.index, list(site.kept)] = own / seen.power
     return scores
 
 
-def _own_errors(model: PreTrainedModel, site: Site, seen: Columns | None) -> torch.Tensor:
+def _own_errors(model: PreTrainedModel, site: Site, seen: Columns) -> torch.Tensor:
     output: Any = model.get_submodule(site.o)
     dim = 1 if is_transposed(output) else 0
     weight = torch.linalg.vector_norm(output.weight.detach(), dim=dim, dtype=torch.float64).square().cpu()
-    if seen is None:
-        return torch.zeros(site.size, dtype=weight.dtype)
     moved = seen.mean_square if output.bias is None else seen.variance
     return site.split(weight * moved).sum(-1)
 
@@ -66,8 +65,8 @@ def _own_errors(model: PreTrainedModel, site: Site, seen: Columns | None) -> tor
 class _Seen:
     """What passes in one layer: the columns of its sites, and the mean square of the stream behind it."""
 
-    def __init__(self, follower: Follower) -> None:
-        self.follower = follower
+    def __init__(self, follower: Follower, layer: Layer) -> None:
+        self.follower, self.layer = follower, layer
         self.found: dict[int, Columns] = {}
         self.batch: Mapping[str, Any] = {}
         self.total, self.tokens = 0.0, 0
@@ -79,8 +78,10 @@ class _Seen:
         add_columns(self.found, site, real_outputs(site, self.batch, given, self.follower.task)[0])
 
     def stream(self, number: int, stream: torch.Tensor) -> None:
-        self.total += float(stream.double().square().sum())
-        self.tokens += stream.shape[:-1].numel()
+        for site in self.layer.sites[:1]:  # which knows the tokens that are not padding
+            real, _ = real_outputs(site, self.batch, stream, self.follower.task)
+            self.total += float(real.double().square().sum())
+            self.tokens += len(real)
 
     @property
     def power(self) -> float:
