@@ -78,7 +78,7 @@ def plan_group(
 
 def plan_study(study: Study, out: Path) -> list[Group]:
     """All its comparisons: in `out` itself where there is one, in folders by model, data, seed and budget where there
-    are several, so that runs stay where they are when a study grows."""
+    are several."""
     models = short_names([subject["model"] for subject in study.subjects])
     sources = short_names([subject["data"] for subject in study.subjects])
     taken: list[tuple[str, str]] = []
