@@ -91,8 +91,8 @@ def test_layers_one_by_one_are_the_whole_model(name: str, tmp_path: Path) -> Non
     shelf = DiskShelf(model, layers, tmp_path / "parts")
     sweep = Sweep(model, batches, settings, task, shelf=shelf, structure=dense, scratch=tmp_path / "parts")
     there: list[int] = []
-    for _ in sweep.layers(sweep.widths(), done=lambda layer, swept: _note(model, layers, layer.path, there, shelf)):
-        pass
+    for swept in sweep.layers(sweep.widths(), done=lambda layer, _: _note(model, layers, layer.path, there, shelf)):
+        assert all(repair.weight is None and repair.bias is None for repair in swept.repairs)  # nothing piles up
     assert set(there) == {1}  # layers that had their weights while one was pruned
     save_weights_of(model, tmp_path / "pruned", shelf.write_weights)
     same_weights(headprune.load(tmp_path / "pruned"), slow)

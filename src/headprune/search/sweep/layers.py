@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,8 @@ class Turn:
         for index, target in wanted.items():
             gone, repair = self._site(layer, index, target)
             removed += gone
-            repairs += repair
+            # Without the weights, which the layer has: those of all layers would be the model again.
+            repairs += [replace(own, weight=None, bias=None) for own in repair]
         for target in wanted.values():
             for kept in (target.outputs, target.streams):
                 if isinstance(kept, Kept):
