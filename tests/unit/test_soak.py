@@ -10,7 +10,7 @@ import pytest
 from benchmarks.soak import KINDS, Kind, forked, pruning, soak, warm_up
 from benchmarks.soak_files import Material, differences, lost, made_material, whole_lines
 
-KILLS = 12
+KILLS = 8
 
 
 @pytest.fixture(scope="module")
