@@ -61,6 +61,7 @@ class Count:
     kills: int = 0
     rounds: int = 0  # from an empty folder to the end
     starts: int = 0
+    late: int = 0  # kills after which the start ended its round all the same: all was written, or others went on
     seconds: float = 0.0  # of the run that was left alone
     refused: str = ""  # why this kind is not there
     moments: list[float] = field(default_factory=list)  # of the kills, as shares of that
@@ -266,11 +267,13 @@ def _round(
         code = ended(process, wait)
         if code is None:
             hit = kind.victims(process)
-            if hit and wait < PATIENCE:
+            struck = bool(hit) and wait < PATIENCE
+            if struck:
                 os.kill(rng.choice(hit), signal.SIGKILL)
                 count.kills += 1
                 count.moments.append(wait / count.seconds)
             code = ended(process, PATIENCE)  # of several processes the others may go on, or end by themselves
+            count.late += struck and code == 0
             if code is None:
                 count.problems.append(f"kill {count.kills}: it has not ended {PATIENCE} seconds later")
                 code = 1
