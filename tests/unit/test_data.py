@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 
 from headprune.data import Columns, Examples, load_examples
+from headprune.data.batches import OVERHEAD
 from headprune.data.sources import read_table
 from headprune.errors import DataError
 from headprune.runs.experiment import Experiment, load
@@ -220,10 +223,37 @@ def some_examples(lengths: list[int]) -> Examples:
 def test_neighbours_have_like_lengths() -> None:
     examples = some_examples([9, 2, 5, 3, 9, 4, 2])
     batches = examples.batches(3)
-    assert [batch["input_ids"].shape[1] for batch in batches] == [3, 9, 9]
-    assert [batch["labels"].tolist() for batch in batches] == [[1, 6, 3], [5, 2, 0], [4]]
+    assert [batch["input_ids"].shape[1] for batch in batches] == [3, 5, 9]
+    assert [batch["labels"].tolist() for batch in batches] == [[1, 6, 3], [5, 2], [0, 4]]
     padding = sum(int((batch["attention_mask"] == 0).sum()) for batch in batches)
-    assert padding == 2 + 9
+    assert padding == 2 + 1
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize(
+    "lengths", [[2, 2, 2, 40, 41, 90, 90], [3, 200, 201, 202, 400], [7] * 8, [1, 2, 3, 4, 5, 6, 7, 8], [5]]
+)
+def test_no_other_cuts_waste_less_on_padding(lengths: list[int], size: int) -> None:
+    """Against all ways to cut: padding counts by tokens, a batch more as much as OVERHEAD of them."""
+
+    def cost(sizes: list[int]) -> int:
+        ends = list(itertools.accumulate(sizes))
+        return sum(OVERHEAD + lengths[end - 1] * count for end, count in zip(ends, sizes, strict=True))
+
+    def ways(left: int) -> Iterator[list[int]]:
+        if not left:
+            yield []
+        for count in range(1, min(size, left) + 1):
+            yield from ([count, *others] for others in ways(left - count))
+
+    found = [len(batch["labels"]) for batch in some_examples(lengths).batches(size)]
+    assert max(found) <= size
+    assert cost(found) == min(map(cost, ways(len(lengths))))
+
+
+def test_samples_of_one_length_fill_their_batches() -> None:
+    assert [len(batch["labels"]) for batch in some_examples([4] * 8).batches(3)] == [3, 3, 2]
+    assert [len(batch["labels"]) for batch in some_examples([4] * 8 + [5]).batches(3)] == [3, 3, 3]
 
 
 def test_padding_is_masked_and_filled() -> None:

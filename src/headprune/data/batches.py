@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from headprune.data.lazy import Rows
 from headprune.errors import DataError
 from headprune.task import IGNORED
 
+OVERHEAD = 64  # padding tokens that are as dear as one batch more
 TARGETS = ("labels", "start_positions")  # one of them is in every row that has an answer
 
 
@@ -54,13 +56,35 @@ class Examples:
         return sorted(range(len(self)), key=lambda index: (lengths[index], index))
 
     def batches(self, size: int = 32) -> list[dict[str, torch.Tensor]]:
+        """Batches of at most so many samples, cut where lengths change so that little of them is padding."""
         if size < 1:
             raise DataError(f"A batch needs at least one sample, but the batch size is {size}.")
         order = self.order()
-        return [self._collate(order[start : start + size]) for start in range(0, len(order), size)]
+        ends = _cuts([_length(self.rows[index]) for index in order], size)
+        return [self._collate(order[start:end]) for start, end in itertools.pairwise([0, *ends])]
 
     def _collate(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         return collate([self.rows[index] for index in indices], self.padding)
+
+
+def _cuts(lengths: Sequence[int], size: int) -> list[int]:
+    """Where batches of samples of rising lengths end, so that padding and the number of batches cost least."""
+    count = len(lengths)
+    if not count or lengths[0] == lengths[-1]:
+        return [*range(size, count, size), *([count] if count else [])]
+    least, ends = [0] * (count + 1), [count] * count  # from each sample on: the cost, and the end of its batch
+    for first in range(count - 1, -1, -1):
+        full = min(first + size, count)
+        # Of ends that cost the same the last; none lies among samples of one length, where it would save nothing.
+        choices = [end for end in range(full, first, -1) if end == full or lengths[end] > lengths[end - 1]]
+        costs = [lengths[end - 1] * (end - first) + least[end] for end in choices]
+        best = min(range(len(costs)), key=costs.__getitem__)
+        least[first], ends[first] = costs[best] + OVERHEAD, choices[best]
+    cuts, end = [], 0
+    while end < count:
+        end = ends[end]
+        cuts.append(end)
+    return cuts
 
 
 def collate(rows: Sequence[Mapping[str, torch.Tensor]], padding: Mapping[str, int]) -> dict[str, torch.Tensor]:
