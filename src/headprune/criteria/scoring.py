@@ -16,6 +16,7 @@ from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
 from headprune.criteria.sweep import Pass, Progress, Sums, finished, finite, summed
 from headprune.errors import CriterionError
+from headprune.hooks.unread import Unread
 from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
 from headprune.signals.late import Late, TooMuchToKeepError
@@ -136,6 +137,7 @@ def score(
     units: str | Iterable[Kind] = ("heads",),
     moments: Mapping[int, Moments] | None = None,
     progress: Progress | None = None,
+    unread: Unread | None = None,
     **options: Any,
 ) -> ScoreResult:
     """Score every head, every neuron, or both: by one criterion, or by several that share one pass over the data.
@@ -146,6 +148,7 @@ def score(
     not say it. `units` are "heads", "neurons" or both: "heads,neurons". Where feed-forward layers are too wide for the
     memory that `criteria.fitting.LIMIT` allows, criteria that are fitted take two passes over the data for every group
     of layers that fits. `moments` are those of all the data where `batches` are a shard of it that was gathered before.
+    `unread` is for who scores the same batches again and again: what is known of rows that no prediction reads.
     In a group of processes (torch.distributed) all of them call this with the same batches, share the work, and get the
     same result.
     """
@@ -178,12 +181,12 @@ def score(
             fit = Late() if late else Fit(gather(model, sites, listed, known) if moments is None else moments)
         data = iter(listed)
     together = named if at_once else {name: one for name, one in named.items() if name not in fitted}
-    pass_over = Pass(model, sites, together, known, labels, fit)
+    pass_over = Pass(model, sites, together, known, labels, fit, unread)
     try:
         pass_over.over(data, progress)
     except TooMuchToKeepError:
         fit = Fit(gather(model, sites, listed, known))
-        pass_over = Pass(model, sites, together, known, labels, fit)
+        pass_over = Pass(model, sites, together, known, labels, fit, unread)
         pass_over.over(listed, progress)
     fit = pass_over.fit if isinstance(pass_over.fit, Fit) else None
     shards = (Shard(model, listed, fitted, known, labels, kinds, pass_over.kept),) if fitted else ()

@@ -12,6 +12,7 @@ from headprune import ranks
 from headprune.criteria.registry import Criterion
 from headprune.errors import DataError, NonFiniteError
 from headprune.hooks.outputs import evaluating
+from headprune.hooks.unread import Read, Unread
 from headprune.hooks.watch import watched
 from headprune.measure.quality import Quality
 from headprune.signals import Request, ZeroProbabilities, observe
@@ -35,9 +36,11 @@ class Pass:
         task: Task,
         labels: Labels,
         fit: Fit | Late | None,
+        unread: Unread | None = None,
     ) -> None:
         self.model, self.sites, self.criteria = model, sites, criteria
         self.task, self.labels, self.fit = task, labels, fit
+        self.unread = unread
         self.kept = kept_mask(sites)
         requests = dict.fromkeys(request for criterion in criteria.values() for request in criterion.requests())
         if any("attention probabilities" in request.needs for request in requests):
@@ -82,6 +85,10 @@ class Pass:
                 self._refuse_non_finite(prepared, number)
             quality.add(prepared, output, logits)
 
+        def reading(prepared: Mapping[str, Any]) -> Read | None:
+            assert self.unread is not None
+            return self.unread.of(number, self.model, self.sites, self.task, prepared)
+
         seen = observe(
             self.model,
             self.sites,
@@ -91,6 +98,7 @@ class Pass:
             labels=self.labels,
             fit=self.fit,
             see=see,
+            reading=None if self.unread is None else reading,
         )
         self.samples += batch_size(batch)
         self.tokens += seen.tokens

@@ -63,18 +63,53 @@ class Call:
 Calls = dict[tuple[str, int], Call]  # by the layer's path, and how many calls of it went before in this pass
 
 
+class Held:
+    """What layers hold, looked at once for all batches that go through them: that takes as long as a small layer.
+
+    A layer that changes itself is found out when it first computes, or at the latest by `intact` at the end.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[str, list[tuple[Any, int]]] = {}
+        self._layers: dict[str, nn.Module] = {}
+        self.changing: dict[str, bool] = {}  # whether a layer is another after it has computed
+
+    def of(self, path: str, layer: nn.Module) -> list[tuple[Any, int]]:
+        if path not in self._states:
+            self._states[path], self._layers[path] = _state(layer), layer
+        return self._states[path]
+
+    def changes(self, path: str) -> bool:
+        """Whether the layer, which has just computed, is another now."""
+        if path not in self.changing:
+            self.changing[path] = not self._same(path)
+        return self.changing[path]
+
+    def intact(self) -> bool:
+        """Whether all layers hold what they held. Where not, what was answered from memory may be wrong."""
+        return all(self._same(path) for path in self._states if not self.changing.get(path))
+
+    def _same(self, path: str) -> bool:
+        return _same_state(self._states[path], _state(self._layers[path]))
+
+
 class Recall:
     """Answers calls of one forward pass from those of an earlier one with the same data, and remembers them for a
-    later one, within `room` bytes."""
+    later one, within `room` bytes. Passes over several batches of the same data may share what layers `held`."""
 
-    def __init__(self, known: Mapping[tuple[str, int], Call], room: int) -> None:
+    def __init__(self, known: Mapping[tuple[str, int], Call], room: int, held: Held | None = None) -> None:
         self.known = known
         self.room = room
+        self.held = held or Held()
         self.calls: Calls = {}
         self.bytes = 0
         self.computed = 0  # calls that were not answered from memory
         self._storages: set[int] = set()
         self._counts: Counter[str] = Counter()
+
+    def again(self) -> None:
+        """The same pass begins once more."""
+        self._counts.clear()
 
     @contextmanager
     def of(self, layers: Sequence[tuple[str, nn.Module]]) -> Iterator[None]:
@@ -93,16 +128,16 @@ class Recall:
             key = (path, self._counts[path])
             self._counts[path] += 1
             try:
-                given, state = _freeze((args, kwargs)), _state(layer)
+                given, state = _freeze((args, kwargs)), self.held.of(path, layer)
             except _OpaqueError:
                 return compute(*args, **kwargs)
-            call = self.known.get(key)
+            call = None if self.held.changing.get(path) else self.known.get(key)
             if call is None or not call.answers(state, given):
                 self.computed += 1
                 output = compute(*args, **kwargs)
                 try:
                     # A layer that changes its inputs or itself does more than give an output.
-                    if not _same(given, _freeze((args, kwargs))) or not _same_state(state, _state(layer)):
+                    if not _same(given, _freeze((args, kwargs))) or self.held.changes(path):
                         return output
                     call = Call(state, given, output, _freeze(output, mutable=False))
                 except _OpaqueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from headprune import ranks
 from headprune.errors import NonFiniteError
 from headprune.hooks.logits import states
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.recall import Calls, Recall
+from headprune.hooks.recall import Calls, Held, Recall
+from headprune.hooks.unread import Unread
 from headprune.measure.quality import Quality
 from headprune.task import Task, own_batches, task_of
 from headprune.units import Site
@@ -27,8 +29,9 @@ class Evaluator:
     """Runs a model over the same batches again and again while heads leave it.
 
     A layer that did not change and gets what it got before gives what it gave before. So, within a budget of memory,
-    layers remember their outputs: those that run before the first change, and towers that a change does not reach.
-    Several processes share the batches, and all get the quality over all of them.
+    layers remember their outputs: those that run before the first change, and towers that a change does not reach. From
+    the second time on, what nobody reads of the last layer is not computed. Several processes share the batches, and
+    all get the quality over all of them.
     """
 
     def __init__(
@@ -37,35 +40,35 @@ class Evaluator:
         self.batches, self.task = batches, task
         self.cache_bytes = cache_bytes
         self._known: dict[int, Calls] = {}  # by the batch's number
+        self._unread: Unread | None = None
 
     def __call__(self, model: PreTrainedModel, sites: Sequence[Site], changed: Sequence[int] | None = None) -> Quality:
         """Evaluate; `changed` are the sites that differ from the last call's model, None if anything may differ."""
         task = self.task or task_of(model)
-        parts: dict[int, Quality] = {}
-        device = input_device(model)
-        layers = self._layers(model, sites)
-        stale = {layer_path(sites[site].path) for site in changed or ()}
         known, self._known = ({} if changed is None else self._known), {}
+        stale = {layer_path(sites[site].path) for site in changed or ()}
+        layers = self._layers(model, sites)
+        with ranks.agreeing():
+            once = _Pass(model, sites, task, layers, self._unread if stale or changed is None else None)
+            parts = self._over(once, known, stale)
+            if not once.held.intact():  # a layer has changed itself on the way: nothing is taken from memory
+                self._known = {}
+                parts = self._over(_Pass(model, sites, task, [], None), {}, set())
+        self._unread = self._unread or Unread()  # who evaluates twice does so again and again
+        return Quality.over_processes(task, parts)
+
+    def _over(self, once: _Pass, known: dict[int, Calls], stale: set[str]) -> dict[int, Quality]:
+        parts: dict[int, Quality] = {}
+        device = input_device(once.model)
         room = self.cache_bytes
-        with ranks.agreeing(), torch.no_grad(), evaluating(model):
+        with torch.no_grad(), evaluating(once.model):
             for number, _, batch in own_batches(self.batches):
-                inputs = task.prepare(batch, device)
                 calls = known.pop(number, {})
-                recall = Recall({key: call for key, call in calls.items() if key[0] not in stale}, room)
-                with recall.of(layers):
-                    large = states(model, task, task.inputs(inputs))
-                    output = model(**task.inputs(inputs)) if large is None else None
-                parts[number] = Quality(task)
-                if large is not None:
-                    parts[number].add_blocks(
-                        inputs, large.shape, (finite_logits(part, number) for part in large.blocks())
-                    )
-                else:
-                    parts[number].add(inputs, output, finite_logits(task.logits(output), number))
-                del output, large
+                recall = Recall({key: call for key, call in calls.items() if key[0] not in stale}, room, once.held)
+                parts[number] = once.quality(number, once.task.prepare(batch, device), recall)
                 self._known[number] = recall.calls
                 room -= recall.bytes
-        return Quality.over_processes(task, parts)
+        return parts
 
     def forget(self) -> None:
         """The next model has nothing to do with the last one."""
@@ -79,6 +82,48 @@ class Evaluator:
         again = {layer_path(site.path) for site in sites if site.applications > 1}
         paths = dict.fromkeys(layer_path(site.path) for site in sites)
         return [(path, model.get_submodule(path)) for path in paths if path not in again]
+
+
+@dataclass
+class _Pass:
+    """A model as it is, over all batches."""
+
+    model: PreTrainedModel
+    sites: Sequence[Site]
+    task: Task
+    layers: Sequence[tuple[str, nn.Module]]  # that remember
+    unread: Unread | None
+    held: Held = field(default_factory=Held)
+
+    def quality(self, number: int, batch: Mapping[str, Any], recall: Recall) -> Quality:
+        model, inputs, quality = self.model, self.task.inputs(batch), Quality(self.task)
+        output = self._of_rows_read(number, batch, recall)
+        if output is None:
+            with recall.of(self.layers):
+                large = states(model, self.task, inputs)
+                output = model(**inputs) if large is None else None
+            if large is not None:
+                quality.add_blocks(batch, large.shape, (finite_logits(part, number) for part in large.blocks()))
+                return quality
+        quality.add(batch, output, finite_logits(self.task.logits(output), number))
+        return quality
+
+    def _of_rows_read(self, number: int, batch: Mapping[str, Any], recall: Recall) -> Any:
+        """What the model gives, without what nobody reads of its last layer; None where that cannot be told."""
+        if self.unread is None:
+            return None
+        with Recall(recall.known, 0).of(self.layers):
+            read = self.unread.of(number, self.model, self.sites, self.task, batch)
+        if read is None:
+            return None
+        # The last layer comes after every change: there is no call of it that memory could answer.
+        with recall.of([(path, layer) for path, layer in self.layers if path != read.layer]), read.only(self.model):
+            output = self.model(**self.task.inputs(batch))
+        if torch.isfinite(self.task.logits(output)).all():
+            return output
+        self.unread.disproven(number)
+        recall.again()
+        return None
 
 
 def finite_logits(logits: torch.Tensor, number: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ from headprune.criteria.fitting import asked_sites
 from headprune.criteria.scoring import ScoreResult, score
 from headprune.criteria.sweep import finite
 from headprune.errors import DataError, ReplayError, UnsupportedModelError
+from headprune.hooks.unread import Unread
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
@@ -144,6 +145,7 @@ class Pruner:
         self._evaluator = None if held_out is None else Evaluator(held_out, self.task)
         self._scores: torch.Tensor | None = None  # of the model as it is now, if they are known
         self._moments: dict[int, Moments] | None = None  # likewise
+        self._unread: Unread | None = None  # of the calibration data
         self._verified_empty = self._stopped = False
         found = survey(model)
         sites = self.sites
@@ -293,7 +295,16 @@ class Pruner:
     def _score(self, batches: Sequence[Mapping[str, Any]]) -> ScoreResult:
         labels: Any = self.config.labels
         kinds = self.config.kinds
-        return score(self.model, batches, criterion=self._criterion, labels=labels, task=self.task, units=kinds)
+        unread, self._unread = self._unread, self._unread or Unread(prove=True)  # who scores twice scores often
+        return score(
+            self.model,
+            batches,
+            criterion=self._criterion,
+            labels=labels,
+            task=self.task,
+            units=kinds,
+            unread=unread,
+        )
 
     def _know(self, result: ScoreResult) -> torch.Tensor:
         self._scores, self._moments = result.scores, result.moments

@@ -20,6 +20,7 @@ class GateGradients(GradientRequest):
     """
 
     kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
+    up_to_outputs: ClassVar[bool] = True
     together: bool = False
 
     def meter(self, view: View) -> GateMeter:

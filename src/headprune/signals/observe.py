@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.probe import probabilities
 from headprune.hooks.rows import Rows
+from headprune.hooks.unread import Read
 from headprune.hooks.watch import frozen, watched
 from headprune.signals.late import Answer, Late, answer_of, joined
 from headprune.signals.objectives import start_backward
@@ -21,6 +22,7 @@ from headprune.task import Labels, Task, batch_size, samples_of
 from headprune.units import AttentionSite, Site, kept_mask
 from headprune.units.offload import input_device
 
+Reading = Callable[[Mapping[str, Any]], Read | None]  # what is read of the last layer in a batch
 See = Callable[[Mapping[str, Any], Any, torch.Tensor], None]  # (batch, output, logits)
 
 
@@ -42,11 +44,13 @@ def observe(
     labels: Labels = "given",
     fit: Fit | Late | None = None,
     see: See | None = None,
+    reading: Reading | None = None,
 ) -> Observation:
     """Answer all requests on one batch with the cheapest pass that serves them.
 
     Requests that are fitted to all the data need its `fit`; answers that wait for one that comes late are functions of
-    it. `see` is shown the output of the very same forward.
+    it. `see` is shown the output of the very same forward. With `reading`, what nobody reads of the last layer is not
+    computed where no request looks at it.
     The model runs in eval mode with frozen parameters and comes back as it was.
     """
     wanted = list(dict.fromkeys(requests))
@@ -54,13 +58,19 @@ def observe(
         raise ValueError("A request that is fitted to the data needs its moments, which are gathered first.")
     inputs = task.prepare(batch, input_device(model))
 
-    def look(part: Mapping[str, Any], asked: Sequence[Request], show: See | None) -> Observation:
+    heads_alone = all(site.kind == "heads" for site in sites if site.kept)
+    may_omit = heads_alone and all(request.up_to_outputs for request in wanted)
+    read = reading(inputs) if reading is not None and may_omit else None
+
+    def look(
+        part: Mapping[str, Any], asked: Sequence[Request], show: See | None, read: Read | None = None
+    ) -> Observation:
         view = View(model, task, sites, part, batch_size(part), labels, fit)
-        return _observe(view, asked, show)
+        return _observe(view, asked, show, read)
 
     so_far = len(fit.given) if isinstance(fit, Late) else 0
     try:
-        return look(inputs, wanted, see)
+        return look(inputs, wanted, see, read)
     except NotPerSampleError:
         if isinstance(fit, Late):
             del fit.given[so_far:]
@@ -75,7 +85,7 @@ def observe(
         return Observation(answers, sum(part.tokens for part in parts))
 
 
-def _observe(view: View, requests: Sequence[Request], see: See | None) -> Observation:
+def _observe(view: View, requests: Sequence[Request], see: See | None, read: Read | None) -> Observation:
     model, task, batch = view.model, view.task, view.batch
     meters = {request: request.meter(view) for request in requests}
     backwards = list(dict.fromkeys(request.backward for request in requests if request.backward is not None))
@@ -85,6 +95,8 @@ def _observe(view: View, requests: Sequence[Request], see: See | None) -> Observ
         stack.enter_context(frozen(model))
         stack.enter_context(torch.set_grad_enabled(bool(backwards)))
         _attach(stack, view, list(meters.values()), tokens)
+        if read is not None:
+            stack.enter_context(read.only(model, 0.0))  # NaN, of which nothing is read, would still spoil gradients
         output = model(**task.inputs(batch))
         logits = task.logits(output)
         needs_targets = any(request.needs_labels for request in requests)

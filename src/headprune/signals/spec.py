@@ -136,6 +136,8 @@ class Request:
     kinds: ClassVar[tuple[Kind, ...]] = ("heads",)  # the units that it tells something of
     fitted: ClassVar[bool] = False  # whether the moments of all the data must be known before the pass
     waits: ClassVar[bool] = False  # whether a fit may come after the pass as well
+    # Whether all that it looks at of heads comes before their output maps: then nothing behind them need be whole.
+    up_to_outputs: ClassVar[bool] = False
 
     @property
     def backward(self) -> Backward | None:
