@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from headprune.runs import sweeping
 from headprune.runs.experiment import run_experiment
 from headprune.search.config import Experiment
 from headprune.search.sweep.layers import Swept
+from headprune.store.shelf import PROGRAMS
 from runs import headprune, material, steps_of
 
 
@@ -173,3 +175,13 @@ def test_layers_without_their_weights_are_done_again(tmp_path: Path) -> None:
     (parts / "sweep" / "layer-00000.safetensors").unlink()
     run_experiment(experiment(), parts, publish=False)
     same_runs(whole, parts)
+
+
+def test_programs_of_shapes_that_have_gone_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps a program per shape, and every layer has its own; whoever has said how many is obeyed."""
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "to be taken away")
+    monkeypatch.delenv("LRU_CACHE_CAPACITY")
+    run_experiment(experiment(), tmp_path / "run")
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
+    assert os.environ["LRU_CACHE_CAPACITY"] == str(PROGRAMS)

@@ -36,6 +36,7 @@ from headprune.store.checkpoint import save
 from headprune.store.configs import stored_dtype
 from headprune.store.files import write_text
 from headprune.store.places import model_folder
+from headprune.store.shelf import give_memory_back
 from headprune.task import Task, task_of
 from headprune.units import kept_mask, resolve, sites_of, survey
 from headprune.units.offload import input_device
@@ -149,6 +150,7 @@ def run_experiment(
     if experiment.pace != "sweep":
         return _run(experiment, out, overwrite, measure, publish, on_step)
     refuse_unsweepable(experiment)
+    give_memory_back()
     with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
         return _run(experiment, out, overwrite, False, publish, on_step, on_layer, Path(folder))
 

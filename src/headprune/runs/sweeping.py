@@ -34,7 +34,7 @@ from headprune.store.checkpoint import load_structure, save_weights_of
 from headprune.store.configs import stored_dtype
 from headprune.store.files import write_text
 from headprune.store.places import model_folder
-from headprune.store.shelf import DiskShelf, give_memory_back, scratch_folder
+from headprune.store.shelf import DiskShelf, scratch_folder
 from headprune.surgery.cut import cut
 from headprune.task import Task
 from headprune.units import Member, kept_mask, sites_of
@@ -59,7 +59,6 @@ def sweep_into(
 ) -> PruneResult:
     """Sweep over a model that is on disk into the run's directory, going on after the last layer that is done there;
     its checkpoint is written to model/."""
-    give_memory_back()
     source = model_folder(experiment.model)
     structure = load_structure(experiment.model)
     journal = SweepJournal(run)

@@ -31,6 +31,7 @@ from headprune.units.paths import submodule
 INDEX = "model.safetensors.index.json"
 MAPPED = 1 << 20  # bytes from which a block is mapped by itself
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
+PROGRAMS = 32  # of oneDNN: about as many as one layer needs, dense and pruned
 SMALL = 64 << 20  # bytes of tensors beside the layers that share a file
 
 
@@ -52,8 +53,11 @@ def _not_of_meta(record: logging.LogRecord) -> bool:
 
 
 def give_memory_back() -> None:
-    """Ask the C library for blocks that go back to the system when they are freed: layers that come and go would
-    otherwise leave holes, and the process would grow with the depth of the model."""
+    """Let the process not grow with the depth of the model: blocks of the C library go back to the system when they are
+    freed, where layers that come and go would leave holes, and oneDNN keeps few of the programs that it makes for each
+    shape, where every layer has shapes of its own. The latter it reads when it first runs in half precision."""
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, str(PROGRAMS))
     with suppress(OSError, AttributeError, TypeError):  # only glibc has this
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, MAPPED)
 
