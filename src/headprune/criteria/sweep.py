@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from headprune import ranks
 from headprune.criteria.registry import Criterion
 from headprune.errors import DataError, NonFiniteError
+from headprune.hooks.logits import States, forward
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.unread import Read, Unread
 from headprune.hooks.watch import watched
@@ -80,10 +81,16 @@ class Pass:
     def add(self, number: int, batch: Mapping[str, Any]) -> None:
         quality = self.qualities[number] = Quality(self.task)
 
-        def see(prepared: Mapping[str, Any], output: Any, logits: torch.Tensor) -> None:
-            if not torch.isfinite(logits.sum(dtype=torch.float32)):
-                self._refuse_non_finite(prepared, number)
-            quality.add(prepared, output, logits)
+        def see(prepared: Mapping[str, Any], output: Any, logits: torch.Tensor | States) -> None:
+            def checked(part: torch.Tensor) -> torch.Tensor:
+                if not torch.isfinite(part.sum(dtype=torch.float32)):
+                    self._refuse_non_finite(prepared, number)
+                return part
+
+            if isinstance(logits, States):
+                quality.add_blocks(prepared, logits.shape, map(checked, logits.blocks()))
+            else:
+                quality.add(prepared, output, checked(logits))
 
         def reading(prepared: Mapping[str, Any]) -> Read | None:
             assert self.unread is not None
@@ -139,8 +146,10 @@ class Pass:
             found.extend((site, site.kept[position]) for position in bad.nonzero().flatten().tolist())
 
         with torch.no_grad(), evaluating(self.model), watched(self.model, self.sites, output=look):
-            logits = self.task.logits(self.model(**self.task.inputs(batch)))
-        if torch.isfinite(logits).all():  # large, but their sum alone overflows
+            output = forward(self.model, self.task, self.task.inputs(batch))
+            parts = output.blocks() if isinstance(output, States) else [self.task.logits(output)]
+            finite_all = all(bool(torch.isfinite(part).all()) for part in parts)
+        if finite_all:  # large, but their sum alone overflows
             return
         where = f" at site {found[0][0].index} ({found[0][0].path}), {found[0][0].word} {found[0][1]}," if found else ""
         raise NonFiniteError(

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from headprune import ranks
 from headprune.errors import NonFiniteError
-from headprune.hooks.logits import states
+from headprune.hooks.logits import States, forward
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.recall import Calls, Held, Recall
 from headprune.hooks.unread import Unread
@@ -96,16 +96,15 @@ class _Pass:
     held: Held = field(default_factory=Held)
 
     def quality(self, number: int, batch: Mapping[str, Any], recall: Recall) -> Quality:
-        model, inputs, quality = self.model, self.task.inputs(batch), Quality(self.task)
+        quality = Quality(self.task)
         output = self._of_rows_read(number, batch, recall)
         if output is None:
             with recall.of(self.layers):
-                large = states(model, self.task, inputs)
-                output = model(**inputs) if large is None else None
-            if large is not None:
-                quality.add_blocks(batch, large.shape, (finite_logits(part, number) for part in large.blocks()))
-                return quality
-        quality.add(batch, output, finite_logits(self.task.logits(output), number))
+                output = forward(self.model, self.task, self.task.inputs(batch))
+        if isinstance(output, States):
+            quality.add_blocks(batch, output.shape, (finite_logits(part, number) for part in output.blocks()))
+        else:
+            quality.add(batch, output, finite_logits(self.task.logits(output), number))
         return quality
 
     def _of_rows_read(self, number: int, batch: Mapping[str, Any], recall: Recall) -> Any:

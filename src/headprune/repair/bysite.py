@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune.hooks.logits import few_logits
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
 from headprune.repair.plan import apply_repairs, plan_repairs
@@ -55,5 +56,5 @@ def running_order(model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[
         evaluating(model),
         watched(model, sites, output=lambda site, columns: seen.setdefault(site.index)),
     ):
-        model(**task.inputs(one))
+        model(**few_logits(model, task.inputs(one)))
     return [*seen, *(site.index for site in sites if site.index not in seen)]

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune import ranks
+from headprune.hooks.logits import few_logits, forward, logits_of
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.streams import streams
 from headprune.hooks.watch import frozen, hooks
@@ -98,8 +99,10 @@ class DenseOutputs:
                 stack.enter_context(context)
             stack.enter_context(hooks([(model.get_submodule(site.o), keep(site)) for site in sites]))
             with streams(model, sites, see):
-                logits = self.task.logits(model(**self.task.inputs(batch)))
+                inputs = self.task.inputs(batch)
+                output = forward(model, self.task, inputs) if weighted else model(**few_logits(model, inputs))
             if weighted:
+                logits = logits_of(self.task, output)
                 root, gradient = start_backward("logit-signs", "sample", self.task, logits, None, batch)
                 if root.requires_grad:
                     root.backward(gradient)

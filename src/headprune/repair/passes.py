@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune.hooks.logits import few_logits
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.recall import Calls, Recall
 from headprune.hooks.streams import streams as streams_of
@@ -75,7 +76,7 @@ class Passes:
                 layers = [(path, self.model.get_submodule(path)) for path in self.layers]
                 look = Look(site, streams)
                 with recall.of(layers), look.on(self.model), suppress(FarEnoughError):
-                    self.model(**self.task.inputs(batch))
+                    self.model(**few_logits(self.model, self.task.inputs(batch)))
                 self._known[number] = recall.calls
                 self._runs += recall.computed
                 room -= recall.bytes

@@ -14,10 +14,12 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.errors import DataError, UnsupportedModelError
+from headprune.hooks.logits import few_logits, forward, logits_of
 from headprune.hooks.probe import probabilities
 from headprune.hooks.rows import Rows
 from headprune.hooks.watch import hooks, watched
 from headprune.signals.entropy import real_entries
+from headprune.signals.objectives import start_backward
 from headprune.signals.spec import Meter, Request, View
 from headprune.task.batch import widened
 from headprune.units import AttentionSite
@@ -75,7 +77,7 @@ def _site_attribution(view: View, site: AttentionSite, steps: int, targets: torc
             whole=True,
         ),
     ):
-        model(**inputs)
+        model(**few_logits(model, inputs))
     sums = [torch.zeros_like(widened(weights)) for weights, _ in maps]
     for step in range(1, steps + 1):
         # Later applications of a tied site see other values than in the unchanged run: those of this run count.
@@ -89,8 +91,9 @@ def _site_attribution(view: View, site: AttentionSite, steps: int, targets: torc
                 first=True,
             ),
         ):
-            scalar = task.label_probabilities(task.logits(model(**inputs)), targets).sum()
-        for place, gradient in enumerate(torch.autograd.grad(scalar, outputs)):
+            logits = logits_of(task, forward(model, task, inputs))
+        root, start = start_backward("label-probability", "sample", task, logits, targets, view.batch)
+        for place, gradient in enumerate(torch.autograd.grad(root, outputs, start)):
             heads = widened(gradient).unflatten(-1, (site.heads, -1)).transpose(1, 2)
             own = widened(values[place]).detach()
             sums[place] += heads @ own.transpose(-1, -2) / steps

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import ranks
+from headprune.hooks.logits import few_logits
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
 from headprune.signals.moments import real_outputs
@@ -80,7 +81,7 @@ def gather_columns(
                 add_columns(found, site, real_outputs(site, batch, outputs, task)[0])
 
             with torch.no_grad(), evaluating(model), watched(model, sites, output=see):
-                model(**task.inputs(batch))
+                model(**few_logits(model, task.inputs(batch)))
     result: dict[int, Columns] = {}
     for part in ranks.gathered(found):
         for index, own in part.items():

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import ranks
+from headprune.hooks.logits import few_logits
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
 from headprune.task import Task, batch_size, own_batches, task_of
@@ -153,7 +154,7 @@ def gather(
                     raise _NothingLeftToSeeError
 
             with torch.no_grad(), evaluating(model), watched(model, wanted, output=see), stopping:
-                model(**task.inputs(batch))
+                model(**few_logits(model, task.inputs(batch)))
             gathering.samples += batch_size(batch)
     return _over_processes(gathering.found, gathering.samples)
 

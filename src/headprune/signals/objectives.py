@@ -7,13 +7,14 @@ less, which counts where a vocabulary is large.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from headprune.errors import DataError
-from headprune.task import Task
+from headprune.hooks.logits import Start, States
+from headprune.task import IGNORED, Labels, Task
 from headprune.task.batch import real_keys, widened
 
 BLOCK = 1 << 18  # signs that are drawn together
@@ -25,22 +26,24 @@ def start_backward(
     objective: str,
     aggregation: str,
     task: Task,
-    logits: torch.Tensor,
+    logits: torch.Tensor | States,
     targets: torch.Tensor | None,
     batch: Mapping[str, Any],
     *,
     draw: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(tensor, gradient at it) of the objective: summed over samples, or one scalar for the whole batch. Random signs
-    are others in every `draw`."""
-    if objective == "loss":
-        if targets is None:
-            raise DataError(
-                'This criterion needs labels and the batches have none; add a "labels" entry, or use labels="self" to '
-                "take the model's own predictions."
-            )
-        losses = task.losses(logits, targets)
-        scalar = losses.sum() if aggregation == "sample" else losses.mean()
+    are others in every `draw`. Of logits in blocks the tensor is the hidden states that they are made from."""
+    if objective in WITH_TARGETS and targets is None:
+        raise DataError(
+            'This criterion needs labels and the batches have none; add a "labels" entry, or use labels="self" to '
+            "take the model's own predictions."
+        )
+    if isinstance(logits, States):
+        return logits.hidden, _in_blocks(objective, aggregation, task, logits, targets, batch, draw)
+    if targets is not None and objective in WITH_TARGETS:
+        values = WITH_TARGETS[objective](task, logits, targets)
+        scalar = values.sum() if aggregation == "sample" else values.mean()
         return scalar, torch.ones_like(scalar) if torch.isfinite(scalar) else torch.full_like(scalar, torch.nan)
     with torch.no_grad():
         if objective == "logit-norm":
@@ -52,23 +55,99 @@ def start_backward(
     return logits, gradient
 
 
+# What there is of each sample to differentiate where targets are known; means over those of its tokens that count.
+WITH_TARGETS: dict[str, Callable[[Task, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "loss": lambda task, logits, targets: task.losses(logits, targets),
+    "label-probability": lambda task, logits, targets: task.label_probabilities(logits, targets),
+}
+
+
+def _in_blocks(
+    objective: str,
+    aggregation: str,
+    task: Task,
+    states: States,
+    targets: torch.Tensor | None,
+    batch: Mapping[str, Any],
+    draw: int,
+) -> torch.Tensor:
+    """The gradient at the hidden states, from blocks of logits of which no more than one is there at a time."""
+    scalars: list[torch.Tensor] = []
+    start: Start
+    if targets is not None and objective in WITH_TARGETS:
+        start = _means(objective, aggregation, task, targets, scalars)
+    elif objective == "logit-norm":
+        lengths = torch.cat([token_lengths(block) for block in states.blocks()], dim=1)
+        scale, norm = norm_scale(task, lengths, states.like, batch, aggregation)
+        scalars.append(norm)
+
+        def start(logits: torch.Tensor, own: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            return logits, (logits.detach() * scale[:, own]).to(logits.dtype)
+
+    else:
+        signs = TokenSigns(task, states.like, batch, draw)
+
+        def start(logits: torch.Tensor, own: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            scalars.append(logits.detach().sum(dtype=torch.float32))
+            return logits, signs.gradient(logits.detach(), own)
+
+    gradient = states.gradient(start)
+    return gradient if torch.isfinite(torch.stack(scalars).sum()) else gradient.fill_(torch.nan)
+
+
+def _means(objective: str, aggregation: str, task: Task, targets: torch.Tensor, scalars: list[torch.Tensor]) -> Start:
+    """Of the mean over a sample's counted tokens, a block has the share of those in it."""
+    counted = targets != IGNORED
+    whole = counted.sum(1).clamp_min(1)
+
+    def start(logits: torch.Tensor, own: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        values = WITH_TARGETS[objective](task, logits, targets[:, own]) * counted[:, own].sum(1) / whole
+        scalars.append(values.detach().sum())
+        scalar = values.sum() if aggregation == "sample" else values.mean()
+        return scalar, torch.ones_like(scalar)
+
+    return start
+
+
+def targets_of(task: Task, batch: Mapping[str, Any], logits: torch.Tensor | States, labels: Labels) -> Any:
+    """What the model should say of a batch, by its labels or by the model itself."""
+    if not isinstance(logits, States):
+        return task.targets(batch, logits.detach(), labels)
+    if labels == "self":
+        predicted = torch.cat([block.argmax(-1) for block in logits.blocks()], dim=1)
+        return task.at_real_tokens(predicted, batch, logits.like)
+    return task.targets(batch, logits.like, labels)
+
+
 def norm_gradient(
     task: Task, logits: torch.Tensor, batch: Mapping[str, Any], aggregation: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of the Euclidean norm of each sample's logits over its real tokens, or of the whole batch's, and the
     sum of the norms."""
+    scale, norm = norm_scale(task, token_lengths(logits), logits, batch, aggregation)
+    return (logits.detach() * scale).to(logits.dtype), norm
+
+
+def token_lengths(logits: torch.Tensor) -> torch.Tensor:
+    """The Euclidean norm of the logits at every place, [batch (x ..)]."""
     wide = torch.promote_types(logits.dtype, torch.float32)
-    lengths = torch.linalg.vector_norm(logits.detach(), dim=-1, dtype=wide)  # [batch (x ..)]
-    if task.per_token and logits.dim() == 3:
-        lengths = lengths * task.real_tokens(batch, logits)
+    return torch.linalg.vector_norm(logits.detach(), dim=-1, dtype=wide)
+
+
+def norm_scale(
+    task: Task, lengths: torch.Tensor, logits: torch.Tensor, batch: Mapping[str, Any], aggregation: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What logits of these lengths are multiplied by, [batch (x ..) x 1], to be the gradient of their norm, and the sum
+    of the norms."""
+    real = task.real_tokens(batch, logits) if task.per_token and logits.dim() == 3 else None
+    if real is not None:
+        lengths = lengths * real
     norms = torch.linalg.vector_norm(lengths.flatten(1) if lengths.dim() > 1 else lengths[:, None], dim=1)
     if aggregation == "batch":
         norms = torch.linalg.vector_norm(norms).expand_as(norms)
     scale = torch.where(norms > 0, 1 / norms, torch.zeros_like(norms))  # 0 has the subgradient 0, as in autograd
     scale = scale.view(-1, *(1,) * (logits.dim() - 1)).expand(*logits.shape[:-1], 1)
-    if task.per_token and logits.dim() == 3:
-        scale = scale * task.real_tokens(batch, logits).unsqueeze(-1)
-    return (logits.detach() * scale).to(logits.dtype), norms.sum()
+    return scale if real is None else scale * real.unsqueeze(-1), norms.sum()
 
 
 def logit_norms(task: Task, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -86,22 +165,43 @@ def sign_gradient(task: Task, logits: torch.Tensor, batch: Mapping[str, Any], dr
     one softmax goes over add up to 0, since adding a constant to all of it changes nothing. They follow from the
     sample's own content, so they do not depend on the batch it is in, and padding, wherever it stands, has none.
     """
+    if task.per_token and logits.dim() == 3 and not task.over_tokens:
+        return TokenSigns(task, logits, batch, draw).gradient(logits.detach())
     gradient = torch.zeros_like(logits.detach())
     real = task.real_tokens(batch, logits) if task.per_token and logits.dim() == 3 else None
-    for row in range(len(logits)):
-        generator = torch.Generator().manual_seed((content_seed(batch, row) + draw * STRIDE) % 2**32)
+    for row, generator in enumerate(_generators(batch, len(logits), draw)):
         if real is None:
             gradient[row] = vector_signs(logits[row].numel(), generator).view(logits.shape[1:]).to(gradient)
-            continue
-        places = real[row].nonzero().flatten()
-        if task.over_tokens:
+        else:
+            places = real[row].nonzero().flatten()
             signs = token_signs(len(places), logits.shape[-1], generator)
             gradient[row, places] = (signs - signs.mean(0)).to(gradient)
-            continue
-        for own in places.split(max(1, BLOCK // logits.shape[-1])):  # so that signs take no second copy of the logits
-            signs = token_signs(len(own), logits.shape[-1], generator)
-            gradient[row, own] = signs.sub_(signs.mean(-1, keepdim=True)).to(gradient)
     return gradient
+
+
+class TokenSigns:
+    """Signs of real tokens whose softmax goes over classes, drawn in the order of tokens: blocks of them, one after the
+    other, get what they would get at once."""
+
+    def __init__(self, task: Task, logits: torch.Tensor, batch: Mapping[str, Any], draw: int) -> None:
+        self.real = task.real_tokens(batch, logits)
+        self.generators = _generators(batch, len(logits), draw)
+
+    def gradient(self, logits: torch.Tensor, own: slice = slice(None)) -> torch.Tensor:
+        """Of the logits of these tokens, which follow on those of the last call."""
+        gradient = torch.zeros_like(logits)
+        classes = logits.shape[-1]
+        for row, generator in enumerate(self.generators):
+            places = self.real[row, own].nonzero().flatten()
+            for some in places.split(max(1, BLOCK // classes)):  # so that signs take no second copy of the logits
+                signs = token_signs(len(some), classes, generator)
+                gradient[row, some] = signs.sub_(signs.mean(-1, keepdim=True)).to(gradient)
+        return gradient
+
+
+def _generators(batch: Mapping[str, Any], rows: int, draw: int) -> list[torch.Generator]:
+    seeds = [(content_seed(batch, row) + draw * STRIDE) % 2**32 for row in range(rows)]
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
 def vector_signs(count: int, generator: torch.Generator) -> torch.Tensor:

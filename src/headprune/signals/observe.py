@@ -10,20 +10,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune.hooks.logits import States, forward, logits_of
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.probe import probabilities
 from headprune.hooks.rows import Rows
 from headprune.hooks.unread import Read
 from headprune.hooks.watch import frozen, watched
 from headprune.signals.late import Answer, Late, answer_of, joined
-from headprune.signals.objectives import start_backward
+from headprune.signals.objectives import start_backward, targets_of
 from headprune.signals.spec import Fit, Meter, NotPerSampleError, Request, View
 from headprune.task import Labels, Task, batch_size, samples_of
 from headprune.units import AttentionSite, Site, kept_mask
 from headprune.units.offload import input_device
 
 Reading = Callable[[Mapping[str, Any]], Read | None]  # what is read of the last layer in a batch
-See = Callable[[Mapping[str, Any], Any, torch.Tensor], None]  # (batch, output, logits)
+# (batch, output, logits), where logits in blocks are both
+See = Callable[[Mapping[str, Any], Any, torch.Tensor | States], None]
 
 
 @dataclass(frozen=True)
@@ -97,10 +99,10 @@ def _observe(view: View, requests: Sequence[Request], see: See | None, read: Rea
         _attach(stack, view, list(meters.values()), tokens)
         if read is not None:
             stack.enter_context(read.only(model, 0.0))  # NaN, of which nothing is read, would still spoil gradients
-        output = model(**task.inputs(batch))
-        logits = task.logits(output)
+        output = forward(model, task, task.inputs(batch))
+        logits = logits_of(task, output)
         needs_targets = any(request.needs_labels for request in requests)
-        targets = task.targets(batch, logits.detach(), view.labels) if needs_targets else None
+        targets = targets_of(task, batch, logits, view.labels) if needs_targets else None
         for number, backward in enumerate(backwards, start=1):
             root, gradient = start_backward(*backward, task, logits, targets, batch)
             view.backward = backward
@@ -113,9 +115,9 @@ def _observe(view: View, requests: Sequence[Request], see: See | None, read: Rea
             for meter in own:
                 meter.finish()
         view.backward = None
-        logits = logits.detach()
+        logits = logits if isinstance(logits, States) else logits.detach()
     if see is not None:  # the hooks have come off: it may run the model itself
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
             see(batch, output, logits)
     del output, logits
     with evaluating(model), frozen(model):

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import ranks
+from headprune.hooks.logits import States, few_logits, forward, logits_of
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import frozen, hooks
 from headprune.signals.moments import real_outputs
@@ -97,9 +98,12 @@ def gather_sensitivity(
             seen: dict[int, _Parts] = {}
             pairs = [(model.get_submodule(s.o), _watcher(s, batch, task, seen, first, outputs)) for s in wanted]
             with evaluating(model), frozen(model), torch.set_grad_enabled(gradients), hooks(pairs):
-                logits = task.logits(model(**task.inputs(batch)))
-                if gradients and logits.requires_grad:
-                    _backward(logits, task, batch, wanted, outputs, seen)
+                if gradients:
+                    logits = logits_of(task, forward(model, task, task.inputs(batch)))
+                    if logits.requires_grad:
+                        _backward(logits, task, batch, wanted, outputs, seen)
+                else:
+                    model(**few_logits(model, task.inputs(batch)))
             for index, own in seen.items():
                 found.setdefault(index, {})[number] = own
     whole = {}
@@ -129,13 +133,13 @@ def _joined(parts: Sequence[_Parts]) -> Sensitivity:
     )
 
 
-def draws_for(logits: torch.Tensor) -> int:
+def draws_for(logits: torch.Tensor | States) -> int:
     """Of two logits, added up with signs that add up to 0, there is one sum only."""
-    return DRAWS if logits[0].numel() > 2 else 1
+    return DRAWS if logits.shape[1:].numel() > 2 else 1
 
 
 def _backward(
-    logits: torch.Tensor,
+    logits: torch.Tensor | States,
     task: Task,
     batch: Mapping[str, Any],
     sites: Sequence[Site],

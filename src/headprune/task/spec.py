@@ -128,6 +128,10 @@ class Task:
     def own_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
         return self.predictions(logits.detach(), batch)
 
+    def at_real_tokens(self, predicted: torch.Tensor, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
+        """Predictions [batch x tokens] as targets, in which padding does not count."""
+        return predicted.masked_fill(~self.real_tokens(batch, logits), IGNORED)
+
     def reference(self, targets: torch.Tensor) -> torch.Tensor:
         """What predictions are compared with."""
         return targets

@@ -23,7 +23,7 @@ class PerToken(Task):
         return batch["labels"]
 
     def own_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
-        return logits.detach().argmax(-1).masked_fill(~self.real_tokens(batch, logits), IGNORED)
+        return self.at_real_tokens(logits.detach().argmax(-1), batch, logits)
 
     def parts(self, logits: torch.Tensor, targets: torch.Tensor) -> Parts:
         return counted_parts(cross_entropies(logits, targets), targets != IGNORED)

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.errors import ScheduleError
-from headprune.hooks.logits import states
+from headprune.hooks.logits import States, forward
 from headprune.measure.evaluator import finite_logits
 from headprune.measure.quality import Quality
 from headprune.search.budget import Budget, check_reachable, prices
@@ -143,12 +143,11 @@ class Sweep:
         for number in range(first, len(self.batches)):
             batch = self.follower.prepared(number)
             with self.follower.behind(which, number) as inputs:
-                large = states(self.model, self.task, inputs)
-                if large is not None:
-                    blocks = (finite_logits(part, number) for part in large.blocks())
-                    quality.add_blocks(batch, large.shape, blocks)
+                output = forward(self.model, self.task, inputs)
+                if isinstance(output, States):
+                    blocks = (finite_logits(part, number) for part in output.blocks())
+                    quality.add_blocks(batch, output.shape, blocks)
                     continue
-                output = self.model(**inputs)
             quality.add(batch, output, finite_logits(self.task.logits(output), number))
         return quality
 
