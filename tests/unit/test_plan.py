@@ -19,7 +19,7 @@ from headprune.repair.passes import Passes
 from headprune.repair.sweep import sweep as repair_all
 from headprune.runs.experiment import in_precision_of
 from headprune.search.config import PruneConfig
-from headprune.search.plan import Calibration, Need, Shape, plan, rounds
+from headprune.search.plan import Calibration, Need, Shape, backward, plan, rounds
 from headprune.search.plan import repair_passes as planned_passes
 from headprune.search.pruner import Pruner
 from headprune.signals.sensitivity import draws_for
@@ -111,15 +111,29 @@ def test_terms_of_a_7b_by_hand(plans: dict[str, dict[str, Need]]) -> None:
     assert terms["moments"] == 32 * 2 * 4096**2 * 8
     maps = 4 * 4096 + 2 * 11008 + 4096  # what q, k, v, o, gate, up and down give
     assert terms["kept for backward"] == 32 * 128 * 32 * (maps + 4096 + 11008) * 4
-    assert terms["logits"] == 3 * 32 * 128 * 32000 * 4
+    assert terms["logits"] == 3 * 32 * 8 * 32000 * 4 + 32 * 128 * 4096 * 4  # 8 tokens of each are 32 MB in float32
+    assert plans["Llama-2-7B"]["greedy"].phases["evaluating"]["logits"] == 2 * 32 * 8 * 32000 * 4
     held = plans["Llama-2-7B"]["rounds"].phases["repairing"]
     assert held["dense outputs"] == 128 * 128 * 64 * 2 * 4096 * 4
     assert held["moments"] == 2 * 11008 * (11008 + 4096) * 8
+    assert "logits" not in held
     swept = plans["Llama-2-7B"]["sweep"].phases["repairing"]
     assert swept["two layers"] == 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) * 4
     streams = 2 * (128 + 128) + 2 * 2 * 128  # samples in both models; for two sites what they give, and add to
     assert swept["activations"] == streams * 128 * 4096 * 4
     assert swept["moments"] == 2 * 11008 * (11008 + 4096) * 4
+
+
+def test_small_logits_and_those_of_other_tasks_are_counted_whole() -> None:
+    data = Calibration(samples=4, length=8, batch_size=4)
+    shape = Shape.of(tiny(), torch.float32)
+    assert shape.in_blocks
+    assert backward(shape, data)["logits"] == 3 * 4 * 8 * 50 * 4
+    masked = transformers.BertForMaskedLM(
+        transformers.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
+    )
+    data = Calibration(samples=32, length=128, batch_size=32)
+    assert backward(Shape.of(masked, torch.float32), data)["logits"] == 3 * 32 * 128 * 30522 * 4
 
 
 def test_a_sweep_needs_as_much_whatever_the_depth() -> None:

@@ -189,15 +189,15 @@ def test_a_head_that_looks_at_the_place_of_tokens_scores_whole() -> None:
 
     model.__class__ = Odd
     batches, sites = batches_of("llama-gqa"), headprune.resolve(built("llama-gqa"))
-    with mock.patch("headprune.criteria.scoring.asked_sites", lambda *_: sites):
-        whole, found = [], []
-        for into, limit in ((whole, 1 << 28), (found, 0)):
+    results = []
+    with mock.patch("headprune.criteria.scoring.asked_sites", return_value=sites):
+        for limit in (1 << 28, 0):
             with mock.patch.object(logits, "LIMIT", limit):
-                result = headprune.score(model, batches, criteria=["gnorm", "his", "entropy"], task="causal-lm")
-            into.append(result)
-    assert found[0].tokens == whole[0].tokens
-    for criterion, scores in whole[0].scores.items():
-        assert torch.allclose(found[0].scores[criterion], scores, rtol=1e-5)
+                results.append(headprune.score(model, batches, criteria=["gnorm", "his", "entropy"], task="causal-lm"))
+    whole, found = results
+    assert found.tokens == whole.tokens
+    for criterion, scores in whole.scores.items():
+        assert torch.allclose(found.scores[criterion], scores, rtol=1e-5)
 
 
 # --- nothing is as large as the logits ---

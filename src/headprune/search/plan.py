@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.criteria import paths
+from headprune.hooks.logits import at_once, makes_few
 from headprune.measure import evaluator
 from headprune.measure.costs import total_parameters
 from headprune.measure.examples import default_tokens
@@ -23,6 +24,7 @@ from headprune.search.sweep import leaving
 from headprune.signals import late
 from headprune.signals.moments import FOLDS
 from headprune.signals.sensitivity import DRAWS
+from headprune.task import task_of
 from headprune.units import Site, all_sites
 from headprune.units.linear import PLAIN, in_features, out_features
 from headprune.units.paths import layer_path
@@ -51,9 +53,14 @@ class Calibration:
         return self.samples * self.length
 
     @property
+    def rows(self) -> int:
+        """Samples of one batch."""
+        return min(self.batch_size, self.samples)
+
+    @property
     def at_once(self) -> int:
         """Tokens of one batch."""
-        return min(self.batch_size, self.samples) * self.length
+        return self.rows * self.length
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ class Shape:
     kept: int  # numbers that a backward pass needs of a token: outputs of all maps, and inputs of output maps
     passing: int  # numbers of a token that are there at once in the widest layer, without a backward pass
     classes: int  # logits of a token
+    in_blocks: bool  # whether logits of some tokens can be made at a time
     sites: tuple[SiteShape, ...]
 
     @classmethod
@@ -106,6 +114,7 @@ class Shape:
             kept=sum((outputs[path] + given[path]) * times[path] for path in times),
             passing=max(outputs[path] + given[path] for path in times),
             classes=_classes(model),
+            in_blocks=makes_few(model) and task_of(model).name == "causal-lm",
             sites=own,
         )
 
@@ -177,14 +186,22 @@ def evaluated(shape: Shape, data: Calibration) -> Terms:
     return {"remembered": remembered(shape, data.evaluation * data.length, evaluator.CACHE_BYTES)}
 
 
+def passing(shape: Shape, data: Calibration) -> Terms:
+    """A batch on its way through the widest layer."""
+    return {"passing": data.at_once * shape.passing * shape.item}
+
+
 def forward(shape: Shape, data: Calibration) -> Terms:
-    """A batch on its way through the widest layer, and what comes out."""
-    return {"passing": data.at_once * shape.passing * shape.item, "logits": 2 * _logits(shape, data)}
+    """The same, and what comes out."""
+    return {**passing(shape, data), "logits": 2 * _logits(shape, data)}
 
 
 def backward(shape: Shape, data: Calibration) -> Terms:
-    """What a batch leaves in all layers for the way back, its logits and the gradients there."""
-    return {"kept for backward": data.at_once * shape.kept * shape.item, "logits": 3 * _logits(shape, data)}
+    """What a batch leaves in all layers for the way back, its logits and the gradients there; where logits come in
+    blocks, those at the hidden states are gathered."""
+    logits = _logits(shape, data)
+    gathered = 0 if logits == data.at_once * shape.classes * shape.item else data.at_once * shape.width * shape.item
+    return {"kept for backward": data.at_once * shape.kept * shape.item, "logits": 3 * logits + gathered}
 
 
 def moments(sites: Sequence[SiteShape]) -> Terms:
@@ -228,7 +245,10 @@ def repairing(sites: Sequence[SiteShape]) -> Terms:
 
 
 def _logits(shape: Shape, data: Calibration) -> int:
-    return data.at_once * shape.classes * shape.item
+    """Those that are there together."""
+    if not shape.in_blocks:
+        return data.at_once * shape.classes * shape.item
+    return at_once(data.rows, data.length, shape.classes) * shape.item
 
 
 # --- schedules ---
@@ -293,7 +313,7 @@ def rounds(shape: Shape, data: Calibration, count: int = 6) -> Need:
         {
             "gathering": {**held, "tokens of sites": 2 * most, **backward(shape, data)},
             "eliminating": {**held, "tokens of sites": most, **eliminating(shape.sites, data)},
-            "repairing": {**held, "remembered inputs": room, **repairing(shape.sites), **forward(shape, data)},
+            "repairing": {**held, "remembered inputs": room, **repairing(shape.sites), **passing(shape, data)},
             "saving": {**held, **_written(shape)},
         },
         count,
