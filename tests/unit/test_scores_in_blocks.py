@@ -13,7 +13,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headprune
-from headprune.errors import NonFiniteError
+from headprune.errors import EquivalenceError, NonFiniteError
 from headprune.hooks import logits
 from headprune.measure.savings import _TensorMeter
 from headprune.repair.bysite import running_order
@@ -200,6 +200,18 @@ def test_a_head_that_looks_at_the_place_of_tokens_scores_whole() -> None:
         assert torch.allclose(found.scores[criterion], scores, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_removal_is_checked_without_its_logits(name: str) -> None:
+    model, (batch, _) = built(name), batches_of(name)
+    with in_blocks(model), made_logits(model) as made:
+        headprune.remove(model, [(0, 0), (0, 1), (1, 2), (1, 3)], verify=batch)
+    assert set(made) == {1}
+    other = built(name)
+    wrong = mock.patch("headprune.surgery.cut.take_out", return_value=None)
+    with in_blocks(other), wrong, pytest.raises(EquivalenceError):
+        headprune.remove(other, [(0, 0), (0, 1), (1, 2), (1, 3)], verify=batch)
+
+
 # --- nothing is as large as the logits ---
 
 VOCABULARY, ROWS, TOKENS = 4099, 4, 48
@@ -233,7 +245,7 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         for one in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(one, torch.Tensor) and one.shape[-1:] == (VOCABULARY,):
+            if isinstance(one, torch.Tensor) and not one.is_meta and one.shape[-1:] == (VOCABULARY,):
                 self.numbers = max(self.numbers, one.untyped_storage().nbytes() // one.element_size())
         return result
 

@@ -18,8 +18,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
 from headprune.hooks.calls import gives, standing_in
-from headprune.hooks.outputs import largest_difference
+from headprune.hooks.outputs import evaluating, largest_difference, numbers
 from headprune.task import Task
+from headprune.task.batch import to_device
+from headprune.units.offload import input_device
 
 LIMIT = 1 << 28  # bytes of logits in float32 above which they are made in blocks
 BLOCK = 1 << 25  # bytes of logits in float32 that are made together
@@ -86,7 +88,21 @@ class States:
 def forward(model: PreTrainedModel, task: Task, inputs: Mapping[str, Any]) -> Any:
     """The model's output, or `States` where its logits are large and can be made in blocks. Either way all that is
     inside the body has run once, so hooks there have seen one pass."""
-    body = _body(model, inputs) if _is_large(model, task, inputs) else None
+    return _forward(model, inputs) if task.name == "causal-lm" else model(**inputs)
+
+
+def compared(model: PreTrainedModel, batch: Mapping[str, Any]) -> list[torch.Tensor]:
+    """What a model with other layers and the same head is compared by: its outputs in eval mode without gradients, or
+    in place of large logits the hidden states that they are made from, and those of the last token."""
+    with torch.no_grad(), evaluating(model):
+        output = _forward(model, to_device(batch, input_device(model)))
+        if not isinstance(output, States):
+            return numbers(output)
+        return [output.hidden, output.part(output.shape[1] - 1, output.shape[1])]
+
+
+def _forward(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
+    body = _body(model, inputs) if _is_large(model, inputs) else None
     if body is None:
         return model(**inputs)
     ids, seen, run = inputs["input_ids"], [], body.forward
@@ -128,12 +144,13 @@ def at_once(rows: int, tokens: int, classes: int) -> int:
     return whole if whole * 4 <= LIMIT else min(whole, rows * classes * max(1, BLOCK // (rows * classes * 4)))
 
 
-def _is_large(model: PreTrainedModel, task: Task, inputs: Mapping[str, Any]) -> bool:
+def _is_large(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
+    """Labels and wishes for some logits make a forward do more than give all of them."""
     ids = inputs.get("input_ids")
-    classes = getattr(model.config.get_text_config(), "vocab_size", None)
-    if task.name != "causal-lm" or not isinstance(ids, torch.Tensor) or ids.dim() != 2 or not classes:
+    if not makes_few(model) or not isinstance(ids, torch.Tensor) or ids.dim() != 2:
         return False
-    return ids.numel() * int(classes) * 4 > LIMIT and makes_few(model) and "logits_to_keep" not in inputs
+    classes = getattr(model.config.get_text_config(), "vocab_size", None) or 0
+    return ids.numel() * int(classes) * 4 > LIMIT and not {"labels", "logits_to_keep"} & set(inputs)
 
 
 class _ReachedError(Exception):

@@ -34,7 +34,11 @@ def run(model: nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor]:
     """The floating-point outputs of the model in eval mode, without gradients."""
     device = input_device(model)
     with torch.no_grad(), evaluating(model):
-        output = model(**to_device(batch, device))
+        return numbers(model(**to_device(batch, device)))
+
+
+def numbers(output: Any) -> list[torch.Tensor]:
+    """What a model is compared by, of what it gave."""
     named = output.items() if isinstance(output, Mapping) else enumerate(output)
     return [
         value

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from headprune.errors import EquivalenceError, GateError, UnsupportedModelError
 from headprune.hooks.gates import Installed, gated
-from headprune.hooks.outputs import largest_difference, run
+from headprune.hooks.logits import compared
+from headprune.hooks.outputs import largest_difference
 from headprune.surgery.check import check_removable
 from headprune.surgery.proven import require_proof
 from headprune.units import AttentionSite, Member, Site, all_sites, as_members, survey, widest
@@ -46,7 +47,7 @@ def cut(
     try:
         take_out(model, sites, chosen)
         if expected is not None and verify is not None:
-            difference, tolerance = largest_difference(expected, run(model, verify))
+            difference, tolerance = largest_difference(expected, compared(model, verify))
             if not difference <= tolerance:
                 raise EquivalenceError(difference, tolerance)
         if afterwards is not None:
@@ -87,4 +88,4 @@ def _gated_outputs(
     rows, columns = torch.tensor(members).T.to(gates.device)  # tens of thousands of neurons at once
     gates[rows, columns] = 0.0
     with gated(model, gates, sites=sites):
-        return run(model, batch)
+        return compared(model, batch)
