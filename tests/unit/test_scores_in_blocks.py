@@ -19,7 +19,7 @@ from headprune.measure.savings import _TensorMeter
 from headprune.repair.bysite import running_order
 from headprune.repair.dense import DenseOutputs
 from headprune.signals.columns import gather_columns
-from headprune.signals.objectives import TokenSigns, sign_gradient
+from headprune.signals.objectives import TokenSigns, sign_gradient, start_backward, targets_of
 from headprune.signals.sensitivity import gather_sensitivity
 from headprune.task import task_of
 from headprune.units import all_sites
@@ -176,6 +176,21 @@ def test_logits_that_are_not_finite_are_refused_in_the_same_words() -> None:
     assert said[0].startswith("NaN or Inf appeared first in batch 0")
 
 
+@pytest.mark.parametrize("objective", ["loss", "logit-norm", "logit-signs"])
+def test_no_gradient_of_logits_that_are_not_finite_passes_for_one(objective: str) -> None:
+    """One logit is infinite, which the signs of the others know nothing of."""
+    model, (batch, _) = built("llama-gqa"), batches_of("llama-gqa")
+    task, head = task_of(model), model.lm_head
+    head.register_forward_hook(lambda m, a, out: out.index_fill(-1, torch.tensor([7]), torch.inf))
+    with in_blocks(model):
+        states = logits.forward(model, task, task.inputs(batch))
+        assert isinstance(states, logits.States)
+        targets = targets_of(task, batch, states, "given")
+        root, gradient = start_backward(objective, "sample", task, states, targets, batch)
+    assert root is states.hidden
+    assert gradient.isnan().all()
+
+
 def test_a_head_that_looks_at_the_place_of_tokens_scores_whole() -> None:
     """A block would have other logits, which is found when the body has run: sites must not see a second pass."""
     model = built("llama-gqa")
@@ -189,12 +204,14 @@ def test_a_head_that_looks_at_the_place_of_tokens_scores_whole() -> None:
 
     model.__class__ = Odd
     batches, sites = batches_of("llama-gqa"), headprune.resolve(built("llama-gqa"))
-    results = []
+    results, ran = [], []
+    model.model.layers[0].register_forward_hook(lambda *_: ran.append(1))
     with mock.patch("headprune.criteria.scoring.asked_sites", return_value=sites):
         for limit in (1 << 28, 0):
             with mock.patch.object(logits, "LIMIT", limit):
                 results.append(headprune.score(model, batches, criteria=["gnorm", "his", "entropy"], task="causal-lm"))
     whole, found = results
+    assert len(ran) == 2 * len(batches)
     assert found.tokens == whole.tokens
     for criterion, scores in whole.scores.items():
         assert torch.allclose(found.scores[criterion], scores, rtol=1e-5)
