@@ -15,7 +15,8 @@ from headprune.measure.trajectory import Step
 from headprune.search import rescore
 from headprune.search.config import PruneConfig
 from headprune.search.pruner import Pruner
-from headprune.units import Member
+from headprune.search.schedule import Schedule
+from headprune.units import Member, NeuronSite
 from scoring import labelled
 from zoo import ZOO
 
@@ -31,26 +32,56 @@ def made_step(number: int, removed: Sequence[Member], left: int, scores: torch.T
     return Step(number, tuple(removed), None, 1.0, None, None, units, units, 0, 0, scores)
 
 
-def scored_at(word: str, scores: Callable[[int], torch.Tensor], every: int = 1) -> list[int]:
-    """Steps of a run without a model that score again, the scores of step n being these."""
-    left = SITES * HEADS
-    steps, gone = [made_step(0, (), left, None)], torch.zeros(SITES, HEADS, dtype=torch.bool)
-    fresh, known = [], torch.empty(0)
-    while left:
-        number = len(steps)
-        if rescore.is_due(word, steps):
-            fresh.append(number)
-            known = scores(number)
-        known = known.masked_fill(gone, torch.nan)
-        order = sorted((~gone).nonzero().tolist(), key=lambda place: float(known[tuple(place)]))[:every]
-        for place in order:
-            gone[tuple(place)] = True
-        left -= len(order)
-        steps.append(made_step(number, [Member(*place) for place in order], left, known))
-    return fresh
+def made_sites(gone: torch.Tensor) -> list[Any]:
+    kept = [[head for head in range(HEADS) if not gone[site, head]] for site in range(SITES)]
+    units = {"width": 1, "group": 1, "original": HEADS}
+    return [
+        NeuronSite(
+            index=site, path=f"{site}", o=f"{site}.o", kept=tuple(heads), ordinal=site, maps=(), strips=(), **units
+        )
+        for site, heads in enumerate(kept)
+    ]
 
 
-ORDER = torch.arange(SITES * HEADS, dtype=torch.float64).view(SITES, HEADS)
+def run_of(
+    word: str, scores: Callable[[int], torch.Tensor], every: int = 1, *, ahead: bool = False
+) -> list[tuple[bool, list[Member]]]:
+    """The steps of a run without a model, the scores of step n being these: whether it scored, and who left. With
+    `ahead` the scores of a site that has lost something are known, and they are what they were."""
+    schedule = Schedule(every=every)
+    steps, gone = [made_step(0, (), SITES * HEADS, None)], torch.zeros(SITES, HEADS, dtype=torch.bool)
+    taken, known = [], torch.empty(0)
+
+    def without(site: Any, lost: Sequence[int]) -> torch.Tensor | None:
+        return known[site.index, [head for head in site.kept if head not in lost]] if ahead else None
+
+    while not gone.all():
+        due = rescore.is_due(word, steps)
+        known = (scores(len(steps)) if due else known).masked_fill(gone, torch.nan)
+        sites = made_sites(gone)
+        if word == "auto":
+            removed = rescore.together(schedule, steps, known, sites, without, None)
+        else:
+            removed = schedule.choose(known, sites)
+        for member in removed:
+            gone[member] = True
+        taken.append((due, removed))
+        steps.append(made_step(len(steps), removed, int((~gone).sum()), known))
+    return taken
+
+
+def scored_at(word: str, scores: Callable[[int], torch.Tensor]) -> list[int]:
+    return [number for number, (due, _) in enumerate(run_of(word, scores), start=1) if due]
+
+
+def counts(scores: Callable[[int], torch.Tensor], every: int = 1, *, ahead: bool = False) -> list[int]:
+    """How many units leave at once by `auto`."""
+    return [len(removed) for _, removed in run_of("auto", scores, every, ahead=ahead)]
+
+
+# Scores that rise so steeply that all lower ones together are less than a hundredth of the next, head by head over the
+# sites, so that neighbours in the order stand at different sites.
+ORDER = (1000.0 ** torch.arange(SITES * HEADS, dtype=torch.float64)).view(HEADS, SITES).t()
 
 
 def drawn(number: int) -> torch.Tensor:
@@ -65,25 +96,60 @@ def test_every_step_or_every_nth() -> None:
     assert scored_at("100", drawn) == [1]
 
 
-def test_scores_that_never_move_are_computed_ever_less_often() -> None:
-    """Intervals double, 1, 2, 4, but never beyond a quarter of what is left: before step 13 that is 5 of 20."""
-    assert scored_at("auto", lambda number: ORDER) == [1, 2, 4, 8, 13, 17, 20, 22, 24, 26, 27, 28, 29, 30, 31, 32]
+def test_scores_that_never_move_let_ever_more_go_at_once() -> None:
+    """The number doubles, 1, 2, 4, 8, and is never more than a third of what is left: 5 of 17."""
+    assert counts(lambda number: ORDER, ahead=True) == [1, 2, 4, 8, 5, 4, 2, 2, 1, 1, 1, 1]
 
 
-def test_scores_that_turn_round_are_computed_at_every_step() -> None:
-    assert scored_at("auto", lambda number: ORDER if number % 2 else -ORDER) == list(range(1, 33))
+def test_they_leave_in_the_order_of_their_scores() -> None:
+    order = [member for _, removed in run_of("auto", lambda number: ORDER, ahead=True) for member in removed]
+    assert order == [Member(number % SITES, number // SITES) for number in range(SITES * HEADS)]
 
 
-def test_scores_that_turn_round_once_shorten_the_interval_again() -> None:
-    calm = scored_at("auto", lambda number: ORDER)
-    turned = scored_at("auto", lambda number: ORDER if number < 8 else -ORDER)
-    assert turned[:4] == calm[:4] == [1, 2, 4, 8]
-    assert turned[4] == 10, "4 had been agreed on at step 4; at step 8 nothing agrees, and half of that is 2"
+def test_a_site_whose_scores_are_not_known_any_more_ends_it() -> None:
+    """One of each of the four sites, and then the first of them is due again."""
+    assert counts(lambda number: ORDER) == [1, 2, 4, 4, 4, 4, 4, 3, 2, 1, 1, 1, 1]
+    assert counts(lambda number: ORDER.t().reshape(SITES, HEADS))[:7] == [1] * 7  # all of them stand at one site
+
+
+def test_scores_ahead_decide_who_is_next() -> None:
+    """What is left of a site that has lost a unit becomes dear, and others go first."""
+    sites, known = made_sites(torch.zeros(SITES, HEADS, dtype=torch.bool)), ORDER.t().reshape(SITES, HEADS)
+    steps = [made_step(0, (), SITES * HEADS, None), *(made_step(n, (), SITES * HEADS, known) for n in range(1, 4))]
+
+    def dear(site: Any, lost: Sequence[int]) -> torch.Tensor:
+        return torch.full((HEADS - len(lost),), 10 * float(known.max()), dtype=torch.float64)
+
+    removed = rescore.together(Schedule(), steps, known, sites, dear, None)
+    assert removed == [Member(site, 0) for site in range(SITES)]  # and then all that is left is dear
+
+
+def test_scores_that_turn_round_let_one_go_at_a_time() -> None:
+    assert counts(lambda number: ORDER if number % 2 else 1 / ORDER, ahead=True) == [1] * 32
+
+
+def test_scores_that_turn_round_once_halve_the_number() -> None:
+    turned = counts(lambda number: ORDER if number < 4 else ORDER.flip(0, 1), ahead=True)
+    assert turned[:4] == [1, 2, 4, 2], "4 had been agreed on at step 3; at step 4 nothing agrees, and half of that is 2"
+
+
+def test_scores_that_are_alike_let_few_go_at_a_time() -> None:
+    """Where no unit is a small part of all, none goes with others: 2 of 32 alike are the most within 8 %."""
+    taken = counts(lambda number: torch.ones(SITES, HEADS, dtype=torch.float64), ahead=True)
+    assert max(taken) == 2
+    assert taken[-20:] == [1] * 20
+
+
+def test_a_target_is_not_overshot() -> None:
+    sites = made_sites(torch.zeros(SITES, HEADS, dtype=torch.bool))
+    steps = [made_step(0, (), SITES * HEADS, None), *(made_step(n, (), SITES * HEADS, ORDER) for n in range(1, 6))]
+    for most in (1, 3, 5):
+        assert len(rescore.together(Schedule(), steps, ORDER, sites, lambda site, lost: None, most)) == min(most, SITES)
 
 
 def test_units_per_step_count() -> None:
-    """With two per step a quarter of what is left is half as many steps."""
-    assert scored_at("auto", lambda number: ORDER, every=2) == [1, 2, 4, 6, 8, 10, 11, 12, 13, 14, 15, 16]
+    """With two per step there are twice as many at once: 2, 4, 8, and a third of what is left in twos."""
+    assert counts(lambda number: ORDER, every=2, ahead=True) == [2, 4, 8, 6, 4, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("word", ["every", "auto", "3", 3])

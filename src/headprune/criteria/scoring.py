@@ -19,8 +19,10 @@ from headprune.errors import CriterionError
 from headprune.hooks.unread import Unread
 from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
+from headprune.signals.ahead import Ahead, can_look_ahead
 from headprune.signals.late import Late, TooMuchToKeepError
 from headprune.signals.moments import Moments, added, gather
+from headprune.signals.residuals import ResidualGradients
 from headprune.signals.spec import Fit
 from headprune.task import Labels, Task, task_of
 from headprune.task.checks import check_labels_word, checked_batches, warn_of_precision
@@ -51,6 +53,7 @@ class ScoreResult:
     moments: dict[int, Moments] | None = field(repr=False, default=None)
     shards: tuple[Shard, ...] = field(repr=False, default=())
     sites: tuple[Site, ...] = field(repr=False, default=())  # the rows; without members where they were not asked for
+    ahead: Ahead | None = field(repr=False, default=None)
 
     @property
     def predictions(self) -> torch.Tensor | None:
@@ -80,6 +83,18 @@ class ScoreResult:
     def measured(self) -> Measured | None:
         """What the metric says of the model as it was scored."""
         return None if self.metric is None else self.metric.of(self.quality)
+
+    def without(self, model: PreTrainedModel, site: Site, gone: Sequence[int]) -> torch.Tensor | None:
+        """Scores of the members of a site that stay when those with these ids leave and the others take over what they
+        can, as far as this pass can tell; None where it cannot."""
+        if self.ahead is None or self.moments is None or site.index not in self.moments or len(gone) >= site.size:
+            return None
+        (criterion,) = self.criteria.values()
+        (request,) = criterion.requests()
+        products = self.ahead.products(model, site, self.moments[site.index], gone).double()
+        parts = ranks.gathered(criterion.sums({request: products}))
+        sums = {key: torch.stack([part[key] for part in parts]).sum(0) for key in parts[0]}
+        return criterion.score(sums, self.samples, torch.ones(products.shape[1], dtype=torch.bool))
 
     def __repr__(self) -> str:
         names = ", ".join(self.criteria)
@@ -138,6 +153,7 @@ def score(
     moments: Mapping[int, Moments] | None = None,
     progress: Progress | None = None,
     unread: Unread | None = None,
+    look_ahead: bool = False,
     **options: Any,
 ) -> ScoreResult:
     """Score every head, every neuron, or both: by one criterion, or by several that share one pass over the data.
@@ -149,6 +165,7 @@ def score(
     memory that `criteria.fitting.LIMIT` allows, criteria that are fitted take two passes over the data for every group
     of layers that fits. `moments` are those of all the data where `batches` are a shard of it that was gathered before.
     `unread` is for who scores the same batches again and again: what is known of rows that no prediction reads.
+    With `look_ahead` the result knows scores `without` some units as well, if the criterion can tell them.
     In a group of processes (torch.distributed) all of them call this with the same batches, share the work, and get the
     same result.
     """
@@ -170,6 +187,7 @@ def score(
     warn_of_precision(model)
     started = time.perf_counter()
     fit: Fit | Late | None = None
+    ahead: Ahead | None = None
     data = checked_batches(batches)
     fitted = {name: one for name, one in named.items() if one.fitted}
     at_once = moments is not None or len(groups(sites)) == 1
@@ -178,14 +196,21 @@ def score(
         listed = list(data)  # they are gone over twice
         if fitted and at_once:
             late = moments is None and not ranks.several() and can_wait(fitted.values())
-            fit = Late() if late else Fit(gather(model, sites, listed, known) if moments is None else moments)
+            if look_ahead and _tells_ahead(named) and can_look_ahead(sites, listed):
+                ahead = Ahead()
+            fit = (
+                Late(ahead=ahead)
+                if late
+                else Fit(gather(model, sites, listed, known) if moments is None else moments, ahead=ahead)
+            )
         data = iter(listed)
     together = named if at_once else {name: one for name, one in named.items() if name not in fitted}
     pass_over = Pass(model, sites, together, known, labels, fit, unread)
     try:
         pass_over.over(data, progress)
     except TooMuchToKeepError:
-        fit = Fit(gather(model, sites, listed, known))
+        ahead = None if ahead is None else Ahead()
+        fit = Fit(gather(model, sites, listed, known), ahead=ahead)
         pass_over = Pass(model, sites, together, known, labels, fit, unread)
         pass_over.over(listed, progress)
     fit = pass_over.fit if isinstance(pass_over.fit, Fit) else None
@@ -212,7 +237,13 @@ def score(
         moments=None if fit is None else dict(fit.moments),
         shards=shards,
         sites=tuple(sites),
+        ahead=ahead,
     )
+
+
+def _tells_ahead(named: Mapping[str, Criterion]) -> bool:
+    requests = [request for one in named.values() for request in one.requests()]
+    return len(named) == 1 and len(requests) == 1 and isinstance(requests[0], ResidualGradients)
 
 
 def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:

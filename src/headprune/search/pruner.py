@@ -27,7 +27,7 @@ from headprune.measure.trajectory import Step
 from headprune.repair.plan import check_compensation
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.describing import describe
-from headprune.search.rescore import EVERY
+from headprune.search.rescore import AUTO, EVERY
 from headprune.search.rounds import InRounds
 from headprune.search.stop import THE_END, Decision
 from headprune.search.sweep.way import InOneSweep
@@ -140,15 +140,17 @@ class Pruner:
         self.task: Task = task_of(model, self.config.task)
         self._criterion = self.config.made_criterion
         held_out = None if evaluation is None else list(checked_batches(evaluation))
-        if held_out is None and self.config.rescore != EVERY:
+        if held_out is None and self.config.rescore not in (EVERY, AUTO):
             held_out = self.calibration  # measured apart, as a step that does not score again has no pass to share
         self._evaluator = None if held_out is None else Evaluator(held_out, self.task)
         self._scores: torch.Tensor | None = None  # of the model as it is now, if they are known
         self._moments: dict[int, Moments] | None = None  # likewise
-        self._unread: Unread | None = None  # of the calibration data
+        self._ahead: ScoreResult | None = None  # likewise, where it can tell how they will change
+        self._unread = Unread(prove=True)  # of the calibration data
         self._verified_empty = self._stopped = False
         found = survey(model)
         sites = self.sites
+        self._at_first = kept_mask(sites).sum()
         if found.left and "heads" in self.config.kinds:
             said = "; ".join(found.left_whole())
             log.warning("Some attention is left whole, as no head of it can be removed exactly: %s.", said)
@@ -235,7 +237,7 @@ class Pruner:
         for step in self.known:
             for observer in self.observers:
                 observer.replayed(step)
-        self._scores = self._moments = None
+        self._scores = self._moments = self._ahead = None
         if self._evaluator is not None:
             self._evaluator.forget()  # it has seen the dense model, and many units are gone since
         elif len(self.known) > 1 and self._goes_on():
@@ -292,10 +294,15 @@ class Pruner:
         """Those that the current scores rest on, if they are known."""
         return self._moments
 
+    def without(self, site: Site, gone: Sequence[int]) -> torch.Tensor | None:
+        """Scores of the members of a site that stay when these go as well, if the current scores can tell."""
+        return None if self._ahead is None else self._ahead.without(self.model, site, gone)
+
     def _score(self, batches: Sequence[Mapping[str, Any]]) -> ScoreResult:
         labels: Any = self.config.labels
         kinds = self.config.kinds
-        unread, self._unread = self._unread, self._unread or Unread(prove=True)  # who scores twice scores often
+        # The dense model may be scored once and never again. Wherever a run goes on, it is dense or not as it was then.
+        dense = kept_mask(self.sites).sum() == self._at_first
         return score(
             self.model,
             batches,
@@ -303,16 +310,17 @@ class Pruner:
             labels=labels,
             task=self.task,
             units=kinds,
-            unread=unread,
+            unread=None if dense else self._unread,
+            look_ahead=self.config.pace == "greedy" and self.config.rescore == AUTO,
         )
 
     def _know(self, result: ScoreResult) -> torch.Tensor:
-        self._scores, self._moments = result.scores, result.moments
+        self._scores, self._moments, self._ahead = result.scores, result.moments, result
         return result.scores
 
     def _measure(self, changed: Sequence[int] | None) -> Quality:
         """Evaluate the model; where the calibration data serves for it, its scores come from the same pass."""
-        self._scores = self._moments = None
+        self._scores = self._moments = self._ahead = None
         if self._evaluator is not None:
             return self._evaluator(self.model, self.sites, changed)
         result = self._score(self.calibration)

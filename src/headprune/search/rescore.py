@@ -1,21 +1,26 @@
-"""Which steps of a greedy run score again: every one, every n-th, or as often as the scores have moved.
+"""How often a greedy run scores again: before every step, before every n-th, or as often as the scores have moved.
 
-All that a policy knows is in the steps themselves, so a run that goes on after a kill decides as it would have.
+`auto` takes several units at once while that is safe: old scores would have chosen as new ones do, what leaves together
+is a small part of all that is left, and scores at a site that has lost a unit are those that it will have then. It
+decides by the steps and the scores alone, so a run that goes on after a kill decides as it would have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from headprune.errors import ScheduleError
 from headprune.measure.trajectory import Step
-from headprune.units import Member
+from headprune.search.schedule import Schedule, ranked_units
+from headprune.units import Member, Site
 
 EVERY, AUTO = "every", "auto"
-ALIKE, UNLIKE = 0.75, 0.5  # of the units that would go next, the share that old and new scores agree on
-SHARE = 4  # at most so much of what is left, one part in this many, goes by the same scores
+ALIKE, UNLIKE = 1 / 2, 1 / 3  # of the units that would go next, the share that old and new scores agree on
+SHARE = 3  # at most one part in so many of the units that are left goes at once
+CALM = 0.08  # of all scores that are left, what those that go at once may add up to
 
 
 def check_rescore(word: str | int) -> str:
@@ -28,34 +33,73 @@ def check_rescore(word: str | int) -> str:
 
 def is_due(word: str, steps: Sequence[Step]) -> bool:
     """Whether the step after these, the dense model among them, scores again. Removals go by the last scores else."""
-    if word == EVERY or len(steps) == 1:
-        return True
-    if word != AUTO:
-        return (len(steps) - 1) % int(word) == 0
-    last, interval = 1, 1
-    for number in range(2, len(steps)):
-        if number - last >= _most(interval, steps[number - 1]):
-            interval = _next(interval, steps, last, number)
-            last = number
-    return len(steps) - last >= _most(interval, steps[-1])
+    return word in (EVERY, AUTO) or (len(steps) - 1) % int(word) == 0
 
 
-def _most(interval: int, before: Step) -> int:
-    """The interval in steps, as long as it leaves most of the model alone."""
-    units = max(1, len(before.removed))
-    return max(1, min(interval, before.left // (SHARE * units)))
+Without = Callable[[Site, Sequence[int]], torch.Tensor | None]  # scores of a site when these members go as well
 
 
-def _next(interval: int, steps: Sequence[Step], old: int, new: int) -> int:
-    """The interval after the scores of step `new`: longer if those of step `old` would have done for twice as long."""
-    before, now = steps[old].scores, steps[new].scores
-    assert before is not None
+def together(
+    schedule: Schedule,
+    steps: Sequence[Step],
+    scores: torch.Tensor,
+    sites: Sequence[Site],
+    without: Without,
+    most: int | None,
+) -> list[Member]:
+    """Who leaves by `auto` in the step after these, by its fresh scores.
+
+    One unit after the other, as if the model were scored in between: at a site that has lost one, by the scores that
+    it will have then, where they can be told, and not at all where they cannot.
+    """
+    one_by_one, every = replace(schedule, every=1), schedule.every
+    ranked = ranked_units(scores, sites)
+    total, within = sum(value for value, _ in ranked), 0.0
+    limit = every * max(1, min(_trusted(steps, scores, every), len(ranked) // (SHARE * every)))
+    left = {site.index: site for site in sites}
+    known, chosen, unknown = scores.clone(), list[Member](), set[int]()
+    for units in range(limit):
+        room = None if most is None else most - len(chosen)
+        unit = one_by_one.choose(known, list(left.values()), room)
+        if not unit or (chosen and room is not None and len(unit) > room):
+            break
+        index = unit[0].site
+        within += float(torch.stack([known[member] for member in unit]).double().mean())
+        if units >= every and (index in unknown or not within <= CALM * total):
+            break
+        chosen += unit
+        site = next(site for site in sites if site.index == index)
+        gone = [member.index for member in chosen if member.site == index]
+        left[index] = replace(site, kept=tuple(member for member in site.kept if member not in gone))
+        for member in unit:
+            known[member] = torch.nan
+        ahead = without(site, gone) if left[index].kept and units + 1 < limit else None
+        if ahead is None:
+            unknown.add(index)
+        else:
+            known[index, list(left[index].kept)] = ahead.to(known)
+    return chosen
+
+
+def _trusted(steps: Sequence[Step], scores: torch.Tensor, every: int) -> int:
+    """How many times `every` units may go at once, by how well earlier scores would have chosen."""
+    trusted = 1
+    for before, now in zip(steps[1:], [*(step.scores for step in steps[2:]), scores], strict=False):
+        trusted = _next(trusted, before, now, every)
+    return trusted
+
+
+def _next(trusted: int, before: Step, now: torch.Tensor | None, every: int) -> int:
+    """How many times `every` units may go at once after scores that were followed by these: twice as many if the
+    scores before would have chosen as these do."""
+    known = before.scores
+    assert known is not None
     assert now is not None
     there = ~now.isnan()
-    span = min(2 * interval * max(1, len(steps[new].removed)), int(there.sum()))
-    both = set(_lowest(before.masked_fill(~there, torch.nan), span)) & set(_lowest(now, span))
+    span = min(2 * trusted * every, int(there.sum()))
+    both = set(_lowest(known.masked_fill(~there, torch.nan), span)) & set(_lowest(now, span))
     agreed = len(both) / span if span else 1.0
-    return 2 * interval if agreed >= ALIKE else max(1, interval // 2) if agreed < UNLIKE else interval
+    return 2 * trusted if agreed >= ALIKE else max(1, trusted // 2) if agreed < UNLIKE else trusted
 
 
 def _lowest(scores: torch.Tensor, count: int) -> list[Member]:

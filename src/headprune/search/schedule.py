@@ -38,15 +38,9 @@ class Schedule:
         """
         left = {site.index: site.size for site in sites}
         least = {site.index: max(self.min_per_site, bool(site.obstacle_to_emptying)) for site in sites}
-        ranked = sorted(
-            (float(scores[site.index, [member.index for member in unit]].double().mean()), unit)
-            for site in sites
-            if not site.obstacle
-            for unit in site.units()
-        )
         chosen: list[Member] = []
         units = 0
-        for _, unit in ranked:
+        for _, unit in ranked_units(scores, sites):
             site = unit[0].site
             if units == self.every or (most is not None and chosen and len(chosen) + len(unit) > most):
                 break
@@ -55,3 +49,13 @@ class Schedule:
                 chosen += unit
                 units += 1
         return chosen
+
+
+def ranked_units(scores: torch.Tensor, sites: Sequence[Site]) -> list[tuple[float, tuple[Member, ...]]]:
+    """The units that can go with their scores, least important first."""
+    return sorted(
+        (float(scores[site.index, [member.index for member in unit]].double().mean()), unit)
+        for site in sites
+        if not site.obstacle
+        for unit in site.units()
+    )

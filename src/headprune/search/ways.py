@@ -16,7 +16,7 @@ from headprune.repair.remove import remove_and_repair
 from headprune.repair.solve import Repair
 from headprune.search.config import PruneConfig
 from headprune.search.replay import replay
-from headprune.search.rescore import is_due
+from headprune.search.rescore import AUTO, is_due, together
 from headprune.signals.moments import Moments
 from headprune.task import Task
 from headprune.units import Member, Site, kept_mask
@@ -36,6 +36,7 @@ class Subject(Protocol):
     @property
     def moments(self) -> dict[int, Moments] | None: ...
     def current_scores(self) -> torch.Tensor: ...
+    def without(self, site: Site, gone: Sequence[int]) -> torch.Tensor | None: ...
     def reached(self, step: int) -> None: ...
     def verification(self, chosen: Sequence[Member], sites: Sequence[Site]) -> dict[str, Any] | None: ...
 
@@ -85,8 +86,16 @@ class UnitByUnit:
         return site.size if site.kind in self.run.config.kinds else 0
 
     def _choose(self, scores: torch.Tensor, sites: Sequence[Site], most: int | None = None) -> list[Member]:
-        removable = [site for site in sites if site.kind in self.run.config.kinds]
-        return self.run.config.steps.choose(scores, removable, most)
+        return self.run.config.steps.choose(scores, self._removable(sites), most)
+
+    def _removable(self, sites: Sequence[Site]) -> list[Site]:
+        return [site for site in sites if site.kind in self.run.config.kinds]
+
+    def _chosen(self, scores: torch.Tensor, sites: Sequence[Site], most: int | None) -> list[Member]:
+        config = self.run.config
+        if config.pace != "greedy" or config.rescore != AUTO:
+            return self._choose(scores, sites, most)
+        return together(config.steps, self.run.steps, scores, self._removable(sites), self.run.without, most)
 
     def goes_on(self) -> bool:
         sites = self.run.sites
@@ -110,7 +119,7 @@ class UnitByUnit:
         left = sum(self._counted(site) for site in sites)
         target = config.stop.heads_left(run.steps[0].left)
         most = left - target if config.keep is not None and left > target else None
-        chosen = ranks.told(self._choose(scores, sites, most))
+        chosen = ranks.told(self._chosen(scores, sites, most))
         value = float(torch.stack([scores[member.site, member.index] for member in chosen]).mean())
         repairs = remove_and_repair(
             run.model,

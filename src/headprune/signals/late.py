@@ -32,6 +32,7 @@ class Late:
 
     given: list[tuple[Site, Mapping[str, Any], torch.Tensor]] = field(default_factory=list)
     bytes: int = 0
+    ahead: Any = None  # for the fit
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         self.bytes += tensor.numel() * tensor.element_size()
@@ -51,7 +52,7 @@ class Late:
             last = batch
             gathering.see(site, outputs, batch, gathering.samples)
         gathering.samples += 0 if last is None else batch_size(last)
-        return Fit(gathering.moments())
+        return Fit(gathering.moments(), ahead=self.ahead)
 
 
 def _numbers(batch: Mapping[str, Any]) -> int:

@@ -113,6 +113,8 @@ class _ResidualGateMeter(GateMeter):
             self.waiting.append((site, values, self.view.fit.keep(gradient)))
         else:
             super().read(site, values, gradient)
+            if self.view.fit.ahead is not None:
+                self.view.fit.ahead.keep(site, id(self.view), values, gradient)
 
     def settle(self) -> None:
         for site, values, gradient in self.waiting:

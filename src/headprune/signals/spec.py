@@ -35,6 +35,7 @@ class Fit:
 
     moments: Mapping[int, Moments]
     made: dict[Hashable, Any] = field(default_factory=dict)
+    ahead: Any = None  # an Ahead, where somebody wants to know scores of the site after further removals
 
     def once(self, key: Hashable, make: Callable[[Mapping[int, Moments]], Any]) -> Any:
         if key not in self.made:

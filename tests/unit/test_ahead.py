@@ -1,0 +1,92 @@
+"""Scores of a site after further removals, from the pass before them, against scoring the model that has lost them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import headprune
+from headprune.signals import ahead
+from headprune.units.paths import layer_path
+from oracles import relative_differences
+from scoring import labelled
+from zoo import ZOO
+
+
+def batches_of(name: str) -> list[dict[str, Any]]:
+    found = [labelled(ZOO[name], seed) for seed in (0, 5, 7)]
+    return [{key: value.double() if value.is_floating_point() else value for key, value in b.items()} for b in found]
+
+
+def straight() -> Any:
+    """Nothing behind the last site is curved: what it adds to the stream reaches the logits by linear maps alone."""
+    model = ZOO["vit"].build().double()
+    layer = model.get_submodule(layer_path(headprune.resolve(model)[-1].path))
+    for module in layer.modules():
+        if isinstance(module, torch.nn.Linear) and module.in_features != module.out_features:
+            torch.nn.init.zeros_(module.weight)  # no feed-forward layer
+    model.vit.layernorm = torch.nn.Identity()
+    return model
+
+
+@pytest.fixture
+def least_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repairs and residuals by plain least squares."""
+    monkeypatch.setattr("headprune.signals.residuals.RIDGE", 1e-12)
+    monkeypatch.setattr(ahead, "RIDGE", 1e-12)
+    monkeypatch.setattr("headprune.repair.solve.RIDGES", (1e-12,))
+
+
+@pytest.mark.usefixtures("least_squares")
+@pytest.mark.parametrize("gone", [[0], [2], [1, 3]])
+def test_with_nothing_curved_behind_the_site_nothing_is_left_out(gone: list[int]) -> None:
+    model, batches = straight(), batches_of("vit")
+    site = headprune.resolve(model)[-1]
+    told = headprune.score(model, batches, look_ahead=True).without(model, site, gone)
+    headprune.remove(model, [(site.index, head) for head in gone], compensate="lstsq", batches=batches)
+    truth = headprune.score(model, batches).scores[site.index]
+    assert told is not None
+    assert relative_differences(told, truth[~truth.isnan()]).max() < 1e-6
+
+
+@pytest.mark.usefixtures("least_squares")
+@pytest.mark.parametrize("name", ["bert", "albert", "deberta-v2", "llama-gqa"])
+def test_it_is_nearer_to_the_truth_than_the_scores_before(name: str) -> None:
+    """Also where the layers behind the site see something different, and where a site runs several times."""
+    before, after = [], []
+    for number in range(3):
+        model, batches = ZOO[name].build().double(), batches_of(name)
+        site = headprune.resolve(model)[-1]
+        gone = [member.index for member in site.units()[number]]
+        known = headprune.score(model, batches, look_ahead=True)
+        told = known.without(model, site, gone)
+        headprune.remove(model, site.units()[number], compensate="lstsq", batches=batches)
+        truth = headprune.score(model, batches).scores[site.index]
+        there = ~truth.isnan()
+        assert told is not None
+        before.append(relative_differences(known.scores[site.index][there], truth[there]).mean())
+        after.append(relative_differences(told, truth[there]).mean())
+    assert torch.stack(after).mean() < torch.stack(before).mean()
+
+
+def test_nothing_is_told_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches = ZOO["bert"].build(), [labelled(ZOO["bert"], 0)]
+    site = headprune.resolve(model)[0]
+    assert headprune.score(model, batches).without(model, site, [0]) is None  # nobody asked
+    assert headprune.score(model, batches, criterion="gnorm", look_ahead=True).without(model, site, [0]) is None
+    asked = headprune.score(model, batches, look_ahead=True)
+    assert asked.without(model, site, [0]) is not None
+    assert asked.without(model, site, list(site.kept)) is None  # nobody is left
+    monkeypatch.setattr(ahead, "LIMIT", 100)
+    assert headprune.score(model, batches, look_ahead=True).without(model, site, [0]) is None
+
+
+def test_a_fit_before_the_pass_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batches = ZOO["bert"].build(), [labelled(ZOO["bert"], seed) for seed in (0, 5)]
+    site = headprune.resolve(model)[1]
+    late = headprune.score(model, batches, look_ahead=True)
+    monkeypatch.setattr("headprune.signals.late.LIMIT", 0)
+    early = headprune.score(model, batches, look_ahead=True)
+    assert torch.equal(late.without(model, site, [2]), early.without(model, site, [2]))
