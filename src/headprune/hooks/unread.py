@@ -81,7 +81,7 @@ class Unread:
         self._found[number] = None
 
     def _find(self, model: PreTrainedModel, sites: Sequence[Site], task: Task, batch: Mapping[str, Any]) -> Read | None:
-        if task.per_token or any(site.applications > 1 for site in sites):
+        if task.per_token or any(site.applications > 1 for site in sites) or torch.is_inference_mode_enabled():
             return None
         if self._last == "":
             paths = dict.fromkeys(layer_path(site.path) for site in sites)
