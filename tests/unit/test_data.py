@@ -234,11 +234,12 @@ def test_neighbours_have_like_lengths() -> None:
     "lengths", [[2, 2, 2, 40, 41, 90, 90], [3, 200, 201, 202, 400], [7] * 8, [1, 2, 3, 4, 5, 6, 7, 8], [5]]
 )
 def test_no_other_cuts_waste_less_on_padding(lengths: list[int], size: int) -> None:
-    """Against all ways to cut: padding counts by tokens, a batch more as much as OVERHEAD of them."""
+    """Against all ways to cut: padding counts by tokens, a batch more as the longest sample, or OVERHEAD."""
+    overhead = max(OVERHEAD, lengths[-1])
 
     def cost(sizes: list[int]) -> int:
         ends = list(itertools.accumulate(sizes))
-        return sum(OVERHEAD + lengths[end - 1] * count for end, count in zip(ends, sizes, strict=True))
+        return sum(overhead + lengths[end - 1] * count for end, count in zip(ends, sizes, strict=True))
 
     def ways(left: int) -> Iterator[list[int]]:
         if not left:
@@ -249,6 +250,12 @@ def test_no_other_cuts_waste_less_on_padding(lengths: list[int], size: int) -> N
     found = [len(batch["labels"]) for batch in some_examples(lengths).batches(size)]
     assert max(found) <= size
     assert cost(found) == min(map(cost, ways(len(lengths))))
+
+
+def test_full_batches_have_as_many_samples_as_there_are() -> None:
+    batches = some_examples([2, 2, 2, 40, 41, 90, 90]).batches(3, full=True)
+    assert [len(batch["labels"]) for batch in batches] == [3, 3, 1]
+    assert [batch["input_ids"].shape[1] for batch in batches] == [2, 90, 90]
 
 
 def test_samples_of_one_length_fill_their_batches() -> None:

@@ -58,7 +58,8 @@ def test_the_model_stays_as_it_was(name: str) -> None:
     before = state_of(model)
     evaluator = Evaluator([labelled(ZOO[name], 0)])
     for changed in (None, [0], [len(headprune.resolve(model)) - 1]):
-        assert evaluator(model, headprune.resolve(model), changed).loss == expected
+        # From the second time on fewer rows are multiplied at once, which may round in another way.
+        assert evaluator(model, headprune.resolve(model), changed).loss == pytest.approx(expected, rel=1e-6)
         assert model.training
         assert_unchanged(model, before)
         assert not any("forward" in vars(module) for module in model.modules())
@@ -85,3 +86,39 @@ def test_no_removal_since_the_last_time_runs_no_layer() -> None:
     with counted_calls(inside) as counts:
         assert evaluator(model, sites, []).loss == first.loss
     assert set(counts.values()) == {0}
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_layers_are_computed_once_whatever_mode_they_are_in(mode: bool) -> None:
+    """What stands for an emptied site, and a model that trains, have other modes before and after."""
+    model, batches = ZOO["bert"].build().train(mode), [labelled(ZOO["bert"], seed) for seed in (0, 1)]
+    evaluator = Evaluator(batches)
+    for _ in range(2):  # the second time looks up what is read
+        evaluator(model, headprune.resolve(model))
+    headprune.remove(model, [member for unit in headprune.resolve(model)[1].units() for member in unit])
+    with counted_calls({"first": model.bert.encoder.layer[0].intermediate}) as first:
+        evaluator(model, headprune.resolve(model), [1])
+    assert first == {"first": 0}
+    with counted_calls({"middle": model.bert.encoder.layer[1].intermediate}) as middle:
+        evaluator(model, headprune.resolve(model), [2])
+    assert middle == {"middle": 0}
+
+
+def test_a_layer_that_changes_itself_is_never_answered_for() -> None:
+    """From its second batch on, after what it held was looked at: then everything is computed once more."""
+    model, batches = ZOO["bert"].build(), [labelled(ZOO["bert"], seed) for seed in (0, 1)]
+    layer, calls = model.bert.encoder.layer[0], [0]
+
+    def count(*given: Any) -> None:
+        calls[0] += 1
+        if calls[0] % 2 == 0:
+            with torch.no_grad():
+                layer.intermediate.dense.bias.add_(0.1)
+
+    evaluator = Evaluator(batches)
+    for _ in range(2):
+        evaluator(model, headprune.resolve(model))
+    handle = layer.intermediate.register_forward_pre_hook(count)
+    evaluator(model, headprune.resolve(model), [0])
+    assert calls[0] == 4  # both batches, and both again
+    handle.remove()

@@ -161,7 +161,7 @@ def test_scores_are_those_of_one_process() -> None:
 
 
 def test_trajectories_are_those_of_one_process(tmp_path: Path) -> None:
-    ways = {"greedy": GREEDY, "budget": BUDGET, "auto": {**GREEDY, "rescore": "auto"}}
+    ways = {"greedy": GREEDY, "budget": BUDGET, "auto": {**GREEDY, "batch_size": 1, "rescore": "auto"}}
     for count in (1, *COUNTS):
         pruned(count, *((tmp_path / f"{name}-{count}", how) for name, how in ways.items()))
     for name in ways:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,6 +139,22 @@ def test_scores_that_are_alike_let_few_go_at_a_time() -> None:
     taken = counts(lambda number: torch.ones(SITES, HEADS, dtype=torch.float64), ahead=True)
     assert max(taken) == 2
     assert taken[-20:] == [1] * 20
+
+
+def test_scores_below_zero_have_no_shares() -> None:
+    """Those of an order turned round: as many go as without `auto`."""
+    assert counts(lambda number: -1 / ORDER, ahead=True) == [1] * 32
+    assert counts(lambda number: -1 / ORDER, every=2, ahead=True) == [2] * 16
+
+
+def test_units_that_go_together_are_compared_as_units() -> None:
+    """Groups of four: of the four lowest units, one is the same. Of their members the lowest four all are."""
+    sites = [replace(site, group=4) for site in made_sites(torch.zeros(SITES, HEADS, dtype=torch.bool))]
+    old = torch.arange(SITES * HEADS, dtype=torch.float64).view(SITES, HEADS) // 4
+    new = torch.where(old == 0, old, 7 - old)
+    step = made_step(1, (), SITES * HEADS, old)
+    assert rescore._next(2, step, new, sites, 1) == 1
+    assert rescore._next(2, step, old, sites, 1) == 4
 
 
 def test_a_target_is_not_overshot() -> None:

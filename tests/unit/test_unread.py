@@ -103,6 +103,19 @@ def test_a_row_that_is_read_after_all_is_found_out_and_computed() -> None:
     assert found == pytest.approx(plain_loss(model, batch), rel=1e-12)
 
 
+def test_a_head_may_write_to_what_it_reads() -> None:
+    class InPlace(Pooler):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            hidden *= 2
+            return hidden[:, 0]
+
+    model, batch = in_double("bert"), double_batch("bert", 0)
+    model.bert.pooler = InPlace("first")
+    evaluator = Evaluator([batch])
+    for _ in range(2):
+        assert evaluator(model, headprune.resolve(model)).loss == pytest.approx(plain_loss(model, batch), rel=1e-12)
+
+
 def plain_loss(model: Any, batch: dict[str, Any]) -> float:
     with torch.no_grad():  # of the logits, as DeBERTa's own loss is one in float32
         return float(functional.cross_entropy(model(**batch).logits, batch["labels"]))

@@ -201,7 +201,7 @@ def score(
     with progress_bar(f"Scoring by {chosen}", len(examples)) as advance:
         result = score_model(
             subject.model,
-            examples.batches(experiment.batch_size),
+            examples.batches(experiment.batch_size, full=chosen.by_batch),
             criterion=chosen,
             labels=experiment.labels,  # type: ignore[arg-type]  # the config refuses other words
             task=subject.task,

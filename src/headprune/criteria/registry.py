@@ -89,6 +89,11 @@ class Criterion:
         return any(request.needs_labels for request in self.requests())
 
     @property
+    def by_batch(self) -> bool:
+        """Whether its score is one of whole batches, so that it depends on which samples are in one."""
+        return any(request.backward is not None and request.backward[1] == "batch" for request in self.requests())
+
+    @property
     def fitted(self) -> bool:
         """Whether something is fitted to all the data before the pass that scores."""
         return any(request.fitted for request in self.requests())

@@ -19,7 +19,7 @@ from headprune.errors import CriterionError
 from headprune.hooks.unread import Unread
 from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
-from headprune.signals.ahead import Ahead, can_look_ahead
+from headprune.signals.ahead import Ahead
 from headprune.signals.late import Late, TooMuchToKeepError
 from headprune.signals.moments import Moments, added, gather
 from headprune.signals.residuals import ResidualGradients
@@ -84,15 +84,19 @@ class ScoreResult:
         """What the metric says of the model as it was scored."""
         return None if self.metric is None else self.metric.of(self.quality)
 
-    def without(self, model: PreTrainedModel, site: Site, gone: Sequence[int]) -> torch.Tensor | None:
-        """Scores of the members of a site that stay when those with these ids leave and the others take over what they
-        can, as far as this pass can tell; None where it cannot."""
+    def without(
+        self, model: PreTrainedModel, site: Site, gone: Sequence[int], *, repaired: bool = True
+    ) -> torch.Tensor | None:
+        """Scores of the members of a site that stay when those with these ids leave and, where it is `repaired`, the
+        others take over what they can; as far as this pass can tell, and None where it cannot."""
         if self.ahead is None or self.moments is None or site.index not in self.moments or len(gone) >= site.size:
             return None
         (criterion,) = self.criteria.values()
         (request,) = criterion.requests()
-        products = self.ahead.products(model, site, self.moments[site.index], gone).double()
-        parts = ranks.gathered(criterion.sums({request: products}))
+        with ranks.agreeing():
+            products = self.ahead.products(model, site, self.moments[site.index], gone, repaired=repaired)
+            own = criterion.sums({request: products.cpu().double()})
+        parts = ranks.gathered(own)
         sums = {key: torch.stack([part[key] for part in parts]).sum(0) for key in parts[0]}
         return criterion.score(sums, self.samples, torch.ones(products.shape[1], dtype=torch.bool))
 
@@ -196,8 +200,7 @@ def score(
         listed = list(data)  # they are gone over twice
         if fitted and at_once:
             late = moments is None and not ranks.several() and can_wait(fitted.values())
-            if look_ahead and _tells_ahead(named) and can_look_ahead(sites, listed):
-                ahead = Ahead()
+            ahead = Ahead() if look_ahead and _tells_ahead(named) else None
             fit = (
                 Late(ahead=ahead)
                 if late
@@ -237,7 +240,7 @@ def score(
         moments=None if fit is None else dict(fit.moments),
         shards=shards,
         sites=tuple(sites),
-        ahead=ahead,
+        ahead=ahead if ahead is not None and ahead.is_whole() else None,
     )
 
 

@@ -14,7 +14,7 @@ from headprune.data.lazy import Rows
 from headprune.errors import DataError
 from headprune.task import IGNORED
 
-OVERHEAD = 64  # padding tokens that are as dear as one batch more
+OVERHEAD = 64  # padding that is as dear as one batch more, at the least: a sample of the longest there are
 TARGETS = ("labels", "start_positions")  # one of them is in every row that has an answer
 
 
@@ -55,12 +55,13 @@ class Examples:
         lengths = [_length(row) for row in self.rows]
         return sorted(range(len(self)), key=lambda index: (lengths[index], index))
 
-    def batches(self, size: int = 32) -> list[dict[str, torch.Tensor]]:
-        """Batches of at most so many samples, cut where lengths change so that little of them is padding."""
+    def batches(self, size: int = 32, *, full: bool = False) -> list[dict[str, torch.Tensor]]:
+        """Batches of at most so many samples, cut where lengths change so that little of them is padding; `full` ones,
+        but for the last, have as many."""
         if size < 1:
             raise DataError(f"A batch needs at least one sample, but the batch size is {size}.")
         order = self.order()
-        ends = _cuts([_length(self.rows[index]) for index in order], size)
+        ends = _cuts([0 if full else _length(self.rows[index]) for index in order], size)
         return [self._collate(order[start:end]) for start, end in itertools.pairwise([0, *ends])]
 
     def _collate(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
@@ -72,6 +73,7 @@ def _cuts(lengths: Sequence[int], size: int) -> list[int]:
     count = len(lengths)
     if not count or lengths[0] == lengths[-1]:
         return [*range(size, count, size), *([count] if count else [])]
+    overhead = max(OVERHEAD, lengths[-1])
     least, ends = [0] * (count + 1), [count] * count  # from each sample on: the cost, and the end of its batch
     for first in range(count - 1, -1, -1):
         full = min(first + size, count)
@@ -79,7 +81,7 @@ def _cuts(lengths: Sequence[int], size: int) -> list[int]:
         choices = [end for end in range(full, first, -1) if end == full or lengths[end] > lengths[end - 1]]
         costs = [lengths[end - 1] * (end - first) + least[end] for end in choices]
         best = min(range(len(costs)), key=costs.__getitem__)
-        least[first], ends[first] = costs[best] + OVERHEAD, choices[best]
+        least[first], ends[first] = costs[best] + overhead, choices[best]
     cuts, end = [], 0
     while end < count:
         end = ends[end]

@@ -108,8 +108,10 @@ class Recall:
         self._counts: Counter[str] = Counter()
 
     def again(self) -> None:
-        """The same pass begins once more."""
+        """The same pass begins once more, and what it has remembered so far does not count."""
         self._counts.clear()
+        self._storages.clear()
+        self.calls, self.bytes = {}, 0
 
     @contextmanager
     def of(self, layers: Sequence[tuple[str, nn.Module]]) -> Iterator[None]:

@@ -128,7 +128,8 @@ def _read(model: PreTrainedModel, last: str, outputs: set[str], task: Task, batc
         if not isinstance(parts[0], torch.Tensor) or not parts[0].is_floating_point():
             return output
         streams.append(parts[0].detach().requires_grad_())
-        return (streams[0], *parts[1:]) if isinstance(output, tuple) else streams[0]
+        given = streams[0].clone()  # which whoever reads it may write to, unlike what the gradient is taken at
+        return (given, *parts[1:]) if isinstance(output, tuple) else given
 
     def note(path: str) -> Callable[..., None]:
         return lambda module, args, output: maps.append((path, args[0].shape if args else torch.Size()))

@@ -50,10 +50,11 @@ class Evaluator:
         layers = self._layers(model, sites)
         with ranks.agreeing():
             once = _Pass(model, sites, task, layers, self._unread if stale or changed is None else None)
-            parts = self._over(once, known, stale)
-            if not once.held.intact():  # a layer has changed itself on the way: nothing is taken from memory
-                self._known = {}
-                parts = self._over(_Pass(model, sites, task, [], None), {}, set())
+            with torch.no_grad(), evaluating(model):
+                parts = self._over(once, known, stale)
+                if not once.held.intact():  # a layer has changed itself on the way: nothing is taken from memory
+                    self._known = {}
+                    parts = self._over(_Pass(model, sites, task, [], None), {}, set())
         self._unread = self._unread or Unread()  # who evaluates twice does so again and again
         return Quality.over_processes(task, parts)
 
@@ -61,13 +62,12 @@ class Evaluator:
         parts: dict[int, Quality] = {}
         device = input_device(once.model)
         room = self.cache_bytes
-        with torch.no_grad(), evaluating(once.model):
-            for number, _, batch in own_batches(self.batches):
-                calls = known.pop(number, {})
-                recall = Recall({key: call for key, call in calls.items() if key[0] not in stale}, room, once.held)
-                parts[number] = once.quality(number, once.task.prepare(batch, device), recall)
-                self._known[number] = recall.calls
-                room -= recall.bytes
+        for number, _, batch in own_batches(self.batches):
+            calls = known.pop(number, {})
+            recall = Recall({key: call for key, call in calls.items() if key[0] not in stale}, room, once.held)
+            parts[number] = once.quality(number, once.task.prepare(batch, device), recall)
+            self._known[number] = recall.calls
+            room -= recall.bytes
         return parts
 
     def forget(self) -> None:

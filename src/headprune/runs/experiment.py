@@ -169,7 +169,7 @@ def _run(
         subject, calibration, evaluation = load(experiment, on_disk=on_disk)
         check(experiment, subject, evaluation or calibration)
         # Rows are prepared when they are asked for, and one that cannot be must not leave half a run behind.
-        calibrating = calibration.batches(experiment.batch_size)
+        calibrating = calibration.batches(experiment.batch_size, full=experiment.made_criterion.by_batch)
         held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
     # A sweep decides everything at its start, so none of its rules to stop can change on the way.
     free = () if experiment.pace == "sweep" else stop_settings()

@@ -183,7 +183,7 @@ def _learn(
     said, scores = learned.report(), _scores(learned, model)
     closed = tuple(learned.closed())
     own = [float(scores[member.site, member.index]) for member in closed]
-    two = task.prepare(loaded.training.select([0, 1][: len(loaded.training)]).batches(2)[0], model.device)
+    two = task.prepare(loaded.training.select([0, 1][: len(loaded.training)]).batches(2, full=True)[0], model.device)
     learned.remove(verify=task.inputs(two))
     mean = sum(own) / len(own) if own else None
     if known < 2:  # an earlier process may have got this far

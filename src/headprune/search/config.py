@@ -131,8 +131,8 @@ class PruneConfig:
     )
     rescore: str = option(
         "every",
-        "How often a greedy run scores again: before 'every' step, before every n-th (4), or 'auto', as often as the "
-        "scores have moved.",
+        "How often a greedy run scores again: before 'every' step, before every n-th (4), or 'auto', which takes "
+        "several units in a step where scoring in between would hardly choose others.",
     )
     rounds: int = option(6, "Steps in which a budget is reached.", minimum=1)
     round_to: int = option(

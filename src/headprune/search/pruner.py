@@ -296,7 +296,8 @@ class Pruner:
 
     def without(self, site: Site, gone: Sequence[int]) -> torch.Tensor | None:
         """Scores of the members of a site that stay when these go as well, if the current scores can tell."""
-        return None if self._ahead is None else self._ahead.without(self.model, site, gone)
+        repaired = self.config.compensate == "lstsq"
+        return None if self._ahead is None else self._ahead.without(self.model, site, gone, repaired=repaired)
 
     def _score(self, batches: Sequence[Mapping[str, Any]]) -> ScoreResult:
         labels: Any = self.config.labels

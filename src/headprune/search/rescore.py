@@ -55,7 +55,9 @@ def together(
     one_by_one, every = replace(schedule, every=1), schedule.every
     ranked = ranked_units(scores, sites)
     total, within = sum(value for value, _ in ranked), 0.0
-    limit = every * max(1, min(_trusted(steps, scores, every), len(ranked) // (SHARE * every)))
+    limit = every * max(1, min(_trusted(steps, scores, sites, every), len(ranked) // (SHARE * every)))
+    if ranked and ranked[0][0] < 0:  # of an order turned round: there are no shares of such scores
+        limit = every
     left = {site.index: site for site in sites}
     known, chosen, unknown = scores.clone(), list[Member](), set[int]()
     for units in range(limit):
@@ -81,28 +83,22 @@ def together(
     return chosen
 
 
-def _trusted(steps: Sequence[Step], scores: torch.Tensor, every: int) -> int:
+def _trusted(steps: Sequence[Step], scores: torch.Tensor, sites: Sequence[Site], every: int) -> int:
     """How many times `every` units may go at once, by how well earlier scores would have chosen."""
     trusted = 1
     for before, now in zip(steps[1:], [*(step.scores for step in steps[2:]), scores], strict=False):
-        trusted = _next(trusted, before, now, every)
+        trusted = _next(trusted, before, now, sites, every)
     return trusted
 
 
-def _next(trusted: int, before: Step, now: torch.Tensor | None, every: int) -> int:
-    """How many times `every` units may go at once after scores that were followed by these: twice as many if the
-    scores before would have chosen as these do."""
-    known = before.scores
-    assert known is not None
+def _next(trusted: int, before: Step, now: torch.Tensor | None, sites: Sequence[Site], every: int) -> int:
+    """The same after scores that were followed by these: twice as many if the scores before would have chosen as these
+    do. `sites` are those of today, which may have lost units since."""
+    assert before.scores is not None
     assert now is not None
-    there = ~now.isnan()
-    span = min(2 * trusted * every, int(there.sum()))
-    both = set(_lowest(known.masked_fill(~there, torch.nan), span)) & set(_lowest(now, span))
-    agreed = len(both) / span if span else 1.0
+    left = ~now.isnan()
+    there = [replace(site, kept=tuple(left[site.index].nonzero().flatten().tolist())) for site in sites]
+    old, new = ([unit for _, unit in ranked_units(scores, there)] for scores in (before.scores, now))
+    span = min(2 * trusted * every, len(new))
+    agreed = len(set(old[:span]) & set(new[:span])) / span if span else 1.0
     return 2 * trusted if agreed >= ALIKE else max(1, trusted // 2) if agreed < UNLIKE else trusted
-
-
-def _lowest(scores: torch.Tensor, count: int) -> list[Member]:
-    """The members with the least scores, equal ones in order of site and member."""
-    there = (~scores.isnan()).nonzero().tolist()
-    return sorted((Member(*place) for place in there), key=lambda member: (float(scores[member]), member))[:count]

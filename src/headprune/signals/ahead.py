@@ -8,13 +8,13 @@ layers behind the site see something a little different then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from headprune import ranks
 from headprune.signals.moments import Moments
 from headprune.signals.residuals import RIDGE, ResidualMap, residual_map
 from headprune.signals.spec import unit_sums
@@ -24,36 +24,36 @@ from headprune.units import Site
 LIMIT = 1 << 29  # bytes that are kept
 
 
-def can_look_ahead(sites: Sequence[Site], batches: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether what all sites give on these batches, and the gradients there, are few enough to be kept. Processes that
-    share the batches agree on it, as each knows all of them."""
-    columns = sum(site.size * site.width * site.applications for site in sites)
-    tokens = sum(
-        max((value.numel() for value in batch.values() if isinstance(value, torch.Tensor)), default=0)
-        for batch in batches
-    )
-    return 2 * columns * tokens * 4 <= LIMIT
-
-
 @dataclass
 class Ahead:
     """What sites gave and the gradients there, of one pass over the data."""
 
     # site -> pass of a batch -> (values, gradient) [samples x tokens x columns] of each application
     seen: dict[int, dict[int, list[tuple[torch.Tensor, torch.Tensor]]]] = field(default_factory=dict)
+    bytes: int = 0
 
     def keep(self, site: Site, batch: int, values: torch.Tensor, gradient: torch.Tensor) -> None:
-        self.seen.setdefault(site.index, {}).setdefault(batch, []).append((values, gradient))
+        self.bytes += sum(tensor.numel() * tensor.element_size() for tensor in (values, gradient))
+        if self.bytes > LIMIT:
+            self.seen.clear()
+        else:
+            self.seen.setdefault(site.index, {}).setdefault(batch, []).append((values, gradient))
 
-    def products(self, model: PreTrainedModel, site: Site, moments: Moments, gone: Sequence[int]) -> torch.Tensor:
+    def is_whole(self) -> bool:
+        """Whether all that went by was kept. Several processes share the limit, so that they tell what one would."""
+        return sum(ranks.gathered(self.bytes)) <= LIMIT
+
+    def products(
+        self, model: PreTrainedModel, site: Site, moments: Moments, gone: Sequence[int], *, repaired: bool
+    ) -> torch.Tensor:
         """<R, df/dZ> of each sample and member that stays, [samples x members], when the members with these ids leave
-        and the others take over what they can."""
+        and, where that is `repaired`, the others take over what they can."""
         lost = [site.position(member) for member in gone]
         kept = [position for position in range(site.size) if position not in set(lost)]
         staying, leaving = (torch.tensor(site.columns(positions)) for positions in (kept, lost))
         left = replace(site, kept=tuple(site.kept[position] for position in kept), order=())  # member after member
         fitted = residual_map(model, left, _part(moments, staying))
-        across = _taken_over(model, site, moments, staying, leaving)
+        across = _taken_over(model, site, moments, staying, leaving) if repaired else None
         found = []
         for applications in self.seen.get(site.index, {}).values():
             own = [_products(left, fitted, across, *what, staying, leaving) for what in applications]
@@ -64,15 +64,17 @@ class Ahead:
 def _products(
     left: Site,
     fitted: ResidualMap,
-    across: torch.Tensor,
+    across: torch.Tensor | None,
     values: torch.Tensor,
     gradient: torch.Tensor,
     staying: torch.Tensor,
     leaving: torch.Tensor,
 ) -> torch.Tensor:
     gradient = widened(gradient)
-    shifted = gradient[..., staying] + gradient[..., leaving] @ across.t().to(gradient)
-    return left.split((fitted.of(values[..., staying]) * shifted).sum(1)).sum(-1)
+    staying_gradient = gradient[..., staying]
+    if across is not None:
+        staying_gradient = staying_gradient + gradient[..., leaving] @ across.t().to(gradient)
+    return left.split((fitted.of(values[..., staying]) * staying_gradient).sum(1)).sum(-1)
 
 
 def _part(moments: Moments, columns: torch.Tensor) -> Moments:

@@ -114,7 +114,7 @@ class _ResidualGateMeter(GateMeter):
         else:
             super().read(site, values, gradient)
             if self.view.fit.ahead is not None:
-                self.view.fit.ahead.keep(site, id(self.view), values, gradient)
+                self.view.fit.ahead.keep(site, self.view.number, values, gradient)
 
     def settle(self) -> None:
         for site, values, gradient in self.waiting:

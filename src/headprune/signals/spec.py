@@ -6,6 +6,7 @@ that. A new signal is a new file with a request and its meter; nothing else has 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class View:
     labels: Labels = "given"
     fit: Any = None  # where a request is fitted to all the data: a Fit, or a Late that stands for it
     backward: Backward | None = None  # the backward pass that runs now
+    number: int = field(default_factory=itertools.count().__next__)  # no other view has it, not even after this one
 
     def blank(self, *lead: int, size: int | None = None) -> torch.Tensor:
         """Zeros [lead x batch x sites x members]."""
