@@ -258,6 +258,12 @@ def test_full_batches_have_as_many_samples_as_there_are() -> None:
     assert [batch["input_ids"].shape[1] for batch in batches] == [2, 90, 90]
 
 
+def test_the_longest_samples_make_a_full_batch() -> None:
+    batch = some_examples([2, 90, 2, 40, 41, 90]).longest(3)
+    assert batch["labels"].tolist() == [4, 1, 5]
+    assert len(some_examples([2, 3]).longest(8)["labels"]) == 2
+
+
 def test_samples_of_one_length_fill_their_batches() -> None:
     assert [len(batch["labels"]) for batch in some_examples([4] * 8).batches(3)] == [3, 3, 2]
     assert [len(batch["labels"]) for batch in some_examples([4] * 8 + [5]).batches(3)] == [3, 3, 3]

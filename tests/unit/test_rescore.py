@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ import torch
 import headprune
 from headprune.errors import ScheduleError
 from headprune.measure.trajectory import Step
+from headprune.runs.experiment import run_experiment
 from headprune.search import rescore
-from headprune.search.config import PruneConfig
+from headprune.search.config import Experiment, PruneConfig
 from headprune.search.pruner import Pruner
 from headprune.search.schedule import Schedule
 from headprune.units import Member, NeuronSite
+from runs import material
 from scoring import labelled
 from zoo import ZOO
 
@@ -230,3 +233,16 @@ def test_a_run_that_was_killed_goes_on_byte_for_byte(word: str, criterion: str, 
     whole = run()
     for kept in range(1, len(whole)):
         assert run([Step.from_json(json.loads(line)) for line in whole[:kept]]) == whole
+
+
+@pytest.mark.parametrize("first", [9, 8, 7])
+def test_a_run_goes_further_as_if_it_had_never_stopped(first: int, tmp_path: Path) -> None:
+    """Where a budget ended in the middle of a step, that step is taken again."""
+
+    def run(keep: int, out: Path) -> list[str]:
+        data = {"model": material().bert, "data": material().data_csv, "calibration_samples": 10}
+        run_experiment(Experiment(**data, batch_size=4, keep=keep, rescore="auto"), out, measure=False, publish=False)
+        return (out / "steps.jsonl").read_text().splitlines()
+
+    run(first, tmp_path / "on")
+    assert run(2, tmp_path / "on") == run(2, tmp_path / "whole")

@@ -64,6 +64,10 @@ class Examples:
         ends = _cuts([0 if full else _length(self.rows[index]) for index in order], size)
         return [self._collate(order[start:end]) for start, end in itertools.pairwise([0, *ends])]
 
+    def longest(self, size: int) -> dict[str, torch.Tensor]:
+        """One batch of so many samples, the longest there are: what times and memory are measured on."""
+        return self._collate(self.order()[-size:])
+
     def _collate(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         return collate([self.rows[index] for index in indices], self.padding)
 

@@ -30,6 +30,7 @@ from headprune.runs.subject import Subject, find_device, load_subject, read_exam
 from headprune.runs.sweeping import OnLayer, check_sweepable, clear_parts, refuse_unsweepable, sweep_into
 from headprune.search.config import Experiment, migrated, stop_settings
 from headprune.search.pruner import PruneResult, prune
+from headprune.search.rescore import AUTO
 from headprune.search.rounds import refuse_unreachable
 from headprune.store.checkpoint import load as load_model
 from headprune.store.checkpoint import save
@@ -180,7 +181,8 @@ def _run(
                     on_step(step)
             return ranks.by_first(lambda: _published(out, run, publish))
         if run is not None and run.changed and experiment.pace not in ("rounds", "sweep"):
-            run.drop_short_step(experiment.every, [site.group for site in resolve(subject.model)])
+            units = None if experiment.rescore == AUTO else experiment.every
+            run.drop_short_step(units, [site.group for site in resolve(subject.model)])
         if experiment.pace == "sweep":
             assert run is not None  # of several processes it is refused
             given = run, experiment, subject.model, subject.task, calibrating, held_out
@@ -201,7 +203,7 @@ def _run(
         def conclude() -> dict[str, Any]:
             assert run is not None
             samples = {"calibration": len(calibration), "evaluation": len(evaluation or calibration)}
-            batch = (calibrating if held_out is None else held_out)[-1]
+            batch = (evaluation or calibration).longest(experiment.batch_size)
             run.finish(_concluded(experiment, run, result, {"samples": samples, "task": subject.task.name}, batch))
             return _published(out, run, publish)
 

@@ -141,15 +141,16 @@ class Run(Journal):
     def step(self, step: Step, seconds: Mapping[str, float]) -> None:
         self.append(step, seconds)
 
-    def drop_short_step(self, every: int, groups: Sequence[int]) -> None:
-        """Forget a last step that a budget cut short: a run that goes further takes it whole."""
+    def drop_short_step(self, every: int | None, groups: Sequence[int]) -> None:
+        """Forget a last step that a budget cut short, which it may have where nobody knows how many units a step has: a
+        run that goes further takes it whole."""
         if len(self.steps) < 2:
             return
         units = {
             (site, index // groups[site]) if site < len(groups) else (site, index)
             for site, index in self.steps[-1].removed
         }
-        if len(units) < every:
+        if every is None or len(units) < every:
             self.steps.pop()
             lines = [json.dumps(step.to_json()) + "\n" for step in self.steps]
             self._write("steps.jsonl", "".join(lines))

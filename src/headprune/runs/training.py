@@ -92,8 +92,8 @@ class _Loaded:
     subject: Subject
     experiment: Experiment
     training: Examples
-    evaluation: Sequence[Mapping[str, Any]]
-    samples: int
+    held_out: Examples
+    evaluation: Sequence[Mapping[str, Any]]  # in batches
 
     def quality(self, model: PreTrainedModel) -> Quality:
         return Evaluator(self.evaluation, self.subject.task, cache_bytes=0)(model, ())
@@ -212,13 +212,14 @@ def _finish(
     mask = kept_mask(sites_of(model, asked.gates.kinds))
     result = PruneResult(model, dense, run.steps, len(run.steps) - 1, metric, mask, _rule(asked.gates))
     folders = {"dense": source, "pruned": run.path / "model"}
+    batch = loaded.held_out.longest(loaded.experiment.batch_size)
     run.finish(
         {
-            "samples": {"training": len(loaded.training), "evaluation": loaded.samples},
+            "samples": {"training": len(loaded.training), "evaluation": len(loaded.held_out)},
             "task": loaded.subject.task.name,
             "result": record_of(result),
             "gates": dict(said),
-            "savings": savings(dense, model, loaded.evaluation[-1], folders=folders, task=loaded.subject.task),
+            "savings": savings(dense, model, batch, folders=folders, task=loaded.subject.task),
         }
     )
 
@@ -244,7 +245,7 @@ def _load(asked: Training) -> _Loaded:
     if not left:
         raise DataError(f"All rows of {asked.data} evaluate, and none is left to train on; give other data.")
     training = training if len(left) == len(training) else training.select(left)
-    return _Loaded(subject, experiment, training, chosen.batches(experiment.batch_size), len(chosen))
+    return _Loaded(subject, experiment, training, chosen, chosen.batches(experiment.batch_size))
 
 
 def _with_rate(asked: Training, loaded: _Loaded) -> GateConfig:
