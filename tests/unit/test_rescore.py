@@ -236,8 +236,12 @@ def test_a_run_that_was_killed_goes_on_byte_for_byte(word: str, criterion: str, 
 
 
 @pytest.mark.parametrize("first", [9, 8, 7])
-def test_a_run_goes_further_as_if_it_had_never_stopped(first: int, tmp_path: Path) -> None:
+def test_a_run_goes_further_as_if_it_had_never_stopped(
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where a budget ended in the middle of a step, that step is taken again."""
+    for name, limit in {"CALM": 1.0, "ALIKE": 0.0, "SHARE": 2}.items():  # so that 1, 2, 4, 2, 1 go, to the last two
+        monkeypatch.setattr(rescore, name, limit)
 
     def run(keep: int, out: Path) -> list[str]:
         data = {"model": material().bert, "data": material().data_csv, "calibration_samples": 10}
