@@ -203,3 +203,21 @@ def test_a_model_comes_back_as_it_was() -> None:
     task = headprune.task_of(model)
     observe(model, headprune.resolve(model), batch, [], task=task, reading=lambda batch: read_of(model, batch))
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_what_is_read_is_looked_up_once() -> None:
+    """A pass tells which layer is last; a batch takes one to see what is read and, where no NaN would tell later, one
+    to prove it."""
+    batches = [labelled(ZOO["bert"], seed) for seed in (0, 5)]
+
+    def passes(**patches: Any) -> int:
+        model, ran = ZOO["bert"].build(), []
+        model.register_forward_pre_hook(lambda *given: ran.append(1))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, function in patches.items():
+                patch.setattr(Unread, name, function)
+            list(Pruner(model, batches, headprune.PruneConfig(keep=2), evaluation=batches))
+        return len(ran)
+
+    looked_up = passes() - passes(of=lambda *given: None)
+    assert looked_up == (1 + 2 * len(batches)) + (1 + len(batches))
