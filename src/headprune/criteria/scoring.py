@@ -199,7 +199,7 @@ def score(
     if fitted or gathering:
         listed = list(data)  # they are gone over twice
         if fitted and at_once:
-            late = moments is None and not ranks.several() and can_wait(fitted.values())
+            late = moments is None and can_wait(fitted.values())
             ahead = Ahead() if look_ahead and _tells_ahead(named) else None
             fit = (
                 Late(ahead=ahead)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from headprune.signals import Request, ZeroProbabilities, observe
 from headprune.signals.late import Answer, Late, TooMuchToKeepError, settled
 from headprune.signals.spec import Fit
 from headprune.task import Labels, Task, batch_size, own_batches
+from headprune.task.batch import Numbered
 from headprune.units import Site, kept_mask
 
 Sums = dict[str, dict[str, torch.Tensor]]  # criterion -> its sums over samples
@@ -55,16 +57,16 @@ class Pass:
 
     def over(self, batches: Iterable[Mapping[str, Any]], progress: Progress | None = None) -> None:
         """Go over all batches, which several processes share; all of them get the sums over all."""
-        known = list(batches) if isinstance(self.fit, Late) else ()
+        if isinstance(self.fit, Late):
+            batches = list(batches)
+        own = own_batches(batches)
+        if isinstance(self.fit, Late):
+            self._begin(own, batches, progress)
         with ranks.agreeing():
-            for number, _, batch in own_batches(known or batches):
-                self.add(number, batch)
-                if number == 0 and isinstance(self.fit, Late) and not self.fit.fits(batch, known):
-                    raise TooMuchToKeepError
-                if progress is not None:
-                    progress(batch_size(batch))
-            if isinstance(self.fit, Late):
-                self.settle()
+            for one in own:
+                self._go_over(one, progress)
+        if isinstance(self.fit, Late):
+            self.settle()
         parts = ranks.gathered((self.sums, self.zeros, self.samples, self.tokens))
         sums, zeros, samples, tokens = zip(*parts, strict=True)
         if progress is not None and len(parts) > 1:
@@ -73,6 +75,24 @@ class Pass:
         self.sums = summed([own for own, count in zip(sums, samples, strict=True) if count] or [{}])
         seen = [own for own in zeros if own is not None]
         self.zeros = torch.stack(seen).sum(0) if seen else None
+
+    def _begin(self, own: Iterator[Numbered], batches: Iterable[Mapping[str, Any]], progress: Progress | None) -> None:
+        """See by the first batch whether all of them can wait for their fit, in every process or in none."""
+        assert isinstance(self.fit, Late)
+        fits = True
+        with ranks.agreeing():
+            for one in itertools.islice(own, 1):  # of more processes than batches some have none
+                self._go_over(one, progress)
+                fits = self.fit.fits(one.batch, list(batches))
+        if not all(ranks.gathered(fits)):
+            raise TooMuchToKeepError
+
+    def _go_over(self, one: Numbered, progress: Progress | None) -> None:
+        if isinstance(self.fit, Late):
+            self.fit.first = one.first
+        self.add(one.number, one.batch)
+        if progress is not None:
+            progress(batch_size(one.batch))
 
     @property
     def quality(self) -> Quality:
@@ -114,14 +134,14 @@ class Pass:
         else:
             self._take(number, seen.answers)
 
-    def settle(self) -> Fit:
+    def settle(self) -> None:
         """Where the fit comes late: make it of what has passed by, and answer what waits for it."""
         assert isinstance(self.fit, Late)
-        self.fit = self.fit.fit(self.task)
-        for number, answers in self.waiting:
-            self._take(number, answers)
+        self.fit = self.fit.fit(self.task, self.samples)
+        with ranks.agreeing():
+            for number, answers in self.waiting:
+                self._take(number, answers)
         self.waiting.clear()
-        return self.fit
 
     def _take(self, number: int, given: Mapping[Request, Answer]) -> None:
         assert not isinstance(self.fit, Late)

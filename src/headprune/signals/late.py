@@ -6,12 +6,14 @@ gave and the gradients there are kept, as far as memory allows, until then: the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from headprune import ranks
 from headprune.signals.moments import Gathering
 from headprune.signals.spec import Fit, Meter, View
 from headprune.task import Task, batch_size
@@ -30,9 +32,14 @@ class TooMuchToKeepError(Exception):
 class Late:
     """Stands for a fit while its data passes by."""
 
-    given: list[tuple[Site, Mapping[str, Any], torch.Tensor]] = field(default_factory=list)
+    given: list[tuple[Site, Mapping[str, Any], int, torch.Tensor]] = field(default_factory=list)
+    first: int = 0  # the number of the first sample of the batch that passes by
     bytes: int = 0
     ahead: Any = None  # for the fit
+
+    def take(self, site: Site, batch: Mapping[str, Any], outputs: torch.Tensor) -> None:
+        """What the output map of a site is given in a batch, or in a part of it."""
+        self.given.append((site, batch, self.first, self.keep(outputs)))
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         self.bytes += tensor.numel() * tensor.element_size()
@@ -42,16 +49,17 @@ class Late:
         """Whether all batches will, by what the first of them took."""
         return self.bytes * sum(map(_numbers, batches)) <= LIMIT * max(_numbers(seen), 1)
 
-    def fit(self, task: Task) -> Fit:
-        """The fit to all that has passed by."""
+    def fit(self, task: Task, samples: int) -> Fit:
+        """The fit to all that has passed by, so many samples here, and in all processes."""
         gathering = Gathering(task)
-        last: Mapping[str, Any] | None = None
-        for site, batch, outputs in self.given:
-            if last is not None and batch is not last:
-                gathering.samples += batch_size(last)
-            last = batch
-            gathering.see(site, outputs, batch, gathering.samples)
-        gathering.samples += 0 if last is None else batch_size(last)
+        gathering.samples = samples
+        with ranks.agreeing():
+            for first, whole in itertools.groupby(self.given, key=lambda given: given[2]):
+                number = first
+                for _, part in itertools.groupby(whole, key=lambda given: id(given[1])):  # samples that came one by one
+                    for site, batch, _, outputs in (seen := list(part)):
+                        gathering.see(site, outputs, batch, number)
+                    number += batch_size(seen[0][1])
         return Fit(gathering.moments(), ahead=self.ahead)
 
 

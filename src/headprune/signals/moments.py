@@ -124,7 +124,20 @@ class Gathering:
             self.found[site.index].add(tokens, (rows + first) % FOLDS)
 
     def moments(self) -> dict[int, Moments]:
-        return {index: _counted(moments, self.samples) for index, moments in self.found.items()}
+        """Those of all processes, whose samples have their numbers in all the data already."""
+        if not ranks.several():
+            return {index: _counted(moments, self.samples) for index, moments in self.found.items()}
+        parts = ranks.gathered(({index: own.shift for index, own in self.found.items()}, self.samples))
+        shifts: dict[int, torch.Tensor] = {}
+        for own, _ in parts:
+            shifts = {**own, **shifts}
+        result = {}
+        for index in sorted(shifts):
+            known = self.found.get(index)
+            moved = Moments.about(shifts[index]) if known is None else known._about(shifts[index])
+            ranks.add_up(moved.total, moved.products, moved.counts)
+            result[index] = _counted(moved, sum(count for _, count in parts))
+        return result
 
 
 def gather(
@@ -156,24 +169,7 @@ def gather(
             with torch.no_grad(), evaluating(model), watched(model, wanted, output=see), stopping:
                 model(**few_logits(model, task.inputs(batch)))
             gathering.samples += batch_size(batch)
-    return _over_processes(gathering.found, gathering.samples)
-
-
-def _over_processes(found: Mapping[int, Moments], samples: int) -> dict[int, Moments]:
-    """The moments of all processes, whose samples have their numbers in all the data already."""
-    if not ranks.several():
-        return {index: _counted(moments, samples) for index, moments in found.items()}
-    parts = ranks.gathered(({index: own.shift for index, own in found.items()}, samples))
-    shifts: dict[int, torch.Tensor] = {}
-    for own, _ in parts:
-        shifts = {**own, **shifts}
-    result = {}
-    for index in sorted(shifts):
-        known = found.get(index)
-        moved = Moments.about(shifts[index]) if known is None else known._about(shifts[index])
-        ranks.add_up(moved.total, moved.products, moved.counts)
-        result[index] = _counted(moved, sum(count for _, count in parts))
-    return result
+    return gathering.moments()
 
 
 def _counted(moments: Moments, samples: int) -> Moments:

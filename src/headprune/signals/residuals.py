@@ -106,7 +106,7 @@ class _ResidualGateMeter(GateMeter):
     def output(self, site: Site, columns: torch.Tensor) -> None:
         super().output(site, columns)
         if isinstance(self.view.fit, Late):
-            self.view.fit.given.append((site, self.view.batch, self.view.fit.keep(columns.detach())))
+            self.view.fit.take(site, self.view.batch, columns.detach())
 
     def read(self, site: Site, values: torch.Tensor, gradient: torch.Tensor) -> None:
         if isinstance(self.view.fit, Late):
