@@ -19,6 +19,7 @@ from headprune import ranks
 from headprune.errors import NonFiniteError
 from headprune.runs.experiment import Experiment, run_experiment
 from headprune.search.pruner import Pruner
+from headprune.signals import late
 from headprune.task import own_batches
 from processes import commanded, together
 from runs import environment, interrupt, material, steps_of
@@ -155,6 +156,32 @@ def test_scores_are_those_of_one_process() -> None:
             assert loss == pytest.approx(heads.loss, rel=1e-12)
             assert torch.equal(predictions, heads.predictions)
             torch.testing.assert_close(zeros, heads.zero_probabilities)
+
+
+@pytest.mark.parametrize("limit", [late.LIMIT, 0], ids=["kept", "too-much"])
+def test_what_is_fitted_takes_the_passes_of_one_process(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One over its share of the data, and one more to gather moments before it where there is too much to keep; the
+    batch that tells so runs once for nothing. Processes without a batch join in."""
+    monkeypatch.setattr(late, "LIMIT", limit)
+    data = batches()
+
+    def scored() -> Any:
+        model, passes = ZOO["bert"].build().eval(), []
+        model.register_forward_pre_hook(lambda *given: passes.append(1))
+        result = headprune.score(model, data, criterion="residual-gradient")
+        return result.scores, [own.counts for own in result.moments.values()], len(passes)
+
+    def work(number: int) -> Any:
+        ranks.start()
+        return *scored(), len(list(own_batches(data)))
+
+    scores, counts, passes = scored()
+    assert passes == (len(data) if limit else 2 * len(data) + 1)
+    for count in (2, 6):
+        for _, (own, tokens, ran, share), _ in together(count, work):
+            torch.testing.assert_close(own, scores, rtol=1e-6, atol=0, equal_nan=True)
+            assert all(map(torch.equal, tokens, counts))
+            assert ran == (share if limit else 2 * share + min(share, 1))
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
