@@ -144,8 +144,7 @@ class Pruner:
             held_out = self.calibration  # measured apart, as a step that does not score again has no pass to share
         self._evaluator = None if held_out is None else Evaluator(held_out, self.task)
         self._scores: torch.Tensor | None = None  # of the model as it is now, if they are known
-        self._moments: dict[int, Moments] | None = None  # likewise
-        self._ahead: ScoreResult | None = None  # likewise, where it can tell how they will change
+        self._result: ScoreResult | None = None  # that they come from, with moments and what they will be
         self._unread = Unread(prove=True)  # of the calibration data
         self._verified_empty = self._stopped = False
         found = survey(model)
@@ -237,7 +236,7 @@ class Pruner:
         for step in self.known:
             for observer in self.observers:
                 observer.replayed(step)
-        self._scores = self._moments = self._ahead = None
+        self._scores = self._result = None
         if self._evaluator is not None:
             self._evaluator.forget()  # it has seen the dense model, and many units are gone since
         elif len(self.known) > 1 and self._goes_on():
@@ -292,12 +291,12 @@ class Pruner:
     @property
     def moments(self) -> dict[int, Moments] | None:
         """Those that the current scores rest on, if they are known."""
-        return self._moments
+        return None if self._result is None else self._result.moments
 
     def without(self, site: Site, gone: Sequence[int]) -> torch.Tensor | None:
         """Scores of the members of a site that stay when these go as well, if the current scores can tell."""
         repaired = self.config.compensate == "lstsq"
-        return None if self._ahead is None else self._ahead.without(self.model, site, gone, repaired=repaired)
+        return None if self._result is None else self._result.without(self.model, site, gone, repaired=repaired)
 
     def _score(self, batches: Sequence[Mapping[str, Any]]) -> ScoreResult:
         labels: Any = self.config.labels
@@ -316,12 +315,12 @@ class Pruner:
         )
 
     def _know(self, result: ScoreResult) -> torch.Tensor:
-        self._scores, self._moments, self._ahead = result.scores, result.moments, result
+        self._scores, self._result = result.scores, result
         return result.scores
 
     def _measure(self, changed: Sequence[int] | None) -> Quality:
         """Evaluate the model; where the calibration data serves for it, its scores come from the same pass."""
-        self._scores = self._moments = self._ahead = None
+        self._scores = self._result = None
         if self._evaluator is not None:
             return self._evaluator(self.model, self.sites, changed)
         result = self._score(self.calibration)

@@ -1,4 +1,4 @@
-"""How often a greedy run scores again: before every step, before every n-th, or as often as the scores have moved.
+"""How often a greedy run scores again: before every step, before every n-th, or before steps of several units.
 
 `auto` takes several units at once while that is safe: old scores would have chosen as new ones do, what leaves together
 is a small part of all that is left, and scores at a site that has lost a unit are those that it will have then. It

@@ -53,8 +53,9 @@ class Schedule:
 
 def ranked_units(scores: torch.Tensor, sites: Sequence[Site]) -> list[tuple[float, tuple[Member, ...]]]:
     """The units that can go with their scores, least important first."""
+    values = scores.double().tolist()  # at once: thousands of tensors of one number take seconds
     return sorted(
-        (float(scores[site.index, [member.index for member in unit]].double().mean()), unit)
+        (sum(values[member.site][member.index] for member in unit) / len(unit), unit)
         for site in sites
         if not site.obstacle
         for unit in site.units()
