@@ -14,12 +14,13 @@ from headprune import defaults, ranks
 from headprune.criteria.fitting import Shard, asked_sites, can_wait, fitted_sums, groups
 from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
-from headprune.criteria.sweep import Pass, Progress, Sums, finished, finite, summed
+from headprune.criteria.sweep import LayersChangedError, Pass, Progress, Sums, finished, finite, summed
 from headprune.errors import CriterionError
 from headprune.hooks.unread import Unread
 from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
 from headprune.signals.ahead import Ahead
+from headprune.signals.graphs import Graphs
 from headprune.signals.late import Late, TooMuchToKeepError
 from headprune.signals.moments import Moments, added, gather
 from headprune.signals.residuals import ResidualGradients
@@ -157,6 +158,7 @@ def score(
     moments: Mapping[int, Moments] | None = None,
     progress: Progress | None = None,
     unread: Unread | None = None,
+    graphs: Graphs | None = None,
     look_ahead: bool = False,
     **options: Any,
 ) -> ScoreResult:
@@ -168,7 +170,8 @@ def score(
     not say it. `units` are "heads", "neurons" or both: "heads,neurons". Where feed-forward layers are too wide for the
     memory that `criteria.fitting.LIMIT` allows, criteria that are fitted take two passes over the data for every group
     of layers that fits. `moments` are those of all the data where `batches` are a shard of it that was gathered before.
-    `unread` is for who scores the same batches again and again: what is known of rows that no prediction reads.
+    `unread` and `graphs` are for who scores the same batches again and again: what is known of rows that no prediction
+    reads, and what layers gave that have not changed since.
     With `look_ahead` the result knows scores `without` some units as well, if the criterion can tell them.
     In a group of processes (torch.distributed) all of them call this with the same batches, share the work, and get the
     same result.
@@ -190,40 +193,36 @@ def score(
     known = task if isinstance(task, Task) else task_of(model, task)
     warn_of_precision(model)
     started = time.perf_counter()
-    fit: Fit | Late | None = None
-    ahead: Ahead | None = None
-    data = checked_batches(batches)
     fitted = {name: one for name, one in named.items() if one.fitted}
-    at_once = moments is not None or len(groups(sites)) == 1
     gathering = {name: one for name, one in named.items() if one.gathers}
-    if fitted or gathering:
-        listed = list(data)  # they are gone over twice
-        if fitted and at_once:
-            late = moments is None and can_wait(fitted.values())
-            ahead = Ahead() if look_ahead and _tells_ahead(named) else None
-            fit = (
-                Late(ahead=ahead)
-                if late
-                else Fit(gather(model, sites, listed, known) if moments is None else moments, ahead=ahead)
-            )
-        data = iter(listed)
+    at_once = moments is not None or len(groups(sites)) == 1
     together = named if at_once else {name: one for name, one in named.items() if name not in fitted}
-    pass_over = Pass(model, sites, together, known, labels, fit, unread)
-    try:
-        pass_over.over(data, progress)
-    except TooMuchToKeepError:
-        ahead = None if ahead is None else Ahead()
-        fit = Fit(gather(model, sites, listed, known), ahead=ahead)
-        pass_over = Pass(model, sites, together, known, labels, fit, unread)
-        pass_over.over(listed, progress)
+    again = bool(fitted or gathering or graphs is not None)
+    data: Iterable[Mapping[str, Any]] = list(checked_batches(batches)) if again else checked_batches(batches)
+    late = moments is None and can_wait(fitted.values())
+    while True:
+        fit: Fit | Late | None = None
+        ahead = Ahead() if look_ahead and at_once and _tells_ahead(named) else None
+        if fitted and at_once and late:
+            fit = Late(ahead=ahead)
+        elif fitted and at_once:
+            fit = Fit(gather(model, sites, data, known) if moments is None else moments, ahead=ahead)
+        pass_over = Pass(model, sites, together, known, labels, fit, unread, graphs)
+        try:
+            pass_over.over(data, progress)
+            break
+        except TooMuchToKeepError:
+            late = False
+        except LayersChangedError:
+            graphs = None
     fit = pass_over.fit if isinstance(pass_over.fit, Fit) else None
-    shards = (Shard(model, listed, fitted, known, labels, kinds, pass_over.kept),) if fitted else ()
+    shards = (Shard(model, list(data), fitted, known, labels, kinds, pass_over.kept),) if fitted else ()
     if not at_once and fitted:
         pass_over.sums.update(fitted_sums(shards))
         pass_over.criteria = named
     scores = pass_over.scores()
     for name, one in gathering.items():
-        own = one.from_data(model, sites, listed, known, labels)
+        own = one.from_data(model, sites, list(data), known, labels)
         scores[name] = finite(one, own, pass_over.kept, sites)
     scores = ranks.told({name: scores[name] for name in named})  # which all processes go by, to the last bit
     return ScoreResult(

@@ -18,6 +18,7 @@ from headprune.hooks.unread import Read, Unread
 from headprune.hooks.watch import watched
 from headprune.measure.quality import Quality
 from headprune.signals import Request, ZeroProbabilities, observe
+from headprune.signals.graphs import GraphPass, Graphs
 from headprune.signals.late import Answer, Late, TooMuchToKeepError, settled
 from headprune.signals.spec import Fit
 from headprune.task import Labels, Task, batch_size, own_batches
@@ -26,6 +27,10 @@ from headprune.units import Site, kept_mask
 
 Sums = dict[str, dict[str, torch.Tensor]]  # criterion -> its sums over samples
 Progress = Callable[[int], None]  # called with the number of samples of each batch that is done
+
+
+class LayersChangedError(Exception):
+    """Layers have changed themselves in a pass, so nothing of it that came from memory can be trusted."""
 
 
 class Pass:
@@ -40,10 +45,12 @@ class Pass:
         labels: Labels,
         fit: Fit | Late | None,
         unread: Unread | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self.model, self.sites, self.criteria = model, sites, criteria
         self.task, self.labels, self.fit = task, labels, fit
-        self.unread = unread
+        self.unread, self.graphs = unread, graphs
+        self.memory: GraphPass | None = None  # of the pass that runs
         self.kept = kept_mask(sites)
         requests = dict.fromkeys(request for criterion in criteria.values() for request in criterion.requests())
         if any("attention probabilities" in request.needs for request in requests):
@@ -60,6 +67,7 @@ class Pass:
         if isinstance(self.fit, Late):
             batches = list(batches)
         own = own_batches(batches)
+        self.memory = None if self.graphs is None else self.graphs.start(self.model, self.sites)
         if isinstance(self.fit, Late):
             self._begin(own, batches, progress)
         with ranks.agreeing():
@@ -67,6 +75,8 @@ class Pass:
                 self._go_over(one, progress)
         if isinstance(self.fit, Late):
             self.settle()
+        if self.memory is not None and not self.memory.finish(self.fit if isinstance(self.fit, Fit) else None):
+            raise LayersChangedError
         parts = ranks.gathered((self.sums, self.zeros, self.samples, self.tokens))
         sums, zeros, samples, tokens = zip(*parts, strict=True)
         if progress is not None and len(parts) > 1:
@@ -126,6 +136,8 @@ class Pass:
             fit=self.fit,
             see=see,
             reading=None if self.unread is None else reading,
+            graphs=self.memory,
+            number=number,
         )
         self.samples += batch_size(batch)
         self.tokens += seen.tokens
@@ -137,7 +149,8 @@ class Pass:
     def settle(self) -> None:
         """Where the fit comes late: make it of what has passed by, and answer what waits for it."""
         assert isinstance(self.fit, Late)
-        self.fit = self.fit.fit(self.task, self.samples)
+        known = None if self.memory is None else self.memory.known_fit()
+        self.fit = self.fit.fit(self.task, self.samples, known)
         with ranks.agreeing():
             for number, answers in self.waiting:
                 self._take(number, answers)

@@ -1,8 +1,8 @@
 """Rows of the last layer that nobody reads are not computed.
 
-A classifier that looks at one token of its last layer needs the keys and values of all tokens there, and everything
-behind them of that one token. Which rows are read is found by a gradient, and proven each time: what is left out is
-NaN, and a NaN that anything reads reaches the logits.
+A classifier that looks at one token of its last layer needs the keys and values of all tokens there, and of that one
+token its query and everything behind attention. Which rows are read is found by a gradient, and proven each time: what
+is left out is NaN, and a NaN that anything reads reaches the logits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headprune.hooks.calls import standing_in
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import frozen, hooks
 from headprune.task import Task
-from headprune.units import Site
+from headprune.units import AttentionSite, Site
 from headprune.units.paths import layer_path, submodule
 
 WORTHWHILE = 0.5  # of the rows at most are read; else there is little to leave out
@@ -32,14 +32,17 @@ class Read:
     """What is read of the last layer in one batch."""
 
     layer: str
-    maps: tuple[str, ...]  # the linear maps behind its attention, in the order in which they run
+    queries: tuple[str, ...]  # the linear maps that make queries and nothing else
+    maps: tuple[str, ...]  # those behind its attention, in the order in which they run
     shape: torch.Size  # [samples x tokens]
     rows: torch.Tensor  # that are read, of samples times tokens
 
     @contextmanager
-    def only(self, model: nn.Module, fill: float = torch.nan) -> Iterator[None]:
-        """These maps compute the rows that are read for the length of the block, and give `fill` for the others."""
-        found = [submodule(model, path) for path in self.maps]  # which may have left with the last unit of its site
+    def only(self, model: nn.Module, fill: float = torch.nan, *, queries: bool = False) -> Iterator[None]:
+        """These maps compute the rows that are read for the length of the block, and give `fill` for the others. Those
+        of `queries` do so where nobody wants to see what attention gives for other rows."""
+        paths = (*self.queries, *self.maps) if queries else self.maps
+        found = [submodule(model, path) for path in paths]  # which may have left with the last unit of its site
         there = [module for module in found if module is not None]
         with standing_in([(module, self._some_rows(module, fill)) for module in there]):
             yield
@@ -88,8 +91,8 @@ class Unread:
             self._last = _last(model, {path: model.get_submodule(path) for path in paths}, task.inputs(batch))
         if self._last is None:
             return None
-        outputs = {site.o for site in sites if site.kind == "heads" and layer_path(site.path) == self._last}
-        found = _read(model, self._last, outputs, task, batch)
+        own = [site for site in sites if isinstance(site, AttentionSite) and layer_path(site.path) == self._last]
+        found = _read(model, self._last, own, task, batch)
         if found is None or not self.prove:
             return found
         with torch.no_grad(), found.only(model):
@@ -116,7 +119,9 @@ def _last(model: PreTrainedModel, layers: Mapping[str, nn.Module], inputs: Mappi
     return order[-1] if order and order.count(order[-1]) == 1 else None
 
 
-def _read(model: PreTrainedModel, last: str, outputs: set[str], task: Task, batch: Mapping[str, Any]) -> Read | None:
+def _read(
+    model: PreTrainedModel, last: str, sites: Sequence[AttentionSite], task: Task, batch: Mapping[str, Any]
+) -> Read | None:
     layer: Any = model.get_submodule(last)
     compute = layer.forward
     streams: list[torch.Tensor] = []
@@ -143,11 +148,23 @@ def _read(model: PreTrainedModel, last: str, outputs: set[str], task: Task, batc
     (gradient,) = torch.autograd.grad(logits, streams[0], signs.to(logits))
     shape = gradient.shape[:2]
     rows = (gradient != 0).any(-1).flatten().nonzero().flatten()
+    outputs = {site.o for site in sites}
     behind = max((place for place, (path, _) in enumerate(maps) if path in outputs), default=0)
     ran = [path for path, given in maps[behind:] if given[:-1] == shape]
+    before = [path for path, given in maps[:behind] if given[:-1] == shape]
+    asking = tuple(path for path in _query_maps(sites) if before.count(path) == 1)
     if not ran or len(set(ran)) < len(ran) or not 0 < len(rows) <= WORTHWHILE * shape.numel():
         return None
-    return Read(last, tuple(ran), shape, rows)
+    return Read(last, asking, tuple(ran), shape, rows)
+
+
+def _query_maps(sites: Sequence[AttentionSite]) -> list[str]:
+    """Those that make queries, and neither keys nor values."""
+    roles: dict[str, set[str]] = {}
+    for site in sites:
+        for projection in site.roles:
+            roles.setdefault(projection.module, set()).add(projection.role)
+    return [path for path, own in roles.items() if own == {"q"}]
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from headprune import ranks
 from headprune.errors import NonFiniteError
 from headprune.hooks.logits import States, forward
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.recall import Calls, Held, Recall
+from headprune.hooks.recall import Calls, Held, Recall, remembering
 from headprune.hooks.unread import Unread
 from headprune.measure.quality import Quality
 from headprune.task import Task, own_batches, task_of
@@ -47,7 +47,7 @@ class Evaluator:
         task = self.task or task_of(model)
         known, self._known = ({} if changed is None else self._known), {}
         stale = {layer_path(sites[site].path) for site in changed or ()}
-        layers = self._layers(model, sites)
+        layers = remembering(model, sites) if self.cache_bytes > 0 else []
         with ranks.agreeing():
             once = _Pass(model, sites, task, layers, self._unread if stale or changed is None else None)
             with torch.no_grad(), evaluating(model):
@@ -73,15 +73,6 @@ class Evaluator:
     def forget(self) -> None:
         """The next model has nothing to do with the last one."""
         self._known = {}
-
-    def _layers(self, model: PreTrainedModel, sites: Sequence[Site]) -> list[tuple[str, nn.Module]]:
-        """The layers with sites. One that runs again and again in a pass (ALBERT's) changes as a whole, if it does, and
-        would fill the memory for nothing."""
-        if self.cache_bytes <= 0:
-            return []
-        again = {layer_path(site.path) for site in sites if site.applications > 1}
-        paths = dict.fromkeys(layer_path(site.path) for site in sites)
-        return [(path, model.get_submodule(path)) for path in paths if path not in again]
 
 
 @dataclass
@@ -116,7 +107,10 @@ class _Pass:
         if read is None:
             return None
         # The last layer comes after every change: there is no call of it that memory could answer.
-        with recall.of([(path, layer) for path, layer in self.layers if path != read.layer]), read.only(self.model):
+        with (
+            recall.of([(path, layer) for path, layer in self.layers if path != read.layer]),
+            read.only(self.model, queries=True),
+        ):
             output = self.model(**self.task.inputs(batch))
         if torch.isfinite(self.task.logits(output)).all():
             return output

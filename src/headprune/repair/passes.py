@@ -17,14 +17,13 @@ from transformers import PreTrainedModel
 
 from headprune.hooks.logits import few_logits
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.recall import Calls, Recall
+from headprune.hooks.recall import Calls, Recall, remembering
 from headprune.hooks.streams import streams as streams_of
 from headprune.hooks.watch import hooks
 from headprune.signals.moments import real_outputs
 from headprune.task import Task, own_batches
 from headprune.units import Site
 from headprune.units.offload import input_device
-from headprune.units.paths import layer_path
 
 MEMORY = 4 << 30  # bytes of layer outputs that are remembered
 
@@ -55,8 +54,7 @@ class Passes:
         self.model, self.task = model, task
         self.batches = list(own_batches(batches))  # those that this process goes over
         self.memory = memory
-        again = {layer_path(site.path) for site in sites if site.applications > 1}
-        self.layers = [path for path in dict.fromkeys(layer_path(site.path) for site in sites) if path not in again]
+        self.layers = [path for path, _ in remembering(model, sites)]
         self._known: dict[int, Calls] = {}
         self._runs = 0  # of layers on whole batches
 

@@ -32,6 +32,7 @@ from headprune.search.rounds import InRounds
 from headprune.search.stop import THE_END, Decision
 from headprune.search.sweep.way import InOneSweep
 from headprune.search.ways import Taken, UnitByUnit, Way
+from headprune.signals.graphs import Graphs
 from headprune.signals.moments import Moments
 from headprune.task import Task, rows_of, task_of
 from headprune.task.checks import checked_batches
@@ -145,7 +146,8 @@ class Pruner:
         self._evaluator = None if held_out is None else Evaluator(held_out, self.task)
         self._scores: torch.Tensor | None = None  # of the model as it is now, if they are known
         self._result: ScoreResult | None = None  # that they come from, with moments and what they will be
-        self._unread = Unread(prove=True)  # of the calibration data
+        self._unread = Unread(prove=True)  # of the calibration data, and what layers gave for it
+        self._graphs = Graphs() if self.config.pace == "greedy" else None
         self._verified_empty = self._stopped = False
         found = survey(model)
         sites = self.sites
@@ -311,6 +313,7 @@ class Pruner:
             task=self.task,
             units=kinds,
             unread=None if dense else self._unread,
+            graphs=self._graphs,
             look_ahead=self.config.pace == "greedy" and self.config.rescore == AUTO,
         )
 

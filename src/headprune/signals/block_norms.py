@@ -23,6 +23,7 @@ class BlockNorms(GradientRequest):
     """
 
     up_to_outputs: ClassVar[bool] = True
+    by_callbacks: ClassVar[bool] = True
     objective: Objective = "logit-norm"
 
     def meter(self, view: View) -> Meter:

@@ -49,8 +49,10 @@ class Late:
         """Whether all batches will, by what the first of them took."""
         return self.bytes * sum(map(_numbers, batches)) <= LIMIT * max(_numbers(seen), 1)
 
-    def fit(self, task: Task, samples: int) -> Fit:
-        """The fit to all that has passed by, so many samples here, and in all processes."""
+    def fit(self, task: Task, samples: int, known: Fit | None = None) -> Fit:
+        """The fit to all that has passed by, so many samples here, and in all processes. It is `known` of sites that
+        have given the same before."""
+        known = known or Fit({})
         gathering = Gathering(task)
         gathering.samples = samples
         with ranks.agreeing():
@@ -58,9 +60,11 @@ class Late:
                 number = first
                 for _, part in itertools.groupby(whole, key=lambda given: id(given[1])):  # samples that came one by one
                     for site, batch, _, outputs in (seen := list(part)):
-                        gathering.see(site, outputs, batch, number)
+                        if site.index not in known.moments:
+                            gathering.see(site, outputs, batch, number)
                     number += batch_size(seen[0][1])
-        return Fit(gathering.moments(), ahead=self.ahead)
+        moments = {**gathering.moments(), **known.moments}
+        return Fit({site: moments[site] for site in sorted(moments)}, dict(known.made), ahead=self.ahead)
 
 
 def _numbers(batch: Mapping[str, Any]) -> int:

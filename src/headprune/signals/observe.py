@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,11 @@ from transformers import PreTrainedModel
 from headprune.hooks.logits import States, forward, logits_of
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.probe import probabilities
+from headprune.hooks.recall import Recall
 from headprune.hooks.rows import Rows
 from headprune.hooks.unread import Read
 from headprune.hooks.watch import frozen, watched
+from headprune.signals.graphs import GraphPass
 from headprune.signals.late import Answer, Late, answer_of, joined
 from headprune.signals.objectives import start_backward, targets_of
 from headprune.signals.spec import Fit, Meter, NotPerSampleError, Request, View
@@ -24,6 +26,7 @@ from headprune.units import AttentionSite, Site, kept_mask
 from headprune.units.offload import input_device
 
 Reading = Callable[[Mapping[str, Any]], Read | None]  # what is read of the last layer in a batch
+Memory = tuple[GraphPass, int]  # and the batch's number
 # (batch, output, logits), where logits in blocks are both
 See = Callable[[Mapping[str, Any], Any, torch.Tensor | States], None]
 
@@ -47,12 +50,15 @@ def observe(
     fit: Fit | Late | None = None,
     see: See | None = None,
     reading: Reading | None = None,
+    graphs: GraphPass | None = None,
+    number: int = 0,
 ) -> Observation:
     """Answer all requests on one batch with the cheapest pass that serves them.
 
     Requests that are fitted to all the data need its `fit`; answers that wait for one that comes late are functions of
     it. `see` is shown the output of the very same forward. With `reading`, what nobody reads of the last layer is not
-    computed where no request looks at it.
+    computed where no request looks at it. With `graphs`, layers that are what they were when the batch with this
+    `number` last went through them are not computed again.
     The model runs in eval mode with frozen parameters and comes back as it was.
     """
     wanted = list(dict.fromkeys(requests))
@@ -65,17 +71,23 @@ def observe(
     read = reading(inputs) if reading is not None and may_omit else None
 
     def look(
-        part: Mapping[str, Any], asked: Sequence[Request], show: See | None, read: Read | None = None
+        part: Mapping[str, Any],
+        asked: Sequence[Request],
+        show: See | None,
+        read: Read | None = None,
+        memory: Memory | None = None,
     ) -> Observation:
         view = View(model, task, sites, part, batch_size(part), labels, fit)
-        return _observe(view, asked, show, read)
+        return _observe(view, asked, show, read, memory)
 
     so_far = len(fit.given) if isinstance(fit, Late) else 0
     try:
-        return look(inputs, wanted, see, read)
+        return look(inputs, wanted, see, read, None if graphs is None else (graphs, number))
     except NotPerSampleError:
         if isinstance(fit, Late):
             del fit.given[so_far:]
+        if graphs is not None:
+            graphs.forget(sites)
         # A projection was applied to something that all samples share (DeBERTa's positions with share_att_key): only
         # one sample at a time tells whose gradient it is. A gradient of the whole batch need not know.
         whole = [request for request in wanted if request.backward is not None and request.backward[1] == "batch"]
@@ -87,16 +99,26 @@ def observe(
         return Observation(answers, sum(part.tokens for part in parts))
 
 
-def _observe(view: View, requests: Sequence[Request], see: See | None, read: Read | None) -> Observation:
+def _observe(
+    view: View, requests: Sequence[Request], see: See | None, read: Read | None, memory: Memory | None
+) -> Observation:
     model, task, batch = view.model, view.task, view.batch
     meters = {request: request.meter(view) for request in requests}
     backwards = list(dict.fromkeys(request.backward for request in requests if request.backward is not None))
     tokens = _TokenCount(view)
+    shown = _Shown([*meters.values(), tokens])
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         stack.enter_context(frozen(model))
         stack.enter_context(torch.set_grad_enabled(bool(backwards)))
-        _attach(stack, view, list(meters.values()), tokens)
+        tell: Callable[..., None] = shown
+        if memory is not None and all(request.by_callbacks for request in requests):
+            recall = stack.enter_context(_remembering(memory, read, shown))
+            tell = recall.hear
+        elif memory is not None:
+            graphs, _ = memory
+            graphs.forget(view.sites)
+        _attach(stack, view, list(meters.values()), tell)
         if read is not None:
             stack.enter_context(read.only(model, 0.0))  # NaN, of which nothing is read, would still spoil gradients
         output = forward(model, task, task.inputs(batch))
@@ -110,11 +132,12 @@ def _observe(view: View, requests: Sequence[Request], see: See | None, read: Rea
             for meter in own:
                 meter.start()
             if root.requires_grad:  # a model without any unit left has nothing to differentiate
-                root.backward(gradient, retain_graph=number < len(backwards))
+                root.backward(gradient, retain_graph=memory is not None or number < len(backwards))
             del root, gradient
             for meter in own:
                 meter.finish()
         view.backward = None
+        shown.forget(view)
         logits = logits if isinstance(logits, States) else logits.detach()
     if see is not None:  # the hooks have come off: it may run the model itself
         with torch.no_grad(), evaluating(model):
@@ -128,18 +151,27 @@ def _observe(view: View, requests: Sequence[Request], see: See | None, read: Rea
     return Observation(answers, tokens.count)
 
 
-def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tokens: _TokenCount) -> None:
+@contextmanager
+def _remembering(memory: Memory, read: Read | None, shown: _Shown) -> Iterator[Recall]:
+    """Layers answer from memory. What is read of the last one alone is no layer's whole output."""
+    graphs, number = memory
+    recall = graphs.recall(number, shown)
+    with recall.of([(path, layer) for path, layer in graphs.layers if read is None or path != read.layer]):
+        yield recall
+    graphs.keep(number, recall)
+
+
+def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tell: Callable[..., None]) -> None:
     """Everything that any meter wants to see, through one set of hooks."""
-    projection = [meter.projection for meter in meters if meter.projection is not None]
-    output = [tokens.output, *(meter.output for meter in meters if meter.output is not None)]
+    projects = any(meter.projection is not None for meter in meters)
     maps = [meter.probabilities for meter in meters if meter.probabilities is not None]
     blocks = [meter.rows for meter in meters if meter.rows is not None]
     stack.enter_context(
         watched(
             view.model,
             view.sites,
-            projection=(lambda *what: _tell(projection, *what)) if projection else None,
-            output=lambda *what: _tell(output, *what),
+            projection=(lambda site, *what: tell(site, "projection", *what)) if projects else None,
+            output=lambda site, *what: tell(site, "output", *what),
         )
     )
     for meter in meters:
@@ -159,8 +191,29 @@ def _tell(callbacks: Sequence[Callable[..., None]], *what: Any) -> None:
         callback(*what)
 
 
+class _Shown:
+    """Shows what flows through sites to all who have a callback for it."""
+
+    def __init__(self, watchers: Sequence[Any]) -> None:
+        self.watchers = watchers
+        self.leaves: list[torch.Tensor] = []
+
+    def __call__(self, site: Site, callback: str, *what: Any) -> None:
+        self.leaves += [part for part in what if isinstance(part, torch.Tensor) and part.is_leaf]
+        _tell([call for watcher in self.watchers if (call := getattr(watcher, callback)) is not None], site, *what)
+
+    def forget(self, view: View) -> None:
+        """Leave nothing of this pass on tensors whose graph may live on."""
+        for handle in view.handles:
+            handle.remove()
+        for leaf in self.leaves:
+            leaf.grad = None
+
+
 class _TokenCount:
     """Real tokens of the batch, as the first site that runs sees them: patches of an image, frames of a sound."""
+
+    projection = None
 
     def __init__(self, view: View) -> None:
         self.view, self.count, self._site = view, 0, -1

@@ -90,6 +90,7 @@ class ResidualGradients(GradientRequest):
     fitted: ClassVar[bool] = True
     waits: ClassVar[bool] = True
     up_to_outputs: ClassVar[bool] = True
+    by_callbacks: ClassVar[bool] = True
     objective: Objective = "logit-signs"
 
     def meter(self, view: View) -> Meter:

@@ -7,12 +7,13 @@ that. A new signal is a new file with a request and its meter; nothing else has 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from headprune.hooks.rows import Rows
@@ -35,13 +36,18 @@ class Fit:
     """The moments of all the data, and what meters make of them, once for all batches."""
 
     moments: Mapping[int, Moments]
-    made: dict[Hashable, Any] = field(default_factory=dict)
+    made: dict[tuple[str, int], Any] = field(default_factory=dict)  # by name and site
     ahead: Any = None  # an Ahead, where somebody wants to know scores of the site after further removals
 
-    def once(self, key: Hashable, make: Callable[[Mapping[int, Moments]], Any]) -> Any:
+    def once(self, key: tuple[str, int], make: Callable[[Mapping[int, Moments]], Any]) -> Any:
         if key not in self.made:
             self.made[key] = make(self.moments)
         return self.made[key]
+
+    def without(self, sites: Collection[int]) -> Fit:
+        """What there is of other sites than these."""
+        moments = {site: own for site, own in self.moments.items() if site not in sites}
+        return Fit(moments, {key: value for key, value in self.made.items() if key[-1] not in sites})
 
 
 @dataclass
@@ -57,6 +63,11 @@ class View:
     fit: Any = None  # where a request is fitted to all the data: a Fit, or a Late that stands for it
     backward: Backward | None = None  # the backward pass that runs now
     number: int = field(default_factory=itertools.count().__next__)  # no other view has it, not even after this one
+    handles: list[RemovableHandle] = field(default_factory=list)
+
+    def at_gradient(self, tensor: torch.Tensor, note: Callable[[torch.Tensor], None]) -> None:
+        """Tell the gradient of a tensor that was shown, in this pass: its graph may serve a later one as well."""
+        self.handles.append(tensor.register_hook(note))
 
     def blank(self, *lead: int, size: int | None = None) -> torch.Tensor:
         """Zeros [lead x batch x sites x members]."""
@@ -141,6 +152,8 @@ class Request:
     waits: ClassVar[bool] = False  # whether a fit may come after the pass as well
     # Whether all that it looks at of heads comes before their output maps: then nothing behind them need be whole.
     up_to_outputs: ClassVar[bool] = False
+    # Whether it sees nothing but what `projection` and `output` show: then it can be shown again what a layer gave.
+    by_callbacks: ClassVar[bool] = False
 
     @property
     def backward(self) -> Backward | None:
