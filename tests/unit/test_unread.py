@@ -47,6 +47,8 @@ def test_a_classifier_reads_the_first_token_alone(name: str) -> None:
     assert read.maps[0] == last.o  # and the maps of the feed-forward layer, or the output map would be all
     assert len(read.maps) >= 3
     assert not {projection.module for projection in last.projections} & set(read.maps)
+    asking = [projection.module for projection in last.roles if projection.role == "q"]
+    assert list(read.queries) == asking
 
 
 def test_the_last_token_of_a_decoder_is_found_in_every_sample() -> None:
@@ -62,6 +64,35 @@ def test_the_last_token_of_a_decoder_is_found_in_every_sample() -> None:
     read = read_of(model, batch, prove=True)
     last = batch["attention_mask"].sum(1) - 1
     assert read.rows.tolist() == [row * 9 + int(place) for row, place in enumerate(last)]
+    assert read.queries == ()  # one map makes queries, keys and values
+
+
+def test_evaluation_makes_queries_of_the_first_token_alone_and_scores_look_at_all() -> None:
+    batch = labelled(ZOO["bert"], 0)
+    tokens = batch["input_ids"].numel()
+    model, rows = in_double("bert"), []
+    self_attention = model.bert.encoder.layer[-1].attention.self
+
+    def note(weights: torch.Tensor) -> None:
+        own = functional.linear
+
+        def linear(given: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+            rows.extend([given.shape[:-1].numel()] if weight is weights else [])
+            return own(given, weight, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(functional, "linear", linear)
+            evaluator(model, headprune.resolve(model))
+            headprune.score(model, [batch], unread=Unread(prove=True))
+
+    evaluator = Evaluator([batch])
+    evaluator(model, headprune.resolve(model))
+    note(self_attention.query.weight)
+    looking = [tokens] * 2  # which layer is last, and what is read of it
+    assert rows == [*looking, 3, *looking, tokens, tokens]  # a proof, and the pass that scores
+    rows.clear()
+    note(self_attention.key.weight)
+    assert set(rows) == {tokens}
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "albert", "clip", "t5"])
