@@ -134,6 +134,20 @@ def test_a_row_that_is_read_after_all_is_found_out_and_computed() -> None:
     assert found == pytest.approx(plain_loss(model, batch), rel=1e-12)
 
 
+def test_queries_that_are_read_after_all_are_computed_and_the_rest_is_still_left_out() -> None:
+    model, batch = in_double("bert"), double_batch("bert", 0)
+    query = model.bert.encoder.layer[-1].attention.self.query
+    query.register_forward_hook(lambda module, args, output: output + output.mean(1, keepdim=True))
+    evaluator = Evaluator([batch])
+    left_out = []
+    for _ in range(3):
+        assert evaluator(model, headprune.resolve(model)).loss == pytest.approx(plain_loss(model, batch), rel=1e-12)
+        left_out.append(evaluator._unread._found.get(0))
+    assert left_out[0] is None
+    assert [bool(read.queries) for read in left_out[1:]] == [False, False]
+    assert left_out[2].maps
+
+
 def test_a_head_may_write_to_what_it_reads() -> None:
     class InPlace(Pooler):
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -66,8 +66,12 @@ class Pass:
         """Go over all batches, which several processes share; all of them get the sums over all."""
         if isinstance(self.fit, Late):
             batches = list(batches)
+        if self.graphs is not None:
+            batches = list(batches)
+            shown = {site.kind for site in self.sites if site.kept}
+            asked = frozenset(self.requests), frozenset(shown), len(batches), sum(map(batch_size, batches))
+            self.memory = self.graphs.start(self.model, self.sites, asked)
         own = own_batches(batches)
-        self.memory = None if self.graphs is None else self.graphs.start(self.model, self.sites)
         if isinstance(self.fit, Late):
             self._begin(own, batches, progress)
         with ranks.agreeing():
@@ -95,6 +99,8 @@ class Pass:
                 self._go_over(one, progress)
                 fits = self.fit.fits(one.batch, list(batches))
         if not all(ranks.gathered(fits)):
+            if self.memory is not None:
+                self.memory.give_up()
             raise TooMuchToKeepError
 
     def _go_over(self, one: Numbered, progress: Progress | None) -> None:
@@ -136,8 +142,7 @@ class Pass:
             fit=self.fit,
             see=see,
             reading=None if self.unread is None else reading,
-            graphs=self.memory,
-            number=number,
+            memory=None if self.memory is None else (self.memory, number),
         )
         self.samples += batch_size(batch)
         self.tokens += seen.tokens

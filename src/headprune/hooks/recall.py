@@ -131,17 +131,21 @@ class Recall:
         self.held = held or Held()
         self.listen = listen
         self.fresh: list[tuple[Any, ...]] = []  # what was heard of layers that computed
+        self.ran: set[str] = set()  # paths of these layers
         self.calls: Calls = {}
         self.bytes = 0
         self.computed = 0  # calls that were not answered from memory
         self._storages: set[int] = set()
+        self._handed_out: set[int] = set()  # tensors that remembered calls give
         self._counts: Counter[str] = Counter()
 
     def again(self) -> None:
         """The same pass begins once more, and what it has remembered so far does not count."""
         self._counts.clear()
         self._storages.clear()
+        self._handed_out.clear()
         self.fresh.clear()
+        self.ran.clear()
         self.calls, self.bytes = {}, 0
 
     def hear(self, *what: Any) -> None:
@@ -167,6 +171,7 @@ class Recall:
             try:
                 given, state = _freeze((args, kwargs)), self.held.of(path, layer)
             except _OpaqueError:
+                self.ran.add(path)
                 return compute(*args, **kwargs)
             call = None if self.held.changing.get(path) else self.known.get(key)
             if call is not None and call.answers(state, given):
@@ -174,6 +179,7 @@ class Recall:
                     self.listen(*what)
             else:
                 self.computed += 1
+                self.ran.add(path)
                 before = len(self.fresh)
                 output = compute(*args, **kwargs)
                 try:
@@ -197,12 +203,16 @@ class Recall:
                 layer.forward = own
 
     def _remember(self, key: tuple[str, int], call: Call) -> None:
+        # A graph that comes from elsewhere would not be the same again, and what it holds is counted nowhere.
+        if any(seen.tensor.requires_grad and id(seen.tensor) not in self._handed_out for seen in _tensors(call.given)):
+            return
         more = {place: size for place, size in call.storages.items() if place not in self._storages}
         size = sum(more.values())
         if self.bytes + size <= self.room:
             self.calls[key] = call
             self.bytes += size
             self._storages.update(more)
+            self._handed_out |= {id(seen.tensor) for seen in _tensors(call.gave)}
 
 
 def _freeze(value: Any, *, mutable: bool = True) -> Any:
@@ -267,13 +277,14 @@ def _saved(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> I
         front += [following for following, _ in node.next_functions]
         for name in _saved_names(type(node)):
             value = getattr(node, name)
-            if isinstance(value, torch.Tensor):
-                yield value
+            parts = value if isinstance(value, (tuple, list)) else (value,)
+            yield from (part for part in parts if isinstance(part, torch.Tensor))
 
 
 @functools.cache
 def _saved_names(kind: type) -> list[str]:
-    return [name for name in dir(kind) if name.startswith("_saved_")]
+    """Attributes of a node in which tensors are, and of one that is written in Python."""
+    return [name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors"]
 
 
 def _state(layer: nn.Module) -> list[tuple[Any, int]]:

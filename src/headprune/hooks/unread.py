@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,8 +80,9 @@ class Unread:
         return self._found[number]
 
     def disproven(self, number: int) -> None:
-        """What was left out of this batch has been read after all."""
-        self._found[number] = None
+        """What was left out of this batch has been read after all: a query, or else what comes behind attention."""
+        found = self._found[number]
+        self._found[number] = replace(found, queries=()) if found is not None and found.queries else None
 
     def _find(self, model: PreTrainedModel, sites: Sequence[Site], task: Task, batch: Mapping[str, Any]) -> Read | None:
         if task.per_token or any(site.applications > 1 for site in sites) or torch.is_inference_mode_enabled():

@@ -147,7 +147,7 @@ class Pruner:
         self._scores: torch.Tensor | None = None  # of the model as it is now, if they are known
         self._result: ScoreResult | None = None  # that they come from, with moments and what they will be
         self._unread = Unread(prove=True)  # of the calibration data, and what layers gave for it
-        self._graphs = Graphs() if self.config.pace == "greedy" else None
+        self._graphs = Graphs()
         self._verified_empty = self._stopped = False
         found = survey(model)
         sites = self.sites
@@ -174,12 +174,17 @@ class Pruner:
             return self._start()
         self._stopped = ranks.told(self._stopped)  # which those who watch decide, and they watch the first process
         if self._stopped or not self._goes_on() or not self._way.goes_on():
+            self.forget()
             raise StopIteration
         return self._take_step()
 
     def stop(self) -> None:
         """Take no further step."""
         self._stopped = True
+
+    def forget(self) -> None:
+        """Give back the memory of what further steps would not compute again."""
+        self._graphs.forget()
 
     def reached(self, step: int) -> None:
         """Tell whoever asked for it that the model is at a point of its budget."""
@@ -313,7 +318,7 @@ class Pruner:
             task=self.task,
             units=kinds,
             unread=None if dense else self._unread,
-            graphs=self._graphs,
+            graphs=self._graphs if self.config.pace == "greedy" else None,
             look_ahead=self.config.pace == "greedy" and self.config.rescore == AUTO,
         )
 
@@ -395,6 +400,8 @@ def prune(
     except BaseException:
         undo()
         raise
+    finally:
+        pruner.forget()
     assert pruner.metric is not None
     mask = kept_mask(pruner.sites)
     points = {step: label for step, label in pruner.points.items() if step < len(pruner.steps)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from headprune.hooks.logits import States, forward, logits_of
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.probe import probabilities
-from headprune.hooks.recall import Recall
 from headprune.hooks.rows import Rows
 from headprune.hooks.unread import Read
 from headprune.hooks.watch import frozen, watched
@@ -50,15 +49,14 @@ def observe(
     fit: Fit | Late | None = None,
     see: See | None = None,
     reading: Reading | None = None,
-    graphs: GraphPass | None = None,
-    number: int = 0,
+    memory: Memory | None = None,
 ) -> Observation:
     """Answer all requests on one batch with the cheapest pass that serves them.
 
     Requests that are fitted to all the data need its `fit`; answers that wait for one that comes late are functions of
     it. `see` is shown the output of the very same forward. With `reading`, what nobody reads of the last layer is not
-    computed where no request looks at it. With `graphs`, layers that are what they were when the batch with this
-    `number` last went through them are not computed again.
+    computed where no request looks at it. With a `memory`, layers that are what they were when the batch last went
+    through them are not computed again.
     The model runs in eval mode with frozen parameters and comes back as it was.
     """
     wanted = list(dict.fromkeys(requests))
@@ -82,12 +80,12 @@ def observe(
 
     so_far = len(fit.given) if isinstance(fit, Late) else 0
     try:
-        return look(inputs, wanted, see, read, None if graphs is None else (graphs, number))
+        return look(inputs, wanted, see, read, memory)
     except NotPerSampleError:
         if isinstance(fit, Late):
             del fit.given[so_far:]
-        if graphs is not None:
-            graphs.forget(sites)
+        if memory is not None:
+            memory[0].forget()
         # A projection was applied to something that all samples share (DeBERTa's positions with share_att_key): only
         # one sample at a time tells whose gradient it is. A gradient of the whole batch need not know.
         whole = [request for request in wanted if request.backward is not None and request.backward[1] == "batch"]
@@ -111,14 +109,14 @@ def _observe(
         stack.enter_context(evaluating(model))
         stack.enter_context(frozen(model))
         stack.enter_context(torch.set_grad_enabled(bool(backwards)))
-        tell: Callable[..., None] = shown
-        if memory is not None and all(request.by_callbacks for request in requests):
-            recall = stack.enter_context(_remembering(memory, read, shown))
-            tell = recall.hear
-        elif memory is not None:
-            graphs, _ = memory
-            graphs.forget(view.sites)
-        _attach(stack, view, list(meters.values()), tell)
+        recall = None
+        if memory is not None:
+            graphs, batch_number = memory
+            if all(vars(type(request)).get("by_callbacks") for request in requests):
+                recall = stack.enter_context(graphs.remembering(batch_number, shown, read))
+            else:
+                graphs.forget()
+        _attach(stack, view, list(meters.values()), shown if recall is None else recall.hear)
         if read is not None:
             stack.enter_context(read.only(model, 0.0))  # NaN, of which nothing is read, would still spoil gradients
         output = forward(model, task, task.inputs(batch))
@@ -132,7 +130,7 @@ def _observe(
             for meter in own:
                 meter.start()
             if root.requires_grad:  # a model without any unit left has nothing to differentiate
-                root.backward(gradient, retain_graph=memory is not None or number < len(backwards))
+                root.backward(gradient, retain_graph=recall is not None or number < len(backwards))
             del root, gradient
             for meter in own:
                 meter.finish()
@@ -149,16 +147,6 @@ def _observe(
     gone = ~kept_mask(view.sites)
     answers = {request: answer_of(meter, view, gone) for request, meter in meters.items()}
     return Observation(answers, tokens.count)
-
-
-@contextmanager
-def _remembering(memory: Memory, read: Read | None, shown: _Shown) -> Iterator[Recall]:
-    """Layers answer from memory. What is read of the last one alone is no layer's whole output."""
-    graphs, number = memory
-    recall = graphs.recall(number, shown)
-    with recall.of([(path, layer) for path, layer in graphs.layers if read is None or path != read.layer]):
-        yield recall
-    graphs.keep(number, recall)
 
 
 def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tell: Callable[..., None]) -> None:

@@ -44,10 +44,10 @@ class Fit:
             self.made[key] = make(self.moments)
         return self.made[key]
 
-    def without(self, sites: Collection[int]) -> Fit:
-        """What there is of other sites than these."""
-        moments = {site: own for site, own in self.moments.items() if site not in sites}
-        return Fit(moments, {key: value for key, value in self.made.items() if key[-1] not in sites})
+    def only(self, sites: Collection[int]) -> Fit:
+        """What there is of these sites."""
+        moments = {site: own for site, own in self.moments.items() if site in sites}
+        return Fit(moments, {key: value for key, value in self.made.items() if key[-1] in sites})
 
 
 @dataclass
@@ -152,7 +152,8 @@ class Request:
     waits: ClassVar[bool] = False  # whether a fit may come after the pass as well
     # Whether all that it looks at of heads comes before their output maps: then nothing behind them need be whole.
     up_to_outputs: ClassVar[bool] = False
-    # Whether it sees nothing but what `projection` and `output` show: then it can be shown again what a layer gave.
+    # Whether it sees nothing but what `projection` and `output` show, and gradients by `at_gradient` alone: then it can
+    # be shown again what a layer gave. Every class says it for itself, and not for those derived from it.
     by_callbacks: ClassVar[bool] = False
 
     @property
