@@ -133,6 +133,22 @@ def test_one_run_is_drawn_with_its_stop(page: Page, tmp_path: Path) -> None:
     assert "headprune prune org/tiny-bert --data data.csv --out" in text
 
 
+def test_steps_of_many_sizes_are_dots(page: Page, tmp_path: Path) -> None:
+    """A line between few points would not tell where it was measured; of even steps it does."""
+    counted = (
+        "[...document.querySelectorAll('#chart-metric svg .mark-symbol.role-mark path')]"
+        ".filter(mark => mark.getAttribute('fill') === '{colour}').length"
+    )
+    runs = [make_run(tmp_path / "even", every=3), make_run(tmp_path / "uneven", sizes=(1, 2, 4, 5))]
+    show(page, *runs)
+    assert page.evaluate(counted.format(colour="#D55E00")) == 5
+    assert page.evaluate(counted.format(colour="#0072B2")) == 1  # the chosen step
+    assert "dots: steps" in page.evaluate("document.querySelector('#chart-metric').textContent")
+    show(page, runs[0])
+    assert page.evaluate(counted.format(colour="#0072B2")) == 1
+    assert "dots: steps" not in page.evaluate("document.querySelector('#chart-metric').textContent")
+
+
 def test_intervals_are_bands(page: Page, tmp_path: Path) -> None:
     """As faint as can be seen, in the colour of their line; where a run does not know them, there is none."""
     runs = [make_run(tmp_path / name, samples=100, criterion=name) for name in ("gnorm", "his")]

@@ -5,6 +5,7 @@ The page moves through the steps by setting the charts' parameters: `step` and t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +33,8 @@ STATES = ["kept", "removed in this step", "removed before"]
 
 def curve(runs: Sequence[ReportRun], field: str, *, title: str, axis: str) -> alt.LayerChart:
     """A quantity of every step over the share of heads removed. A ring is where a run stopped; the filled point is at
-    the parameters `at_removed` and `at_value`, in the colour `at_colour`. The metric has a band for its interval."""
+    the parameters `at_removed` and `at_value`, in the colour `at_colour`. The metric has a band for its interval. Steps
+    that take heads in very different numbers are dots."""
     shown = entries(runs)
     drawn = [entry for entry in shown if not entry.boxes]
     looks = _looks(shown)
@@ -78,6 +80,9 @@ def curve(runs: Sequence[ReportRun], field: str, *, title: str, axis: str) -> al
         ).encode(x=x, y=y, color=colours, tooltip=tooltip)
         thin = alt.condition("datum.thin", alt.value(1.2), alt.value(2))
         layers.append(base.mark_line().encode(strokeDash=dashes, detail="trial:N", strokeWidth=thin))
+        uneven = [run for entry in drawn for run in entry.runs if _is_uneven(run)]
+        if uneven:  # a line alone would not tell where it was measured
+            layers.append(base.transform_filter("datum.dot").mark_point(filled=True, size=22, opacity=1))
         layers.append(
             base.transform_filter("datum.stop").mark_point(shape="circle", size=160, filled=False, strokeWidth=2.5)
         )
@@ -96,6 +101,7 @@ def curve(runs: Sequence[ReportRun], field: str, *, title: str, axis: str) -> al
         )
     )
     notes = ["band: 95% interval" if bands else ""]
+    notes += ["dots: steps" if drawn and uneven else ""]
     notes += ["ring: where a run stopped" if any(run.stop is not None for e in drawn for run in e.runs) else ""]
     notes += ["boxes: runs of random, lowest to highest" if len(drawn) < len(shown) else ""]
     heading = alt.TitleParams(title, subtitle=[note for note in notes if note], anchor="start")
@@ -211,7 +217,7 @@ def _extent(runs: Sequence[ReportRun], field: str, bands: Sequence[dict[str, Any
 
 
 def _rows(run: ReportRun, field: str, entry: Entry | None = None) -> list[dict[str, Any]]:
-    places = shares(run.steps)
+    places, dots = shares(run.steps), _is_uneven(run)
     return [
         {
             "run": run.name if entry is None else entry.name,
@@ -223,10 +229,17 @@ def _rows(run: ReportRun, field: str, entry: Entry | None = None) -> list[dict[s
             "removed": round(place, 6),
             "value": finite(getattr(step, field)),
             "stop": step.step == run.stop,
+            "dot": dots,
             "between": (interval_text(run.metric.name, step.interval) or "unknown") if field == "metric" else None,
         }
         for step, place in zip(run.steps, places, strict=True)
     ]
+
+
+def _is_uneven(run: ReportRun) -> bool:
+    """Whether some steps of a run that removes heads take many times as many as others, as `rescore auto` has it."""
+    sizes = [before.heads - after.heads for before, after in itertools.pairwise(run.steps)]
+    return not run.has_neurons and len(sizes) > 1 and max(sizes) > 3 * min(sizes)
 
 
 def _band_rows(drawn: Sequence[Entry]) -> list[dict[str, Any]]:
