@@ -39,12 +39,12 @@ def make_run(
     neurons: Sequence[int] = (),
     **settings: Any,
 ) -> Path:
-    """A run directory as `prune` leaves it, whose steps take `every` heads each, or as many as `sizes` say. `stop` is
-    the share of steps at which it stopped, None for a run that has not come to its end; `values` are those of the metric
-    `measured`, `scores` is one value for all scores; `repaired` is the part of each step's error, from the first on, that
-    compensation made up for. With `samples`, the metric is that of so many samples, each right up to a step of its own,
-    and every step has an interval and outcomes. With `neurons`, widths of feed-forward layers, every step takes some of
-    these as well, and the first runs empty first."""
+    """A run directory as `prune` leaves it, whose steps take `every` heads each, or as many as `sizes` say. `stop`
+    is the share of steps at which it stopped, None for a run that has not come to its end; `values` are those of
+    the metric `measured`, `scores` is one value for all scores; `repaired` is the part of each step's error, from
+    the first on, that compensation made up for. With `samples`, the metric is that of so many samples, each right
+    up to a step of its own, and every step has an interval and outcomes. With `neurons`, widths of feed-forward
+    layers, every step takes some of these as well, and the first runs empty first."""
     rng = random.Random(seed)
     bend = rng.uniform(0.2, 1.5)
     units = [Head(site, head) for site, count in enumerate(heads) for head in range(count)]
