@@ -29,7 +29,8 @@ from headprune.hooks.outputs import evaluating
 from headprune.measure.curves import signed_area
 from headprune.runs.experiment import load
 from headprune.search.config import Experiment, PruneConfig
-from headprune.search.pruner import Observer, Pruner
+from headprune.search.observers import Observer
+from headprune.search.pruner import Pruner
 
 OUT = Path("benchmarks/results/loop.json")
 GOAL = 0.5  # dense forwards per step

@@ -16,7 +16,8 @@ from headprune.measure.trajectory import Step
 from headprune.runs.experiment import Experiment, settings_of
 from headprune.runs.journal import Run
 from headprune.search.config import PruneConfig, command_words, config_from, migrated
-from headprune.search.pruner import Observer, Pruner
+from headprune.search.observers import Observer
+from headprune.search.pruner import Pruner
 from headprune.search.replay import replay
 from helpers import assert_unchanged, identical, kept_heads, outputs, state_of
 from runs import headprune as program

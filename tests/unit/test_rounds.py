@@ -13,7 +13,8 @@ from headprune.errors import ReplayError, ScheduleError
 from headprune.measure.costs import flops, total_parameters
 from headprune.measure.trajectory import Step
 from headprune.search.config import PruneConfig
-from headprune.search.pruner import Journal, Pruner
+from headprune.search.observers import Journal
+from headprune.search.pruner import Pruner
 from headprune.search.stop import Stop
 from headprune.units import all_sites
 from zoo import ZOO

@@ -28,7 +28,7 @@ from headprune import ranks
 from headprune.errors import RunBusyError, RunError
 from headprune.measure.trajectory import Step, curve_csv
 from headprune.search.config import default_settings, migrated
-from headprune.search.pruner import Journal
+from headprune.search.observers import Journal
 from headprune.store.files import is_there, write_text
 from headprune.store.rundir import read_run
 

@@ -27,6 +27,7 @@ from headprune.measure.trajectory import Step
 from headprune.repair.plan import check_compensation
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.describing import describe
+from headprune.search.observers import Callback, Journal, Observer, OnStep
 from headprune.search.rescore import AUTO, EVERY
 from headprune.search.rounds import InRounds
 from headprune.search.stop import THE_END, Decision
@@ -40,38 +41,8 @@ from headprune.units import Member, Site, kept_mask, sites_of, survey
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import refuse_quantized
 
-OnStep = Callable[[Step], None]
 AtPoint = Callable[[str], None]  # told the label of a point of a budget when the model is there
 log = logging.getLogger(__name__)
-
-
-class Observer:
-    """Somebody who watches a pruner: a journal, a progress display, a callback of one's own."""
-
-    def step(self, step: Step, seconds: Mapping[str, float]) -> None:
-        """A step was taken and measured; `seconds` says how long that took."""
-
-    def replayed(self, step: Step) -> None:
-        """A step of an earlier process was taken over."""
-
-
-class Journal(Observer):
-    """An observer that keeps the steps, those of earlier processes included."""
-
-    steps: list[Step]
-
-
-class Callback(Observer):
-    """A plain function as an observer; it sees replayed steps as well."""
-
-    def __init__(self, function: OnStep) -> None:
-        self.function = function
-
-    def step(self, step: Step, seconds: Mapping[str, float]) -> None:
-        self.function(step)
-
-    def replayed(self, step: Step) -> None:
-        self.function(step)
 
 
 @dataclass(frozen=True, repr=False)
