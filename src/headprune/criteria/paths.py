@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from headprune.signals.moments import FOLDS
 from headprune.signals.sensitivity import DRAWS, Sensitivity
 from headprune.task import batch_size
+from headprune.task.batch import widened
 from headprune.units import Site
 from headprune.units.linear import is_transposed, out_features
 from headprune.units.offload import stored
@@ -54,7 +55,7 @@ def site_scores(model: PreTrainedModel, site: Site, found: Sensitivity | None, *
     output: Any = model.get_submodule(site.o)
     order = torch.tensor(site.columns(range(site.size)))
     weight = stored(output).detach()
-    weight = (weight.t() if is_transposed(output) else weight).float().cpu()[:, order]
+    weight = widened(weight.t() if is_transposed(output) else weight).cpu()[:, order]
     inputs = found.inputs[:, order]
     share = found.weights
     if output.bias is not None:

@@ -27,6 +27,7 @@ from headprune.signals.objectives import start_backward
 from headprune.signals.sensitivity import token_weights
 from headprune.signals.spec import is_expert
 from headprune.task import Task, own_batches
+from headprune.task.batch import widened
 from headprune.units import Site
 from headprune.units.offload import input_device
 
@@ -135,7 +136,7 @@ def _note_pull(
     pulls: dict[int, list[torch.Tensor]], site: Site, batch: Mapping[str, Any], gradient: torch.Tensor, task: Task
 ) -> None:
     own, _ = real_outputs(site, batch, gradient, task)
-    pulls.setdefault(site.index, []).append(own.float().square().sum(1).cpu())
+    pulls.setdefault(site.index, []).append(widened(own).square().sum(1).cpu())
 
 
 def _weights(squares: Sequence[torch.Tensor], numbers: Sequence[int]) -> list[torch.Tensor]:

@@ -20,6 +20,7 @@ from headprune.hooks.watch import frozen, hooks
 from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
 from headprune.task import Task, own_batches
+from headprune.task.batch import widened
 from headprune.units import Site
 from headprune.units.offload import input_device
 
@@ -39,7 +40,7 @@ class Sensitivity:
     def weights(self) -> torch.Tensor:
         """How much each token counts."""
         if not self.gradients:
-            return torch.ones(len(self.inputs))
+            return self.inputs.new_ones(len(self.inputs))
         return token_weights(sum(own.square().sum(1) for own in self.gradients))  # type: ignore[arg-type]
 
     def metric(self, across: int) -> torch.Tensor:
@@ -66,8 +67,8 @@ def token_weights(squares: torch.Tensor, mean: torch.Tensor | None = None) -> to
     by the root, so that a few do not drown all others."""
     mean = squares.double().mean() if mean is None else mean
     if not (torch.isfinite(mean) and mean > 0):
-        return torch.ones(len(squares))
-    return ((squares.double() / mean).sqrt() + FLOOR).float()
+        return torch.ones_like(squares)
+    return ((squares.double() / mean).sqrt() + FLOOR).to(squares)
 
 
 @dataclass
@@ -157,7 +158,7 @@ def _backward(
                 real_outputs(site, batch, torch.zeros_like(output) if (g := next(gradients)) is None else g, task)[0]
                 for output in outputs[site.index]
             ]
-            found[site.index].gradients.append(torch.cat(own).float().cpu())
+            found[site.index].gradients.append(widened(torch.cat(own)).cpu())
 
 
 def _watcher(
@@ -173,7 +174,7 @@ def _watcher(
     def watch(module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
         tokens, rows = real_outputs(site, batch, args[0], task)
         parts = found.setdefault(site.index, _Parts())
-        parts.inputs.append(tokens.float().cpu())
+        parts.inputs.append(widened(tokens).cpu())
         parts.samples.append(rows.cpu() + first)
         if torch.is_grad_enabled():
             output = output if output.requires_grad else output.detach().requires_grad_(True)
