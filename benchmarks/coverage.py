@@ -40,11 +40,11 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import headprune
+from headprune.discovery.twin import Run, randomise, sample_runs, small_config
 from headprune.errors import HeadpruneError
 from headprune.surgery.cut import cut
 from headprune.units import all_sites
 from headprune.units.linear import is_transposed
-from headprune.units.small import Run, randomise, sample_runs, small_config
 
 DEPTH, SECONDS = 2, 120
 # Where a type has no base class, the first of these that has one for it.

@@ -39,7 +39,7 @@ from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS
 from headprune.recovery.config import TrainConfig
 from headprune.recovery.trainer import fit
-from headprune.task import task_of
+from headprune.tasks import task_of
 from headprune.units import all_sites, resolve
 
 SENTENCES = 2000

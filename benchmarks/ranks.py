@@ -25,7 +25,7 @@ from torch.distributed import TCPStore
 
 import headprune
 from benchmarks.score import bert, data
-from headprune import ranks
+from headprune import distributed
 
 CRITERIA = ("gnorm", "residual-gradient", "elimination")
 RESULTS = Path(__file__).parent / "results" / "ranks.json"
@@ -63,9 +63,9 @@ def _own(
     torch.set_num_threads(1)
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(processes))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
-    ranks.start()
+    distributed.start()
     headprune.score(model, batches[:2], criterion=criterion)  # what is done once
-    ranks.gathered(None)
+    distributed.all_gather(None)
     processor, clock = time.process_time(), time.perf_counter()
     headprune.score(model, batches, criterion=criterion)
     return {"processor": time.process_time() - processor, "clock": time.perf_counter() - clock}

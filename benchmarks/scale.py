@@ -33,7 +33,7 @@ from rich.table import Table
 
 import headprune
 from benchmarks.words import sentences, tokenizer
-from headprune.search.plan import Calibration, plan
+from headprune.search.forecast import Calibration, plan
 from headprune.search.pruner import Pruner
 from headprune.store.checkpoint import load_structure
 

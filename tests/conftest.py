@@ -73,11 +73,11 @@ def clean_table() -> Iterator[None]:
 @pytest.fixture
 def nothing_proven(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No verdict and no proof of an earlier test, for tests that change the code of a model."""
+    from headprune.discovery import discover
     from headprune.surgery import proven
     from headprune.units import everything
-    from headprune.units.measured import verdict
 
     monkeypatch.setenv("HEADPRUNE_CACHE", str(tmp_path_factory.mktemp("proofs")))
-    monkeypatch.setattr(verdict, "_known", {})
+    monkeypatch.setattr(discover, "_known", {})
     monkeypatch.setattr(everything, "_known", {})
     monkeypatch.setattr(proven, "_proven", {})

@@ -13,7 +13,7 @@ import torch
 
 import headprune
 from headprune.runtimes.spec import Source
-from headprune.task import task_of
+from headprune.tasks import task_of
 from helpers import flat, some_heads
 from neurons import scattered
 from zoo import ZOO, spread

@@ -13,7 +13,7 @@ import transformers as tf
 import headprune
 import vocabularies
 from headprune.runtimes.spec import Source
-from headprune.task import task_of
+from headprune.tasks import task_of
 from zoo import spread
 
 LAYERS, HEADS, KV, SIZE, NEURONS = 5, 6, 3, 12, 50

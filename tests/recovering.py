@@ -16,7 +16,7 @@ import headprune
 from headprune.recovery import checkpoints
 from headprune.recovery.config import TrainConfig
 from headprune.recovery.trainer import Fitted, fit
-from headprune.task import task_of
+from headprune.tasks import task_of
 from runs import in_fork
 from zoo import BERT, LABELS, spread, text_batch
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from headprune.errors import HeadpruneError
-from headprune.late import late
+from headprune.lazy import lazy
 
 if TYPE_CHECKING:
     from headprune.criteria import Criterion, criterion
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from headprune.search.pruner import Pruner, PruneResult, prune
     from headprune.store.checkpoint import load, save
     from headprune.store.quantized import QuantizeResult, quantize
-    from headprune.task import Task, task_of
+    from headprune.tasks import Task, task_of
     from headprune.units import Layout, register_family, resolve
     from headprune.vocabulary.shrink import shrink_vocabulary
 else:  # the same once more, for importing each of them when it is used: `import headprune` alone takes no time
-    __getattr__, __dir__ = late(
+    __getattr__, __dir__ = lazy(
         __name__,
         {
             "AllAttentionConfig": "headprune.models",
@@ -46,7 +46,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "Pruner": "headprune.search.pruner",
             "QuantizeResult": "headprune.store.quantized",
             "ScoreResult": "headprune.criteria.scoring",
-            "Task": "headprune.task",
+            "Task": "headprune.tasks",
             "TrainConfig": "headprune.recovery.config",
             "criterion": "headprune.criteria",
             "export": "headprune.runtimes.exporting",
@@ -65,7 +65,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "save": "headprune.store.checkpoint",
             "score": "headprune.criteria.scoring",
             "shrink_vocabulary": "headprune.vocabulary.shrink",
-            "task_of": "headprune.task",
+            "task_of": "headprune.tasks",
         },
     )
 

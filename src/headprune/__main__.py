@@ -6,13 +6,13 @@ import logging
 import sys
 
 from headprune.errors import MissingPackageError
-from headprune.extras import needed
+from headprune.extras import require
 
 
 def main() -> None:
     """Run the command line; without the packages it is made of, one sentence and exit code 2."""
     try:
-        with needed("cli", "The command line needs"):
+        with require("cli", "The command line needs"):
             import rich  # noqa: F401  # asked for by every table
             import typer  # noqa: F401
     except MissingPackageError as error:

@@ -18,7 +18,7 @@ PACKAGES = {
 
 
 @contextmanager
-def needed(extra: str, who: str) -> Iterator[None]:
+def require(extra: str, who: str) -> Iterator[None]:
     """What the block imports comes with this extra; `who` begins the sentence, as in "Reports need"."""
     try:
         yield

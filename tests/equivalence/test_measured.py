@@ -14,11 +14,11 @@ import transformers
 from benchmarks.coverage import agree, build, outputs, silenced
 
 import headprune
+from headprune.discovery.discover import dense_sites, judge
+from headprune.discovery.twin import Run, randomise, sample_runs, small_config
 from headprune.errors import UnsupportedModelError
 from headprune.measure.costs import head_parameters, total_parameters
 from headprune.units import families
-from headprune.units.measured.verdict import dense_sites, judge
-from headprune.units.small import Run, randomise, sample_runs, small_config
 from headprune.units.spec import ROLES, AttentionSite
 from helpers import families as entries
 from helpers import flat

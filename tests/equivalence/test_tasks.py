@@ -45,7 +45,7 @@ def test_the_loss_is_the_models_own(case: TaskCase) -> None:
 
 
 def test_every_task_with_a_loss_has_two_families() -> None:
-    from headprune.task import TASKS
+    from headprune.tasks import TASKS
 
     without = {"features", "similarity", "video-classification"}
     families: dict[str, set[str]] = {}

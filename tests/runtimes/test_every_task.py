@@ -12,7 +12,7 @@ from headprune.runtimes.onnx.run import open_folder
 from headprune.runtimes.onnx.write import write_programs
 from headprune.runtimes.programs import programs_of
 from headprune.runtimes.spec import Source
-from headprune.task import TASKS, task_of
+from headprune.tasks import TASKS, task_of
 from subjects import CASES
 from zoo import ZOO
 

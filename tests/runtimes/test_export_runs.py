@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 import headprune as package
 from exporting import program
 from headprune.report.exports import exports_of
-from headprune.task import task_of
+from headprune.tasks import task_of
 from runs import classifier, headprune, material, prune_command, tokenizer
 
 # Compiling takes most of a minute and is tested where programs are.

@@ -21,7 +21,7 @@ from headprune.runtimes.onnx import write
 from headprune.runtimes.onnx.run import open_folder
 from headprune.runtimes.programs import programs_of
 from headprune.runtimes.spec import RUNTIMES, Runner, Runtime, Source
-from headprune.task import task_of
+from headprune.tasks import task_of
 from zoo import ZOO
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("xllamacpp", reason="the extra gguf is not installed")
 from headprune.errors import ExportError
 from headprune.runtimes.gguf import Gguf
 from headprune.runtimes.spec import RUNTIMES, Source
-from headprune.task import task_of
+from headprune.tasks import task_of
 from llamas import built, pruned, source_of, tokenizer
 from zoo import ZOO
 

@@ -19,7 +19,7 @@ from headprune.runtimes.running import ProgramRunner
 from headprune.runtimes.sample import write_sample
 from headprune.runtimes.snippets import snippet
 from headprune.runtimes.spec import RUNTIMES, Source
-from headprune.task import task_of
+from headprune.tasks import task_of
 from helpers import flat
 from zoo import ZOO
 

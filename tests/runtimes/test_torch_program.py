@@ -23,7 +23,7 @@ from headprune.runtimes.spec import RUNTIMES, Runtime, Source
 from headprune.runtimes.torch_program import TorchProgram
 from headprune.runtimes.torch_program.compiled import compiler
 from headprune.runtimes.torch_program.int8 import Int8Linear, with_int8_weights
-from headprune.task import task_of
+from headprune.tasks import task_of
 from helpers import difference, outputs, pruned, real_tokens, telling_variant
 from zoo import ZOO, text_batch
 

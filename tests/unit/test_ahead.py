@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import headprune
-from headprune.signals import ahead
+from headprune.signals import predicted_scores
 from headprune.units.paths import layer_path
 from oracles import relative_differences
 from scoring import labelled
@@ -35,7 +35,7 @@ def straight() -> Any:
 def least_squares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repairs and residuals by plain least squares."""
     monkeypatch.setattr("headprune.signals.residuals.RIDGE", 1e-12)
-    monkeypatch.setattr(ahead, "RIDGE", 1e-12)
+    monkeypatch.setattr(predicted_scores, "RIDGE", 1e-12)
     monkeypatch.setattr("headprune.repair.solve.RIDGES", (1e-12,))
 
 
@@ -81,7 +81,7 @@ def test_nothing_is_told_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> 
     asked = headprune.score(model, batches, look_ahead=True)
     assert asked.without(model, site, [0]) is not None
     assert asked.without(model, site, list(site.kept)) is None  # nobody is left
-    monkeypatch.setattr(ahead, "LIMIT", 100)
+    monkeypatch.setattr(predicted_scores, "LIMIT", 100)
     assert headprune.score(model, batches, look_ahead=True).without(model, site, [0]) is None
 
 

@@ -17,7 +17,7 @@ import other_process
 import runs
 from headprune.report.card import model_card
 from headprune.report.usage import PLACE, TAGS
-from headprune.task import TASKS
+from headprune.tasks import TASKS
 from made_up_runs import make_run
 
 TEXT = "w7 w8 w9 w10"

@@ -18,8 +18,8 @@ from headprune.data import Columns, load_examples
 from headprune.data.columns import NAMES, TEXT
 from headprune.data.texts import MAKERS
 from headprune.errors import DataError
-from headprune.task import TASKS, task_of
-from headprune.task.classification import AudioClassification
+from headprune.tasks import TASKS, task_of
+from headprune.tasks.classification import AudioClassification
 from oracles import IGNORED
 from runs import SPECIAL, bert, classifier, material, write_rows
 from zoo import VOCAB, ZOO

@@ -22,8 +22,8 @@ from headprune.cli.main import app
 from headprune.criteria import REGISTRY
 from headprune.measure.metrics import METRICS
 from headprune.search.methods import METHODS
-from headprune.task import TASKS
-from headprune.task.table import markdown_table
+from headprune.tasks import TASKS
+from headprune.tasks.table import markdown_table
 from headprune.units.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -215,7 +215,7 @@ def test_every_method_has_its_row_with_its_settings(method: str) -> None:
 
 
 def test_the_table_of_tasks_is_that_of_the_code() -> None:
-    start, end = "<!-- tasks: made by headprune.task.table.markdown_table() -->", "<!-- end of tasks -->"
+    start, end = "<!-- tasks: made by headprune.tasks.table.markdown_table() -->", "<!-- end of tasks -->"
     written = text_of(ROOT / "README.md").partition(start)[2].partition(end)[0]
     assert written.strip() == markdown_table().strip()
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import headprune
-from headprune.criteria.paths import Unseen, convex_rises, eliminate, gathered_together, site_scores
+from headprune.criteria.elimination_math import Unseen, convex_rises, eliminate, gathered_together, site_scores
 from headprune.errors import CriterionError
 from headprune.signals.sensitivity import Sensitivity, gather_sensitivity
-from headprune.task import task_of
+from headprune.tasks import task_of
 from headprune.units import all_sites
 from zoo import ZOO
 
@@ -154,7 +154,7 @@ def test_large_models_are_gone_over_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     sites = all_sites(model)
     at_once = headprune.score(model, batches, criterion="elimination", units="heads,neurons").scores
     assert len(gathered_together(model, sites, batches)) == 1
-    monkeypatch.setattr("headprune.criteria.paths.LIMIT", 1)
+    monkeypatch.setattr("headprune.criteria.elimination_math.LIMIT", 1)
     assert len(gathered_together(model, sites, batches)) == 6
     assert torch.equal(
         headprune.score(model, batches, criterion="elimination", units="heads,neurons").scores.nan_to_num(-1),

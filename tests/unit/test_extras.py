@@ -14,7 +14,7 @@ import torch
 
 import headprune
 from headprune.errors import HeadpruneError, MissingPackageError
-from headprune.extras import need, needed
+from headprune.extras import need, require
 from made_up_runs import make_run
 from runs import environment, in_fork, material
 
@@ -157,7 +157,7 @@ def test_the_program_names_the_extra(case: str, tmp_path: Path) -> None:
 
 def test_in_python_it_is_an_error_of_ours_and_an_import_error() -> None:
     sentence = r"^Whales need no_such_module; install it with pip install 'headprune\[sea\]'\.$"
-    with pytest.raises(MissingPackageError, match=sentence) as caught, needed("sea", "Whales need"):
+    with pytest.raises(MissingPackageError, match=sentence) as caught, require("sea", "Whales need"):
         import no_such_module.of_whales  # type: ignore[import-not-found]  # noqa: F401
     assert isinstance(caught.value, HeadpruneError)
     assert isinstance(caught.value, ImportError)
@@ -167,10 +167,10 @@ def test_in_python_it_is_an_error_of_ours_and_an_import_error() -> None:
 
 
 def test_a_bug_in_our_own_imports_is_not_hidden() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"headprune\.nowhere") as caught, needed("sea", "Whales need"):
+    with pytest.raises(ModuleNotFoundError, match=r"headprune\.nowhere") as caught, require("sea", "Whales need"):
         import headprune.nowhere  # type: ignore[import-not-found]  # noqa: F401
     assert not isinstance(caught.value, HeadpruneError)
-    with pytest.raises(ImportError, match="cannot import name"), needed("sea", "Whales need"):
+    with pytest.raises(ImportError, match="cannot import name"), require("sea", "Whales need"):
         from json import no_such_name  # type: ignore[attr-defined]  # noqa: F401
 
 
@@ -179,6 +179,6 @@ def test_every_extra_that_a_sentence_names_exists() -> None:
     tomllib = pytest.importorskip("tomllib", reason="it came with Python 3.11")
     extras = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
     sources = "\n".join(path.read_text() for path in (PROJECT.parent / "src").rglob("*.py"))
-    named = set(re.findall(r'needed?\([^"]*"(\w+)", "[A-Z]', sources))
+    named = set(re.findall(r'require\([^"]*"(\w+)", "[A-Z]', sources))
     assert {"cli", "data", "report"} <= named <= set(extras)
     assert "headprune[data,report]" in extras["cli"]

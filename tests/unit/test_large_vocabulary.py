@@ -12,7 +12,7 @@ import transformers
 import headprune
 from headprune.measure.savings import _TensorMeter
 from headprune.signals.objectives import sign_gradient, token_signs
-from headprune.task.spec import cross_entropies
+from headprune.tasks.spec import cross_entropies
 
 VOCABULARY, SAMPLES, TOKENS = 20_000, 4, 64
 LOGITS = SAMPLES * TOKENS * VOCABULARY * 4  # bytes

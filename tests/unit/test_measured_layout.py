@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headprune.units.measured.influence import Influence, NotReadableError
-from headprune.units.measured.layout import Layout, Rows, layout, merged
-from headprune.units.measured.sites import DenseSite, site_of
+from headprune.discovery.dense_site import DenseSite, site_of
+from headprune.discovery.influence import Influence, NotReadableError
+from headprune.discovery.layout import Layout, Rows, layout, merged
 from headprune.units.spec import Axis, Recipe
 
 HEADS, WIDTH, HIDDEN = 4, 3, 5

@@ -19,13 +19,13 @@ from headprune.repair.passes import Passes
 from headprune.repair.sweep import sweep as repair_all
 from headprune.runs.experiment import in_precision_of
 from headprune.search.config import PruneConfig
-from headprune.search.plan import Calibration, Need, Shape, backward, greedy, plan, rounds
-from headprune.search.plan import repair_passes as planned_passes
+from headprune.search.forecast import Calibration, Need, Shape, backward, greedy, plan, rounds
+from headprune.search.forecast import repair_passes as planned_passes
 from headprune.search.pruner import Pruner
 from headprune.signals.graphs import Graphs
 from headprune.signals.sensitivity import draws_for
 from headprune.store.checkpoint import load_structure
-from headprune.task import task_of
+from headprune.tasks import task_of
 from headprune.units import all_sites
 from runs import headprune as program
 

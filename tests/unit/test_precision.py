@@ -10,7 +10,7 @@ import torch
 
 import headprune
 from headprune.signals.moments import gather
-from headprune.task import task_of
+from headprune.tasks import task_of
 from scoring import labelled
 from zoo import ZOO
 

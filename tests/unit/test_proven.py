@@ -12,13 +12,13 @@ import torch
 import transformers
 
 import headprune
+from headprune.discovery import cache, discover
+from headprune.discovery.to_full_width import stretched
+from headprune.discovery.twin import small_config
 from headprune.errors import HeadpruneError, UnsupportedModelError
 from headprune.surgery import proven
 from headprune.units import Layout
 from headprune.units.families import FAMILIES, Family
-from headprune.units.measured import cache, verdict
-from headprune.units.measured.stretch import stretched
-from headprune.units.small import small_config
 from zoo import ZOO
 
 
@@ -54,7 +54,7 @@ def test_an_error_in_the_table_removes_nothing() -> None:
 @pytest.mark.usefixtures("nothing_proven")
 def test_without_a_twin_a_batch_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*args: Any) -> Any:
-        raise verdict.NoTwinError("there is none today")
+        raise discover.NoTwinError("there is none today")
 
     monkeypatch.setattr(proven, "twin_of", none)
     model = ZOO["bert"].build()
@@ -68,8 +68,8 @@ def test_without_a_twin_a_batch_has_to_do(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_verdict_is_read_from_disk_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ZOO["granite"].build()
     first = headprune.survey(model)
-    monkeypatch.setattr(verdict, "_known", {})
-    monkeypatch.setattr(verdict, "_made", lambda *args: pytest.fail("it was measured again"))
+    monkeypatch.setattr(discover, "_known", {})
+    monkeypatch.setattr(discover, "_made", lambda *args: pytest.fail("it was measured again"))
     assert headprune.survey(model) == first
 
 
@@ -79,7 +79,7 @@ def test_a_broken_file_costs_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
     first = headprune.survey(model)
     for file in (cache.folder() / "proofs").iterdir():
         file.write_text("{")
-    monkeypatch.setattr(verdict, "_known", {})
+    monkeypatch.setattr(discover, "_known", {})
     assert headprune.survey(model) == first
 
 
@@ -107,8 +107,8 @@ def test_a_layout_of_a_narrow_twin_is_that_of_the_wide_model(model_type: str) ->
     if model_type == "falcon":
         config.num_kv_heads = 2
     kind = transformers.AutoModel._model_mapping[type(config)]
-    narrow = verdict._on_twin(kind, small_config(config, keep_heads=True))
-    wide = verdict._on_twin(kind, config)
+    narrow = discover._on_twin(kind, small_config(config, keep_heads=True))
+    wide = discover._on_twin(kind, config)
     with torch.device("meta"):
         dense = kind(config)
     assert len(wide.sites[0].layout.members[0]) > len(narrow.sites[0].layout.members[0])
@@ -128,13 +128,13 @@ def test_a_layout_of_a_shallow_twin_is_that_of_the_deep_model(model_type: str, m
     kind = transformers.AutoModel._model_mapping[type(config)]
     with torch.device("meta"):
         dense = kind(config)
-    deep = verdict._of_large(kind, config, dense)
-    monkeypatch.setattr(verdict, "DEEP", 0)
+    deep = discover._of_large(kind, config, dense)
+    monkeypatch.setattr(discover, "DEEP", 0)
     counted: list[int] = []
-    right = verdict._on_twin
-    monkeypatch.setattr(verdict, "_on_twin", lambda k, c: counted.append(c.num_hidden_layers) or right(k, c))
-    assert verdict._of_large(kind, config, dense) == deep
-    assert counted == [verdict.LAYERS]
+    right = discover._on_twin
+    monkeypatch.setattr(discover, "_on_twin", lambda k, c: counted.append(c.num_hidden_layers) or right(k, c))
+    assert discover._of_large(kind, config, dense) == deep
+    assert counted == [discover.LAYERS]
     assert len(deep.sites) == 6
 
 

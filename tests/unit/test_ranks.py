@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import headprune
-from headprune import ranks
+from headprune import distributed
 from headprune.errors import NonFiniteError
 from headprune.runs.experiment import Experiment, run_experiment
 from headprune.search.pruner import Pruner
 from headprune.signals import late
-from headprune.task import own_batches
+from headprune.tasks import own_batches
 from processes import commanded, together
 from runs import environment, interrupt, material, steps_of
 from subjects import with_classes
@@ -45,7 +45,7 @@ def pruned(count: int, *runs: tuple[Path, Mapping[str, Any]]) -> None:
     asked = [(experiment(**how), out) for out, how in runs]  # which makes the model and the data, once
 
     def work(number: int) -> list[Any]:
-        ranks.start()
+        distributed.start()
         return [run_experiment(one, out, measure=False, publish=False)["result"] for one, out in asked]
 
     found = together(count, work)
@@ -75,31 +75,37 @@ def same_trajectory(one: Path, other: Path) -> None:
 
 
 def test_one_process_goes_over_everything_and_starts_nothing() -> None:
-    assert not ranks.several()
-    assert ranks.first()
-    assert ranks.gathered(3) == [3]
-    assert ranks.told("it") == "it"
+    assert not distributed.is_distributed()
+    assert distributed.is_main()
+    assert distributed.all_gather(3) == [3]
+    assert distributed.broadcast("it") == "it"
     stream = iter(batches())
     numbered = own_batches(stream)
     assert next(numbered).number == 0
     assert next(stream) is not None
     assert [first for _, first, _ in own_batches(batches())] == [0, 3, 6, 9, 12]
-    ranks.start()
+    distributed.start()
     assert not torch.distributed.is_initialized()
 
 
 def test_work_is_shared_out_evenly() -> None:
     def work(number: int) -> Any:
-        ranks.start()
+        distributed.start()
         costs = [5.0, 1.0, 4.0, 2.0, 3.0, 1.0]
-        with ranks.alone():
-            assert ranks.own(costs) == [0, 1, 2, 3, 4, 5]
-            assert ranks.gathered(number) == [number]
-        return ranks.shares(costs), ranks.own(costs), ranks.gathered(number), ranks.told(number), _error(number)
+        with distributed.local_only():
+            assert distributed.my_share(costs) == [0, 1, 2, 3, 4, 5]
+            assert distributed.all_gather(number) == [number]
+        return (
+            distributed.shares(costs),
+            distributed.my_share(costs),
+            distributed.all_gather(number),
+            distributed.broadcast(number),
+            _error(number),
+        )
 
     def _error(number: int) -> str:
         try:
-            with ranks.agreeing():
+            with distributed.fail_together():
                 if number == 1:
                     raise NonFiniteError("It is not a number.")
         except NonFiniteError as error:
@@ -136,7 +142,7 @@ def test_scores_are_those_of_one_process() -> None:
         return heads, both, [step.removed for step in swapped.trajectory]
 
     def work(number: int) -> Any:
-        ranks.start()
+        distributed.start()
         heads, both, removed = scored()
         seen = (heads.samples, heads.tokens, heads.loss, heads.predictions, heads.zero_probabilities)
         return heads.scores, both.scores, removed, seen, [number for number, _, _ in own_batches(data)]
@@ -172,7 +178,7 @@ def test_what_is_fitted_takes_the_passes_of_one_process(limit: int, monkeypatch:
         return result.scores, [own.counts for own in result.moments.values()], len(passes)
 
     def work(number: int) -> Any:
-        ranks.start()
+        distributed.start()
         return *scored(), len(list(own_batches(data)))
 
     scores, counts, passes = scored()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from headprune import ranks
+from headprune import distributed
 from headprune.gates.config import GateConfig
 from headprune.recovery.config import TrainConfig
 from headprune.recovery.engine import RecoveryTrainer
@@ -39,7 +39,7 @@ def trained(count: int, out: Path, *, dies: int | None = None) -> list[tuple[int
         os.kill(os.getpid(), signal.SIGKILL)
 
     def work(number: int) -> Any:
-        ranks.start()
+        distributed.start()
         with (
             mock.patch.object(RecoveryTrainer, "_save_checkpoint", dying if number == dies else save),
             # Pages and times are what other tests are about, and take longer than all the rest.

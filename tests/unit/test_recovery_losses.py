@@ -17,7 +17,7 @@ from headprune.recovery.losses import (
     hidden_error,
     relative_error,
 )
-from headprune.task import task_of
+from headprune.tasks import task_of
 from subjects import CASES, TaskCase
 from zoo import ZOO, text_batch
 

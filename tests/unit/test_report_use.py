@@ -13,7 +13,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 import headprune
 from headprune.report.use import headprune_snippet, install_line, plain_loads, transformers_snippet
-from headprune.task import task_of
+from headprune.tasks import task_of
 from helpers import pruned
 from runs import bert, tokenizer
 from snippets import executed

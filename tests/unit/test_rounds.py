@@ -94,7 +94,7 @@ class _Nothing:
 
     def __call__(self, model: Any, sites: Any, changed: Any) -> Any:
         from headprune.measure.quality import Quality
-        from headprune.task import task_of
+        from headprune.tasks import task_of
 
         quality = Quality(task_of(model))
         batch = data("bert")[0]

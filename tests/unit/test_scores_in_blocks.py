@@ -21,7 +21,7 @@ from headprune.repair.dense import DenseOutputs
 from headprune.signals.columns import gather_columns
 from headprune.signals.objectives import TokenSigns, sign_gradient, start_backward, targets_of
 from headprune.signals.sensitivity import gather_sensitivity
-from headprune.task import task_of
+from headprune.tasks import task_of
 from headprune.units import all_sites
 from scoring import labelled
 from zoo import ZOO

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModel, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from headprune.units.small import attention_modules, randomise, sample_runs, small_config
-from headprune.units.small.names import HEADS
-from headprune.units.small.tree import nodes
+from headprune.discovery.twin import attention_modules, randomise, sample_runs, small_config
+from headprune.discovery.twin.config_patterns import HEADS
+from headprune.discovery.twin.config_tree import nodes
 
 TEXTS = ["bert", "deberta-v2", "gpt2", "gpt_neox", "llama", "falcon", "gemma2", "t5", "bart", "longformer", "big_bird"]
 MIXED = ["mixtral", "qwen3_moe", "deepseek_v3", "jamba", "falcon_h1", "luke", "layoutlmv3", "time_series_transformer"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headprune.measure.latency import Curve, LatencyTable
-from headprune.search import speed
+from headprune.search import stopwatch
 from headprune.search.budget import units
-from headprune.search.speed import Stopwatch
+from headprune.search.stopwatch import Stopwatch
 from headprune.surgery.cut import cut
 from headprune.units import Member, all_sites
 from zoo import ZOO
@@ -34,7 +34,7 @@ def table_of(model: Any, **asked: Any) -> LatencyTable:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
-    monkeypatch.setattr(speed, "latency_table", table_of)
+    monkeypatch.setattr(stopwatch, "latency_table", table_of)
     return Stopwatch(ZOO["bert"].build(), 2, 9, None)
 
 
@@ -59,7 +59,7 @@ def test_the_clock_says_how_far_the_table_is_off(watch: Stopwatch, monkeypatch: 
         seen.update(runs)
         return {"dense": [4.0, 2.0, 3.0], "pruned": [9.0, 1.0, 5.0]}
 
-    monkeypatch.setattr(speed, "turns", turns)
+    monkeypatch.setattr(stopwatch, "turns", turns)
     assert watch.share(model, all_sites(model)) == 0.5
     assert seen["dense"].module is watch.dense
     assert seen["pruned"].module is model

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import headprune
-from headprune.criteria.paths import eliminate
+from headprune.criteria.elimination_math import eliminate
 from headprune.errors import ScheduleError, UnsupportedModelError
 from headprune.repair.bysite import running_order
 from headprune.repair.dense import DenseOutputs
@@ -28,7 +28,7 @@ from headprune.search.sweep.sweep import Sweep
 from headprune.store.checkpoint import save_weights_of
 from headprune.store.shelf import DiskShelf, load_on_disk
 from headprune.surgery.cut import cut
-from headprune.task import task_of
+from headprune.tasks import task_of
 from headprune.units import sites_of
 from zoo import ZOO
 

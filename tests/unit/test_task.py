@@ -14,7 +14,7 @@ import headprune
 from headprune.errors import DataError
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS, choose_metric
-from headprune.task.batch import real_keys
+from headprune.tasks.batch import real_keys
 from helpers import kept_heads
 from runs import bert
 from scoring import model_of

@@ -13,7 +13,7 @@ from headprune.repair.passes import Passes
 from headprune.repair.towards import Pairs, best_map
 from headprune.signals.sensitivity import FLOOR, token_weights
 from headprune.surgery.cut import cut
-from headprune.task import task_of
+from headprune.tasks import task_of
 from headprune.units import Member, all_sites
 from zoo import ZOO
 

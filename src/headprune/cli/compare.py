@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune import ranks
+from headprune import distributed
 from headprune.cli.options import Json, Overwrite, Plugin, print_json, resumable, with_options
 from headprune.runs.plugins import import_plugins
 from headprune.search.config import VERB_DEFAULTS, stop_settings
@@ -91,7 +91,7 @@ def compare(
         texts = {name: str(value) for budget in study.budgets for name, value in budget.items()}
         names = without_compensation(study.criteria)
         check_early(subject["model"], {**study.settings, **subject, **texts}, criteria=names, reports=True)
-    if on is not None and ranks.launched():
+    if on is not None and distributed.launched():
         raise SweepError("Ray starts processes of its own; give --on without torchrun or accelerate launch.")
     executor = _executor(on, workers, cpus, asked["plugin"])
     if alpha not in (None, "sweep"):
@@ -108,7 +108,7 @@ def compare(
 
     quiet_transformers()
     groups = plan_study(study, out)
-    ranks.start()
+    distributed.start()
     swept = None
     if alpha == "sweep":
         experiment = groups[0].experiment
@@ -133,7 +133,7 @@ def compare(
         else:
             print_comparison(out, rows)
         return
-    index = ranks.by_first(lambda: write_index(study, out, found))
+    index = distributed.on_main(lambda: write_index(study, out, found))
     if as_json:
         print_json({"runs": str(out), **index})
     else:

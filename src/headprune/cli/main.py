@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune import ranks
+from headprune import distributed
 from headprune.cli.compare import compare
 from headprune.cli.export import export
 from headprune.cli.options import (
@@ -68,7 +68,7 @@ def headprune(
         bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=print_version)
     ] = False,
 ) -> None:
-    if ranks.launched() and context.invoked_subcommand not in TOGETHER and not ranks.launched_first():
+    if distributed.launched() and context.invoked_subcommand not in TOGETHER and not distributed.launched_first():
         raise typer.Exit
 
 
@@ -193,8 +193,8 @@ def score(
     chosen = experiment.made_criterion
     if out is not None:
         check_target(out)
-    ranks.start()
-    with ranks.agreeing():
+    distributed.start()
+    with distributed.fail_together():
         subject = load_subject(experiment)
         examples = subject.examples.sample(samples, experiment.seed)
         subject.check_labels(chosen, experiment.labels)
@@ -209,7 +209,7 @@ def score(
             units=experiment.kinds,
         )
     if out is not None:
-        ranks.by_first(lambda: write_scores(str(chosen), result, out))
+        distributed.on_main(lambda: write_scores(str(chosen), result, out))
     if as_json:
         measured = result.measured
         print_json(
@@ -256,7 +256,7 @@ def prune(
 
     quiet_transformers()
     experiment = experiment_of(model, options)
-    ranks.start()
+    distributed.start()
     measure = None if experiment.budget is None else experiment.budget.measure
     with resumable(out), live_curve(f"Pruning by {experiment.made_criterion}", measure) as on_step:
         record = run_experiment(experiment, out, overwrite=overwrite, on_step=on_step, on_layer=on_step.layer)

@@ -12,7 +12,7 @@ from headprune.cli.options import print_json
 from headprune.cli.tables import LEAN
 from headprune.measure.costs import total_parameters
 from headprune.runs.subject import dtype_named
-from headprune.search.plan import Calibration, Need, plan, tokens_in
+from headprune.search.forecast import Calibration, Need, plan, tokens_in
 
 GIGABYTE = 1e9
 BATCH = 32

@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from datetime import timedelta
 from typing import Any
 
-from headprune import ranks
+from headprune import distributed
 from headprune.errors import HeadpruneError, RankError
 
 SAID = "headprune/said"  # in the launcher's store: how many processes had something to say
@@ -26,12 +26,12 @@ ENDED = (
 def as_one() -> Iterator[None]:
     """Several processes look like one: those that are not the first print nothing, unless it is a bug of theirs, and
     what is wrong is said once."""
-    if not ranks.launched():
+    if not distributed.launched():
         yield
         return
     signal.signal(signal.SIGTERM, _end)  # launchers send it to the others when one process has failed
     try:
-        if ranks.launched_first():
+        if distributed.launched_first():
             yield
         else:
             with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
@@ -40,7 +40,7 @@ def as_one() -> Iterator[None]:
         if ending.code not in (None, 0):
             _wait_for_first()
             _exit(ending.code if isinstance(ending.code, int) else 1)
-        ranks.stop()
+        distributed.stop()
         raise
     except HeadpruneError as error:
         _leave(f"Error: {error}", 1 if isinstance(error, RankError) else 2)
@@ -67,7 +67,7 @@ def _leave(sentence: str, code: int) -> None:
 def _wait_for_first() -> None:
     """What is wrong with an option is shown by the first process, and the others must not end before it."""
     with suppress(Exception):
-        if ranks.launched_first():
+        if distributed.launched_first():
             _store().add(_said(), 1)
         else:
             _store().wait([_said()], PATIENCE)

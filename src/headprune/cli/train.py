@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune import ranks
+from headprune import distributed
 from headprune.cli.options import COLUMNS, Json, Model, Overwrite, Plugin, print_json, resumable, with_options
 from headprune.cli.training import print_recovery, training_progress
 from headprune.gates.config import GateConfig
@@ -86,7 +86,7 @@ def train(
         finetune_epochs=finetune_epochs,
         own_rate=options["gate_rate"] is not None,
     )
-    ranks.start()
+    distributed.start()
     with resumable(out), training_progress() as tell, live_curve("Learned gates") as curve:
         record = run_training(asked, out, overwrite=overwrite, on_step=curve, tell=tell)
     if as_json:

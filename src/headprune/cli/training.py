@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune import ranks
+from headprune import distributed
 from headprune.cli.options import COLUMNS, Json, Overwrite, Plugin, print_json, resumable, with_options
 from headprune.recovery.config import TrainConfig
 from headprune.runs.plugins import import_plugins
@@ -53,7 +53,7 @@ def finetune(
     quiet_transformers()
     reading = {name: value for name, value in asked.items() if value is not None}
     request = Request(run=run, data=data, config=config, point=point, rounds=rounds, reading=reading)
-    ranks.start()
+    distributed.start()
     with resumable(run / "finetuned"), training_progress() as tell:
         if rounds == 1:
             record = run_finetune(request, overwrite=overwrite, tell=tell)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from headprune.signals.columns import Columns
-    from headprune.task import Labels, Task
+    from headprune.tasks import Labels, Task
     from headprune.units import Site
 
 

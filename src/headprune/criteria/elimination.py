@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from headprune.task import Labels, Task
+    from headprune.tasks import Labels, Task
     from headprune.units import Site
 
 
@@ -54,20 +54,20 @@ class Elimination(Criterion):
         task: Task,
         labels: Labels,
     ) -> torch.Tensor:
-        from headprune import ranks
-        from headprune.criteria.paths import gathered_together, site_scores
+        from headprune import distributed
+        from headprune.criteria.elimination_math import gathered_together, site_scores
         from headprune.signals.sensitivity import gather_sensitivity, own_sites
         from headprune.units import nan_scores
 
         scores = nan_scores(sites)
         for part in gathered_together(model, sites, batches):
             found = gather_sensitivity(model, part, batches, task, gradients=self.metric == "gradient")
-            with ranks.agreeing():
+            with distributed.fail_together():
                 own = {
                     site.index: site_scores(model, site, found.pop(site.index, None), ridge=self.ridge)
                     for site in own_sites(part)
                 }
-            for share in ranks.gathered(own):
+            for share in distributed.all_gather(own):
                 for index, values in share.items():
                     scores[index, list(sites[index].kept)] = values
         return scores

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from headprune.signals import Request
-    from headprune.task import Labels, Task
+    from headprune.tasks import Labels, Task
     from headprune.units import Member, Site
 
 
@@ -58,16 +58,16 @@ class Fisher(Criterion):
             return list(chosen)
         import torch
 
-        from headprune import ranks
+        from headprune import distributed
         from headprune.signals import observe
         from headprune.signals.late import settled
-        from headprune.task import own_batches
+        from headprune.tasks import own_batches
         from headprune.units.members import by_site
 
         going = by_site(chosen)
         (request,) = self.requests()
         parts: dict[int, dict[int, torch.Tensor]] = {}  # by batch and site
-        with ranks.agreeing():
+        with distributed.fail_together():
             for number, _, batch in own_batches(batches):
                 answers = observe(model, sites, batch, [request], task=task, labels=labels).answers
                 seen = settled(answers[request], None)
@@ -75,7 +75,7 @@ class Fisher(Criterion):
                 parts[number] = {
                     index: seen[:, index, list(sites[index].kept[:: sites[index].group])] for index in going
                 }
-        whole = {number: own for share in ranks.gathered(parts) for number, own in share.items()}
+        whole = {number: own for share in distributed.all_gather(parts) for number, own in share.items()}
         result: list[Member] = []
         for index, ids in going.items():
             site = sites[index]

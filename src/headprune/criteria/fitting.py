@@ -17,11 +17,11 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.criteria.registry import Criterion
-from headprune.criteria.sweep import Pass, Sums, summed
+from headprune.criteria.scoring_pass import Pass, Sums, summed
 from headprune.errors import CriterionError
 from headprune.signals.moments import FOLDS, Moments, added, gather
 from headprune.signals.spec import Fit
-from headprune.task import Labels, Task, batch_size
+from headprune.tasks import Labels, Task, batch_size
 from headprune.units import Kind, Site, kept_mask, sites_of
 
 LIMIT = 2**31  # bytes of the moments of feed-forward layers that are gathered in one pass

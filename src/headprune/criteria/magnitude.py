@@ -34,7 +34,7 @@ class Magnitude(Criterion):
     def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         import torch
 
-        from headprune.signals.calls import by_query_head, producing
+        from headprune.signals.projection_gradients import by_query_head, producing
         from headprune.units import nan_scores
 
         scores = nan_scores(sites)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from headprune.signals import Request
-    from headprune.task import Labels, Task
+    from headprune.tasks import Labels, Task
     from headprune.units import Kind, Member, Site
 
 INVERSE = "inverse:"

@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import defaults, ranks
+from headprune import defaults, distributed
 from headprune.criteria.fitting import Shard, asked_sites, can_wait, fitted_sums, groups
 from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
-from headprune.criteria.sweep import LayersChangedError, Pass, Progress, Sums, finished, finite, summed
+from headprune.criteria.scoring_pass import LayersChangedError, Pass, Progress, Sums, finished, finite, summed
 from headprune.errors import CriterionError
 from headprune.hooks.unread import Unread
 from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
-from headprune.signals.ahead import Ahead
 from headprune.signals.graphs import Graphs
 from headprune.signals.late import Late, TooMuchToKeepError
 from headprune.signals.moments import Moments, added, gather
+from headprune.signals.predicted_scores import Ahead
 from headprune.signals.residuals import ResidualGradients
 from headprune.signals.spec import Fit
-from headprune.task import Labels, Task, task_of
-from headprune.task.checks import check_labels_word, checked_batches, warn_of_precision
+from headprune.tasks import Labels, Task, task_of
+from headprune.tasks.checks import check_labels_word, checked_batches, warn_of_precision
 from headprune.units import Kind, Site
 from headprune.units.linear import refuse_quantized
 
@@ -94,10 +94,10 @@ class ScoreResult:
             return None
         (criterion,) = self.criteria.values()
         (request,) = criterion.requests()
-        with ranks.agreeing():
+        with distributed.fail_together():
             products = self.ahead.products(model, site, self.moments[site.index], gone, repaired=repaired)
             own = criterion.sums({request: products.cpu().double()})
-        parts = ranks.gathered(own)
+        parts = distributed.all_gather(own)
         sums = {key: torch.stack([part[key] for part in parts]).sum(0) for key in parts[0]}
         return criterion.score(sums, self.samples, torch.ones(products.shape[1], dtype=torch.bool))
 
@@ -224,7 +224,7 @@ def score(
     for name, one in gathering.items():
         own = one.from_data(model, sites, list(data), known, labels)
         scores[name] = finite(one, own, pass_over.kept, sites)
-    scores = ranks.told({name: scores[name] for name in named})  # which all processes go by, to the last bit
+    scores = distributed.broadcast({name: scores[name] for name in named})  # which all processes go by, to the last bit
     return ScoreResult(
         scores=next(iter(scores.values())) if criteria is None else scores,
         samples=pass_over.samples,

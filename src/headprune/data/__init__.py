@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from headprune.late import late
+from headprune.lazy import lazy
 
 if TYPE_CHECKING:
     from headprune.data.batches import Examples
     from headprune.data.columns import Columns
     from headprune.data.sources import load_examples
 else:
-    __getattr__, __dir__ = late(
+    __getattr__, __dir__ = lazy(
         __name__,
         {
             "Columns": "headprune.data.columns",

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from headprune.data.lazy import Rows
 from headprune.errors import DataError
-from headprune.task import IGNORED
+from headprune.tasks import IGNORED
 
 OVERHEAD = 64  # padding that is as dear as one batch more, at the least: a sample of the longest there are
 TARGETS = ("labels", "start_positions")  # one of them is in every row that has an answer

@@ -15,7 +15,7 @@ from headprune.errors import DataError
 from headprune.store.configs import read_config
 from headprune.store.files import short
 from headprune.store.processors import has_tokenizer
-from headprune.task import IGNORED, Task
+from headprune.tasks import IGNORED, Task
 
 log = logging.getLogger(__name__)
 SMALL = 100  # a vocabulary this many times smaller than the model's is another one's

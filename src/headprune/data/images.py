@@ -22,7 +22,7 @@ from headprune.data.lazy import Row, Rows
 from headprune.data.tables import TABLES, missing, read_table
 from headprune.errors import DataError
 from headprune.store.files import short
-from headprune.task import Task
+from headprune.tasks import Task
 
 log = logging.getLogger(__name__)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif")

@@ -24,7 +24,7 @@ import torch
 
 from headprune.data.tables import Table, as_list, missing
 from headprune.errors import DataError
-from headprune.task import IGNORED
+from headprune.tasks import IGNORED
 
 log = logging.getLogger(__name__)
 SEPARATORS = (";", "|", ",")

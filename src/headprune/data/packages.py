@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from headprune.extras import needed
+from headprune.extras import require
 
 
 def need(module: str, extra: str, who: str) -> Any:
     """The imported module, or one sentence that begins with `who` needs it and says how to get it."""
-    with needed(extra, who):
+    with require(extra, who):
         return importlib.import_module(module)
 
 

@@ -13,7 +13,7 @@ from headprune.data.columns import Columns
 from headprune.data.files import is_there, read_text, suffix_of
 from headprune.data.tables import read_table
 from headprune.errors import DataError
-from headprune.task import Task, task_of
+from headprune.tasks import Task, task_of
 
 __all__ = ["load_examples", "read_table"]
 

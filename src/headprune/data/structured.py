@@ -16,7 +16,7 @@ from headprune.data.encoder import INPUTS
 from headprune.data.lazy import Row, Rows
 from headprune.data.tables import as_list, missing
 from headprune.errors import DataError
-from headprune.task import IGNORED
+from headprune.tasks import IGNORED
 
 if TYPE_CHECKING:
     from headprune.data.texts import Source

@@ -18,7 +18,7 @@ from headprune.data.encoder import Encoder
 from headprune.data.lazy import Row, Rows
 from headprune.data.tables import Table, as_list, missing
 from headprune.errors import DataError
-from headprune.task import IGNORED, Task
+from headprune.tasks import IGNORED, Task
 
 log = logging.getLogger(__name__)
 MASKED_SHARE = 0.15  # of the tokens, as BERT was trained

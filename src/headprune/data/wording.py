@@ -14,7 +14,7 @@ from headprune.data.columns import ENDING, Columns, find_columns
 from headprune.data.files import read_text, suffix_of
 from headprune.data.tables import as_list, missing, read_table
 from headprune.errors import DataError
-from headprune.task import Task
+from headprune.tasks import Task
 
 TOKENS_AS_LABELS = ("masked-lm", "seq2seq-lm")
 

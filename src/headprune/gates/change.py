@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from headprune.gates.places import Place
-from headprune.task import task_of
+from headprune.tasks import task_of
 from headprune.units.linear import is_transposed
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 
 from headprune.hooks.calls import gives, standing_in
 from headprune.hooks.outputs import evaluating, largest_difference, numbers
-from headprune.task import Task
-from headprune.task.batch import to_device
+from headprune.tasks import Task
+from headprune.tasks.batch import to_device
 from headprune.units.offload import input_device
 
 LIMIT = 1 << 28  # bytes of logits in float32 above which they are made in blocks

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headprune.task.batch import to_device
+from headprune.tasks.batch import to_device
 from headprune.units.offload import input_device
 
 # Outputs that repeat the inputs' cost or depend on labels are not what a model is compared by.

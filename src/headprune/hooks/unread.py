@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from headprune.hooks.calls import standing_in
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import frozen, hooks
-from headprune.task import Task
+from headprune.tasks import Task
 from headprune.units import AttentionSite, Site
 from headprune.units.paths import layer_path, submodule
 

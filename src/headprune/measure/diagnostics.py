@@ -16,7 +16,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import frozen
 from headprune.signals.objectives import logit_norms
 from headprune.surgery.check import check_removable
-from headprune.task import batch_size, task_of
+from headprune.tasks import batch_size, task_of
 from headprune.units import AttentionSite, Head, as_members, resolve, widest
 from headprune.units.linear import is_transposed
 from headprune.units.offload import input_device, refuse_offloaded

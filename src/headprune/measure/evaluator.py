@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.errors import NonFiniteError
 from headprune.hooks.logits import States, forward
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.recall import Calls, Held, Recall, remembering
 from headprune.hooks.unread import Unread
 from headprune.measure.quality import Quality
-from headprune.task import Task, own_batches, task_of
+from headprune.tasks import Task, own_batches, task_of
 from headprune.units import Site
 from headprune.units.offload import input_device
 from headprune.units.paths import layer_path
@@ -48,7 +48,7 @@ class Evaluator:
         known, self._known = ({} if changed is None else self._known), {}
         stale = {layer_path(sites[site].path) for site in changed or ()}
         layers = remembering(model, sites) if self.cache_bytes > 0 else []
-        with ranks.agreeing():
+        with distributed.fail_together():
             once = _Pass(model, sites, task, layers, self._unread if stale or changed is None else None)
             with torch.no_grad(), evaluating(model):
                 parts = self._over(once, known, stale)

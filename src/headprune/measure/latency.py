@@ -21,13 +21,13 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from headprune.discovery import cache
 from headprune.errors import HeadpruneError, UnsupportedModelError
 from headprune.measure.examples import default_tokens
 from headprune.measure.inputs import made_up, materialised
 from headprune.measure.sublayers import Sublayer, called, fewest_of, sublayers, timed, usual, with_units
 from headprune.measure.timing import Timed, own_clock, turns, using_threads
 from headprune.units import Kind, Site, all_sites
-from headprune.units.measured import cache
 
 REPEATS = 9
 SECONDS = 5.0  # short passes are repeated more often: noise is large beside them

@@ -13,7 +13,7 @@ import torch
 from headprune.errors import DataError
 from headprune.measure.intervals import Interval, interval, ratio_outcomes
 from headprune.measure.quality import Quality
-from headprune.task import IGNORED
+from headprune.tasks import IGNORED
 
 MetricFunction = Callable[[numpy.ndarray, numpy.ndarray], float]  # (labels, predictions) -> value
 Shares = tuple[torch.Tensor, torch.Tensor]  # numerators and denominators of a ratio, one per sample

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from headprune import ranks
-from headprune.task import IGNORED, Task, batch_size
-from headprune.task.spec import Parts, counted_parts, cross_entropies
+from headprune import distributed
+from headprune.tasks import IGNORED, Task, batch_size
+from headprune.tasks.spec import Parts, counted_parts, cross_entropies
 
 
 class Quality:
@@ -102,11 +102,11 @@ class Quality:
     @classmethod
     def over_processes(cls, task: Task, batches: Mapping[int, Quality]) -> Quality:
         """Of all batches in the order of their numbers, from those that each process went over."""
-        if not ranks.several():
+        if not distributed.is_distributed():
             return _in_order(task, [batches[number] for number in sorted(batches)])
         for own in batches.values():
             own.task = None  # type: ignore[assignment]  # which knows the model, and that does not travel
-        whole = {number: own for share in ranks.gathered(dict(batches)) for number, own in share.items()}
+        whole = {number: own for share in distributed.all_gather(dict(batches)) for number, own in share.items()}
         return _in_order(task, [whole[number] for number in sorted(whole)])
 
     @property

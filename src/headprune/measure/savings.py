@@ -18,7 +18,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.measure.costs import MEBIBYTE, Flops, flops, megabytes, parameters_by_module, total_parameters
 from headprune.measure.energy import energy_per_thousand
 from headprune.measure.timing import Timed, turns, using_threads
-from headprune.task import Task, batch_size, rows_of, task_of, to_device
+from headprune.tasks import Task, batch_size, rows_of, task_of, to_device
 from headprune.units import Kind, Site, sites_of
 from headprune.units.cutting.record import removed_members
 from headprune.units.offload import input_device

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune.discovery.recorded_calls import Call, Trace, copied, tracing
 from headprune.hooks.outputs import evaluating
 from headprune.measure.timing import Timed
 from headprune.surgery.cut import cut
 from headprune.units import AttentionSite, Member, NeuronSite, Site
-from headprune.units.measured.calls import Call, Trace, copied, tracing
 
 ALL_COUNTS = 16  # units: up to so many, every number of them is timed
 STEPS = 12  # else so many steps, and a small one to begin with

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.papers import gradients
 from headprune.papers.figures import figure3, figure4, figure5
 from headprune.papers.panels import Panel
@@ -19,7 +19,7 @@ from headprune.papers.tables import make_tables
 from headprune.report.export import save_figure
 from headprune.store.files import is_there, write_text
 
-with needed("cli", "Reproducing a paper needs"):
+with require("cli", "Reproducing a paper needs"):
     from rich.console import Console
 
 __all__ = ["ReproductionError", "reproduce_greedy_gnorm"]

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.papers.panels import CRITERIA, Panel
 
-with needed("report", "Figures need"):
+with require("report", "Figures need"):
     import altair as alt
 
 BLUE, SKY, VERMILION, ORANGE, GREY = "#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#999999"

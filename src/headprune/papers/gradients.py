@@ -11,16 +11,16 @@ import torch
 
 from headprune.criteria.scoring import score
 from headprune.errors import MissingPackageError
-from headprune.extras import need_demo, needed
+from headprune.extras import need_demo, require
 from headprune.measure.diagnostics import GradientChange, gradient_change
 from headprune.papers import langid
 from headprune.papers.figures import HEADING, VERMILION, styled
 from headprune.runs.subject import Subject, load_subject
 from headprune.search.config import Experiment
-from headprune.task import task_of
+from headprune.tasks import task_of
 from headprune.units import resolve
 
-with needed("report", "Figures need"):
+with require("report", "Figures need"):
     import altair as alt
 
 SAMPLES, BATCH, SEED = 64, 32, 0

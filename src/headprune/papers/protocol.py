@@ -16,7 +16,7 @@ from typing import Any
 
 from headprune.data.sources import read_table
 from headprune.errors import DataError
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.papers.paper import ReproductionError, find_model
 from headprune.runs.compare import compare, write_comparison
 from headprune.search.config import Experiment, command_words
@@ -152,7 +152,7 @@ def _labelled(protocol: Protocol, texts: Sequence[Sequence[Any]], labels: Iterab
 
 
 def _fetch(protocol: Protocol) -> dict[str, list[Any]]:
-    with needed("data", "Data sets by name need"):
+    with require("data", "Data sets by name need"):
         import datasets
     try:
         data = datasets.load_dataset(protocol.dataset, protocol.configuration, split=protocol.split)

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from headprune.late import late
+from headprune.lazy import lazy
 
 if TYPE_CHECKING:
     from headprune.recovery.config import TrainConfig
     from headprune.recovery.trainer import Fitted, fit
 else:
-    __getattr__, __dir__ = late(
+    __getattr__, __dir__ = lazy(
         __name__,
         {
             "Fitted": "headprune.recovery.trainer",

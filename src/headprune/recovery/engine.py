@@ -25,7 +25,7 @@ from headprune.recovery.config import TrainConfig
 from headprune.recovery.losses import distillation, hidden_error
 from headprune.recovery.order import Pieces, Shared, SimilarLengths, lengths_of
 from headprune.recovery.pace import LOSS, VALUE, Evaluated, best_of, evaluations
-from headprune.task import Task, batch_size
+from headprune.tasks import Task, batch_size
 
 STATE = "rng_state.pth"  # of random numbers, in a checkpoint of one process
 

@@ -20,7 +20,7 @@ from headprune.recovery.pace import Evaluated
 from headprune.recovery.rows import as_examples
 from headprune.recovery.trainer import Fitted, fit
 from headprune.store.checkpoint import load
-from headprune.task import Task, task_of
+from headprune.tasks import Task, task_of
 from headprune.units.linear import refuse_quantized
 from headprune.units.offload import refuse_offloaded
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from headprune.errors import TrainingError
-from headprune.extras import needed
+from headprune.extras import require
 
 
 def linear_maps(model: PreTrainedModel) -> list[str]:
@@ -34,7 +34,7 @@ def adapted(model: PreTrainedModel, rank: int) -> Iterator[Any]:
     if not rank:
         yield model
         return
-    with needed("lora", "LoRA needs"):
+    with require("lora", "LoRA needs"):
         from peft import LoraConfig, get_peft_model
     targets = linear_maps(model)
     if not targets:

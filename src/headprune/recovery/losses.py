@@ -12,9 +12,9 @@ import torch
 from torch.nn import functional
 
 from headprune.errors import TrainingError
-from headprune.task import Task, batch_size
-from headprune.task.batch import widened
-from headprune.task.classification import MULTIPLE, REGRESSION
+from headprune.tasks import Task, batch_size
+from headprune.tasks.batch import widened
+from headprune.tasks.classification import MULTIPLE, REGRESSION
 
 STATES = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states")
 

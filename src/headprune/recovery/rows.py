@@ -12,8 +12,8 @@ from torch import nn
 from headprune.data import Examples
 from headprune.data.batches import collate
 from headprune.errors import DataError
-from headprune.task import IGNORED, batch_size
-from headprune.task.checks import checked_batches
+from headprune.tasks import IGNORED, batch_size
+from headprune.tasks.checks import checked_batches
 
 Row = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 
-from headprune import ranks
+from headprune import distributed
 from headprune.data import Examples
 from headprune.errors import TrainingError
 from headprune.extras import need
@@ -29,8 +29,8 @@ from headprune.recovery.engine import RecoveryTrainer, Teacher
 from headprune.recovery.lora import adapted
 from headprune.recovery.pace import Evaluated, Pace, Plan, evaluations
 from headprune.recovery.rows import Collator, as_examples, rows_digest, split
-from headprune.task import Task, task_of
-from headprune.task.checks import warn_of_precision
+from headprune.tasks import Task, task_of
+from headprune.tasks.checks import warn_of_precision
 
 LOGGED = 500  # points of the curve of losses
 RECORDERS = "_output_capturing_hooks_installed"  # transformers' mark of a model with hooks for hidden states
@@ -128,7 +128,7 @@ def _train(
         checkpoints.claim(folder, about)
         checkpoints.drop_unfinished(folder)
 
-    ranks.by_first(begin)
+    distributed.on_main(begin)
     if held is not None:
         _prepare_choice(trainer, held.batches(config.batch_size), metric)
         if trainer.is_world_process_zero():

@@ -19,8 +19,8 @@ from headprune.hooks.watch import watched
 from headprune.repair.plan import apply_repairs, plan_repairs
 from headprune.repair.solve import Repair
 from headprune.surgery.cut import cut
-from headprune.task import Task
-from headprune.task.batch import rows_of
+from headprune.tasks import Task
+from headprune.tasks.batch import rows_of
 from headprune.units import Member, Site
 from headprune.units.members import by_site
 from headprune.units.offload import input_device

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.hooks.logits import few_logits, forward, logits_of
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.streams import streams
@@ -26,8 +26,8 @@ from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
 from headprune.signals.sensitivity import token_weights
 from headprune.signals.spec import is_expert
-from headprune.task import Task, own_batches
-from headprune.task.batch import widened
+from headprune.tasks import Task, own_batches
+from headprune.tasks.batch import widened
 from headprune.units import Site
 from headprune.units.offload import input_device
 
@@ -50,7 +50,7 @@ class DenseOutputs:
         self.batches, self.task = batches, task
         self.targets: dict[int, Target] = {}  # in the order in which sites run
         self.forwards = 3.0 if weighted else 1.0  # passes over the data so far; a backward pass counts as two
-        with ranks.agreeing():
+        with distributed.fail_together():
             for number, _, batch in own_batches(batches):
                 self._take_in(model, sites, number, task.prepare(batch, input_device(model)), weighted)
         self._agree(weighted)
@@ -62,7 +62,7 @@ class DenseOutputs:
         """All processes know the same sites in the same order, and do without streams where one of them has none."""
         about = {index: (target.streams is None, target.routed) for index, target in self.targets.items()}
         whole: dict[int, tuple[bool, bool]] = {}
-        for share in ranks.gathered(about):
+        for share in distributed.all_gather(about):
             for index, (bare, routed) in share.items():
                 known = whole.get(index, (False, False))
                 whole[index] = known[0] or bare, known[1] or routed
@@ -142,7 +142,7 @@ def _note_pull(
 def _weights(squares: Sequence[torch.Tensor], numbers: Sequence[int]) -> list[torch.Tensor]:
     """From the squared gradients of this process's batches, whose mean is that over the batches of all processes."""
     own = dict(zip(numbers, [(own.double().sum(), len(own)) for own in squares], strict=True))
-    sums = {number: part for share in ranks.gathered(own) for number, part in share.items()}
+    sums = {number: part for share in distributed.all_gather(own) for number, part in share.items()}
     # Added up in the order of batches, whoever has them: a mean that differs in its last bit would show in the weights.
     total = sum(sums[number][0] for number in sorted(sums))
     mean = torch.as_tensor(total, dtype=torch.float64) / max(1, sum(count for _, count in sums.values()))

@@ -21,7 +21,7 @@ from headprune.hooks.recall import Calls, Recall, remembering
 from headprune.hooks.streams import streams as streams_of
 from headprune.hooks.watch import hooks
 from headprune.signals.moments import real_outputs
-from headprune.task import Task, own_batches
+from headprune.tasks import Task, own_batches
 from headprune.units import Site
 from headprune.units.offload import input_device
 

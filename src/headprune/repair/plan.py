@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.errors import DataError
 from headprune.repair.solve import BUDGETS_ONLY, Compensation, Repair, solve
 from headprune.signals.moments import Moments, gather
-from headprune.task import Task
+from headprune.tasks import Task
 from headprune.units import Member, Site, by_site, resolve
 from headprune.units.linear import is_transposed
 from headprune.units.offload import put, stored
@@ -59,7 +59,7 @@ def plan_repairs(
     if compensate == "none":
         return []
     seen = gather(model, [sites[index] for index in going], batches, task) if moments is None else moments
-    return ranks.by_first(
+    return distributed.on_main(
         lambda: [_plan(model, sites[index], ids, compensate, seen.get(index)) for index, ids in sorted(going.items())]
     )
 

@@ -13,7 +13,7 @@ from headprune.repair.solve import BUDGETS_ONLY, Compensation, Repair
 from headprune.signals.moments import Moments
 from headprune.surgery.check import check_removable
 from headprune.surgery.cut import cut, sites_with
-from headprune.task import Task, task_of
+from headprune.tasks import Task, task_of
 from headprune.units import Member, all_sites, as_members, resolve
 from headprune.units.linear import refuse_quantized
 

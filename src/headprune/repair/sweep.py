@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.repair.passes import SitePasses
 from headprune.repair.plan import apply_repairs, owners_of
 from headprune.repair.scale import best_scales
@@ -75,7 +75,7 @@ def sweep(
         # Which tokens an expert is given depends on what was pruned before it, so there is nothing to compare with.
         routed = targets[index].routed
         pairs = None if routed else _gathered(passes, site, targets[index], CATCH_UP[compensate], precision)
-        repair = ranks.by_first(functools.partial(_planned, output, site, pairs, compensate, ridges, routed))
+        repair = distributed.on_main(functools.partial(_planned, output, site, pairs, compensate, ridges, routed))
         apply_repairs(model, sites, [repair])
         repairs.append(repair)
     return repairs
@@ -95,7 +95,7 @@ def _gathered(passes: SitePasses, site: Site, target: Target, catch_up: float, p
     """Sums over all batches, which several processes share."""
     pairs: Pairs | None = None
     streams = target.streams is not None and catch_up > 0
-    with ranks.agreeing():
+    with distributed.fail_together():
         for number, (seen, wanted) in enumerate(zip(passes.at(site, streams=streams), target.outputs, strict=True)):
             if not len(wanted):
                 continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headprune import ranks
+from headprune import distributed
 from headprune.signals.moments import FOLDS
 
 # Of the mean square of the wanted outputs: models compute them in float32, whose rounding squared is 1e-14 per term of
@@ -82,11 +82,13 @@ class Pairs:
 
 def pairs_of_all(own: Pairs | None, precision: torch.dtype = torch.float64) -> Pairs | None:
     """The sums of all processes, from those that each of them has; None where none has any."""
-    widths = [part for part in ranks.gathered(None if own is None else (own.z.shape[1], own.y.shape[1])) if part]
+    widths = [
+        part for part in distributed.all_gather(None if own is None else (own.z.shape[1], own.y.shape[1])) if part
+    ]
     if not widths:
         return None
     pairs = Pairs.blank(*widths[0], precision) if own is None else own
-    ranks.add_up(pairs.counts, pairs.z, pairs.y, pairs.zz, pairs.zy, pairs.yy)
+    distributed.all_reduce(pairs.counts, pairs.z, pairs.y, pairs.zz, pairs.zy, pairs.yy)
     return pairs
 
 

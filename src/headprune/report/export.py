@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.store.files import write_bytes, write_text
 
-with needed("report", "Figures need"):
+with require("report", "Figures need"):
     import vl_convert
 
 FORMATS = ("png", "svg", "pdf")

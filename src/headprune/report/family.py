@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.report.figures import PALETTE, colour
 from headprune.report.loading import ReportRun, finite
 from headprune.report.points import Point, points_of
 from headprune.report.words import interval_text
 
-with needed("report", "Figures need"):
+with require("report", "Figures need"):
     import altair as alt
 
 # Which share a figure is about: its title, and how its axis is called.

@@ -9,12 +9,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.measure.curves import shares
 from headprune.report.loading import Entry, ReportRun, entries, finite, ranks, scores_of
 from headprune.report.words import interval_text
 
-with needed("report", "Figures need"):
+with require("report", "Figures need"):
     import altair as alt
 
 # Okabe and Ito's palette without black and yellow, which vanish on a dark or a white page: tells six things apart for

@@ -106,12 +106,12 @@ def _some(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def figure(run: ReportRun) -> Any:
     """How open each gate was over the steps of the training; None for a run without gates."""
-    from headprune.extras import needed
+    from headprune.extras import require
 
     cells, order = values(run)
     if not cells:
         return None
-    with needed("report", "Figures need"):
+    with require("report", "Figures need"):
         import altair as alt
 
     y = alt.Y("gate:O", sort=order, title="gate", axis=alt.Axis(labelOverlap=True, labelFontSize=8))

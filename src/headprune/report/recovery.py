@@ -69,9 +69,9 @@ def how(record: Mapping[str, Any]) -> str:
 
 def losses(record: Mapping[str, Any]) -> Any:
     """The losses over the steps of a training, as they were weighted; rounds stand one after the other."""
-    from headprune.extras import needed
+    from headprune.extras import require
 
-    with needed("report", "Figures need"):
+    with require("report", "Figures need"):
         import altair as alt
     from headprune.report.figures import PALETTE
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from headprune.criteria.scoring import ScoreResult
 from headprune.errors import DataError
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.store.files import is_there, write_bytes, write_text
 from headprune.units import Site
 
@@ -34,7 +34,7 @@ def write_scores(name: str, result: ScoreResult, out: Path) -> None:
     if form == "csv":
         write_text(out, scores_csv(result))
         return
-    with needed("report", "Pictures need"):
+    with require("report", "Pictures need"):
         import vl_convert
     chart = scores_chart(name, result).to_json()
     if form == "png":
@@ -61,7 +61,7 @@ def scores_csv(result: ScoreResult) -> str:
 def scores_chart(name: str, result: ScoreResult) -> Any:
     """A cell per head, coloured by rank, since criteria differ by orders of magnitude and ranks do not. Neurons are too
     many for a cell each: a row of theirs has the deciles of a layer."""
-    with needed("report", "Pictures need"):
+    with require("report", "Pictures need"):
         import altair as alt
     said = (
         ""

@@ -11,7 +11,7 @@ from transformers.pipelines import get_supported_tasks
 
 from headprune.report.use import model_snippet, pipeline_snippet, plain_loads, transformers_snippet, way_of
 from headprune.store.processors import has_tokenizer
-from headprune.task import TASKS
+from headprune.tasks import TASKS
 
 PLACE = "path/to/this/folder"  # until it is known where the model will be
 TAGS = {task.name: task.pipeline_tag for task in TASKS}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.report.figures import CELL, GONE, KEPT, NEW, STATES
 from headprune.report.loading import ReportRun
 
-with needed("report", "Figures need"):
+with require("report", "Figures need"):
     import altair as alt
 
 STRIP = 190  # pixels of a layer of its dense width

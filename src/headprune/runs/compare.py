@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headprune import ranks
+from headprune import distributed
 from headprune.criteria import make
 from headprune.criteria.hies import Hies
 from headprune.criteria.registry import split_suffix
@@ -65,7 +65,7 @@ def compare(
     """
     group = plan_group(experiment, criteria, out, trials=trials)
     run_jobs(group.jobs, OneAfterTheOther(), watch=Told(on_run, on_step), overwrite=overwrite)
-    return ranks.by_first(lambda: compare_group(group))
+    return distributed.on_main(lambda: compare_group(group))
 
 
 def compare_group(group: Group) -> list[Row]:

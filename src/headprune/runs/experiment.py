@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.data import Examples
 from headprune.errors import DataError
 from headprune.hooks.outputs import evaluating
@@ -38,7 +38,7 @@ from headprune.store.configs import stored_dtype
 from headprune.store.files import write_text
 from headprune.store.places import model_folder
 from headprune.store.shelf import give_memory_back
-from headprune.task import Task, task_of
+from headprune.tasks import Task, task_of
 from headprune.units import kept_mask, resolve, sites_of, survey
 from headprune.units.offload import input_device
 from headprune.vocabulary.shrink import RECORD, Shrunk
@@ -166,7 +166,7 @@ def _run(
     on_layer: OnLayer | None = None,
     on_disk: Path | None = None,
 ) -> dict[str, Any]:
-    with ranks.agreeing():
+    with distributed.fail_together():
         subject, calibration, evaluation = load(experiment, on_disk=on_disk)
         check(experiment, subject, evaluation or calibration)
         # Rows are prepared when they are asked for, and one that cannot be must not leave half a run behind.
@@ -175,11 +175,11 @@ def _run(
     # A sweep decides everything at its start, so none of its rules to stop can change on the way.
     free = () if experiment.pace == "sweep" else stop_settings()
     with opened(out, lambda: settings_of(experiment), overwrite=overwrite, free=free) as run:
-        if ranks.told(run is not None and run.finished):
+        if distributed.broadcast(run is not None and run.finished):
             if on_step is not None:
                 for step in run.steps if run is not None else ():
                     on_step(step)
-            return ranks.by_first(lambda: _published(out, run, publish))
+            return distributed.on_main(lambda: _published(out, run, publish))
         if run is not None and run.changed and experiment.pace not in ("rounds", "sweep"):
             units = None if experiment.rescore == AUTO else experiment.every
             run.drop_short_step(units, [site.group for site in resolve(subject.model)])
@@ -207,7 +207,7 @@ def _run(
             run.finish(_concluded(experiment, run, result, {"samples": samples, "task": subject.task.name}, batch))
             return _published(out, run, publish)
 
-        return ranks.by_first(conclude)
+        return distributed.on_main(conclude)
 
 
 def _published(out: Path, run: Run | None, publish: bool) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from headprune.store.checkpoint import load
 from headprune.store.files import is_there, write_text
 from headprune.store.places import local_folder, model_folder, refuse_missing_model
 from headprune.store.rundir import finished_record
-from headprune.task import Task, task_of
+from headprune.tasks import Task, task_of
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.errors import TrainingError
 from headprune.measure.trajectory import Step, plain
 from headprune.recovery.pace import Evaluated, Teller
@@ -55,22 +55,22 @@ def run_finetune(
     if plan and request.point is not None:
         raise TrainingError("Rounds lead to the run's own target; leave out --point, or --rounds.")
     settings = request.settings()
-    if not overwrite and ranks.by_first(lambda: is_finished(request.run, settings)):
+    if not overwrite and distributed.on_main(lambda: is_finished(request.run, settings)):
         with opened(request.run, settings) as folder:  # which needs neither the data nor the dense model
-            return ranks.by_first(lambda: _published(request, folder))
-    with ranks.agreeing():
+            return distributed.on_main(lambda: _published(request, folder))
+    with distributed.fail_together():
         refuse_changes(request)
     setting = load_setting(request)
     with opened(request.run, settings, overwrite=overwrite) as folder:
-        place = ranks.told(None if folder is None else (folder.path, folder.finished))
+        place = distributed.broadcast(None if folder is None else (folder.path, folder.finished))
         assert place is not None
         path, finished = place
         if not finished:
             recover = _by_turns if plan else _at_once
             found, model, rounds = recover(setting, path, plan, on_step, on_round, tell)
             result = _result(setting, found, model, rounds)
-            ranks.by_first(lambda: _keep(request, folder, model, result, rounds))
-        return ranks.by_first(lambda: _published(request, folder))
+            distributed.on_main(lambda: _keep(request, folder, model, result, rounds))
+        return distributed.on_main(lambda: _published(request, folder))
 
 
 def _keep(
@@ -123,7 +123,7 @@ def _by_turns(
         if number > 1 and experiment.vocabulary is not None:  # which was made smaller in the first round
             own = replace(own, vocabulary=None, processor=None)
         start = str(place / "recovered")
-        known = ranks.told(_read_round(place))
+        known = distributed.broadcast(_read_round(place))
         if known is not None:
             done.append(known)
             continue
@@ -141,7 +141,7 @@ def _by_turns(
             "recovered": plain_measured(setting.measure(model)),
             "fitted": _fitted_json(fitted),
         }
-        ranks.by_first(functools.partial(_keep_round, place, model, about))
+        distributed.on_main(functools.partial(_keep_round, place, model, about))
         done.append(json.loads(json.dumps(about)))
     fits = [_fitted_from(one.pop("fitted")) for one in done]
     return fits, load_model(Path(start), experiment), done

@@ -24,7 +24,7 @@ import torch
 import transformers
 from filelock import FileLock, Timeout
 
-from headprune import ranks
+from headprune import distributed
 from headprune.errors import RunBusyError, RunError
 from headprune.measure.trajectory import Step, curve_csv
 from headprune.search.config import default_settings, migrated
@@ -265,7 +265,7 @@ def opened(path: Path, settings: Callable[[], Mapping[str, Any]], **how: Any) ->
         held.append(Run(path, settings(), **how))
 
     try:
-        ranks.by_first(take)
+        distributed.on_main(take)
         yield held[0] if held else None
     finally:
         for run in held:

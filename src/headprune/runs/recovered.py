@@ -21,7 +21,7 @@ import torch
 import transformers
 from filelock import FileLock, Timeout
 
-from headprune import ranks
+from headprune import distributed
 from headprune.errors import RunError
 from headprune.report.recovery import FOLDER, RECORD
 from headprune.store.files import write_text
@@ -118,7 +118,7 @@ def opened(run: Path, settings: Mapping[str, Any], *, overwrite: bool = False) -
     def take() -> None:
         held.append(Recovered(run, settings, overwrite=overwrite))
 
-    ranks.by_first(take)
+    distributed.on_main(take)
     if not held:
         yield None
         return

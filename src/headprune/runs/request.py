@@ -27,7 +27,7 @@ from headprune.runs.subject import find_device, load_subject, read_examples
 from headprune.store.checkpoint import load
 from headprune.store.places import model_folder
 from headprune.store.rundir import finished_record
-from headprune.task import Task, batch_size, task_of
+from headprune.tasks import Task, batch_size, task_of
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.criteria import Criterion
 from headprune.data import Columns, Examples, load_examples
 from headprune.data.encoder import load_tokenizer
@@ -19,7 +19,7 @@ from headprune.search.config import Experiment
 from headprune.store.checkpoint import load
 from headprune.store.places import model_folder
 from headprune.store.shelf import load_on_disk
-from headprune.task import Task, task_of
+from headprune.tasks import Task, task_of
 from headprune.vocabulary.shrink import shrink_vocabulary
 from headprune.vocabulary.tables import rows_of
 
@@ -115,7 +115,9 @@ def find_device(name: str) -> torch.device:
     """A device by its name; 'auto' is CUDA where there is one, and else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and ranks.several() and torch.cuda.is_available():  # each process has its own, set at its start
+    if (
+        name == "cuda" and distributed.is_distributed() and torch.cuda.is_available()
+    ):  # each process has its own, set at its start
         return torch.device("cuda", torch.cuda.current_device())
     try:
         device = torch.device(name)

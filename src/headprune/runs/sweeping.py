@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.errors import DataError, RunError, ScheduleError
 from headprune.measure.metrics import choose_metric
 from headprune.measure.trajectory import Step
 from headprune.repair.solve import Repair
 from headprune.runs.journal import Run
 from headprune.search.config import Experiment
-from headprune.search.describing import describe
 from headprune.search.pruner import PruneResult
+from headprune.search.step import describe
 from headprune.search.sweep.follow import Layer, stacks_of
 from headprune.search.sweep.layers import Swept
 from headprune.search.sweep.sweep import Sweep
@@ -36,7 +36,7 @@ from headprune.store.files import write_text
 from headprune.store.places import model_folder
 from headprune.store.shelf import DiskShelf, scratch_folder
 from headprune.surgery.cut import cut
-from headprune.task import Task
+from headprune.tasks import Task
 from headprune.units import Member, kept_mask, sites_of
 from headprune.units.cutting.record import from_ranges, to_ranges
 from headprune.units.members import by_site
@@ -206,7 +206,7 @@ def clear_parts(out: Path) -> None:
 
 def refuse_unsweepable(experiment: Experiment) -> None:
     """What a sweep over a model on disk cannot be asked for."""
-    if ranks.launched():
+    if distributed.launched():
         raise ScheduleError("A sweep runs in one process; start it without torchrun or accelerate launch.")
     if experiment.vocabulary is not None:
         raise DataError(

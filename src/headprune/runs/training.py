@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, TrainerCallback
 
-from headprune import ranks
+from headprune import distributed
 from headprune.data import Examples
 from headprune.errors import DataError, TrainingError
 from headprune.gates.callback import GateCallback
@@ -111,7 +111,7 @@ def run_training(
     stopped. Returns the record of the run, with that of the fine-tuning under "recovery"."""
     need_training(asked.config)
     finetuning = replace(asked.config, epochs=asked.finetune_epochs) if asked.finetune_epochs else None
-    with ranks.agreeing():
+    with distributed.fail_together():
         loaded = _load(asked)
         task, config = loaded.subject.task, asked.config
         refuse_nothing_to_learn(task, loaded.training, config.distill > 0 or config.hidden > 0)
@@ -124,12 +124,12 @@ def run_training(
         if run is not None and overwrite and not run.steps:
             shutil.rmtree(out / "training", ignore_errors=True)
             shutil.rmtree(out / "finetuned", ignore_errors=True)
-        if ranks.told(run is not None and run.finished):
+        if distributed.broadcast(run is not None and run.finished):
             for step in run.steps if run is not None and on_step is not None else ():
                 on_step(step)  # type: ignore[misc]
         else:
             _learn(asked, loaded, out, run, learned, dense, (reference, metric), on_step, tell)
-        record = ranks.by_first(lambda: _published(out, run))
+        record = distributed.on_main(lambda: _published(out, run))
     if finetuning is None:
         return record
     recovery = run_finetune(Request(run=out, data=asked.data, config=finetuning), tell=tell)
@@ -155,7 +155,7 @@ def _learn(
 ) -> None:
     model, task, kinds = loaded.subject.model, loaded.subject.task, learned.config.kinds
     reference, metric = measured
-    known = ranks.told(0 if run is None else len(run.steps))
+    known = distributed.broadcast(0 if run is None else len(run.steps))
 
     def note(taken: Taken, of: PreTrainedModel, seconds: float) -> None:
         quality = reference if of is dense else loaded.quality(of)
@@ -194,7 +194,7 @@ def _learn(
         _finish(asked, loaded, run, model, dense, metric, {"steps": fitted.steps, **said})
         shutil.rmtree(out / "training", ignore_errors=True)
 
-    ranks.by_first(finish)
+    distributed.on_main(finish)
 
 
 def _finish(

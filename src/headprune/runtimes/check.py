@@ -14,7 +14,7 @@ from headprune.measure.metrics import Measured, Metric, agreement, choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.trajectory import plain
 from headprune.runtimes.spec import TOKENS, Runner, Runtime, Source
-from headprune.task import batch_size, rows_of
+from headprune.tasks import batch_size, rows_of
 
 WRITING = ("causal-lm", "seq2seq-lm")
 

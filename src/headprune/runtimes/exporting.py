@@ -23,7 +23,7 @@ from headprune.runtimes.spec import RUNTIMES, Runner, Runtime, Source
 from headprune.runtimes.times import timed
 from headprune.store.files import replaced_directory
 from headprune.store.processors import carry_files, source_folder
-from headprune.task import Task, batch_size, task_of
+from headprune.tasks import Task, batch_size, task_of
 
 RECORD = "export.json"
 SNIPPET = "run.py"  # the code that runs the folder, as a file

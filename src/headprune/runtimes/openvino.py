@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from headprune.errors import ExportError
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.runtimes.onnx.write import write_programs
 from headprune.runtimes.programs import programs_of
 from headprune.runtimes.programs.spec import Tensors
@@ -57,7 +57,7 @@ class OpenVino(Runtime):
         write_sample(source, folder)
 
     def open(self, folder: Path, source: Source | None = None, *, threads: int | None = None) -> ProgramRunner:
-        with needed("openvino", "Exports to OpenVINO need"):
+        with require("openvino", "Exports to OpenVINO need"):
             import openvino
         # In float32 as it was written: by itself OpenVINO would compute in bfloat16 where the processor can.
         settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -73,7 +73,7 @@ class OpenVino(Runtime):
 
 def convert(onnx: Path, file: Path, quantize: str | None) -> None:
     """Read an ONNX file, and write it as OpenVINO's."""
-    with needed("openvino", "Exports to OpenVINO need"), quiet():
+    with require("openvino", "Exports to OpenVINO need"), quiet():
         import openvino
 
         try:

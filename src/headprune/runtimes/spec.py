@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.errors import ExportError
-from headprune.task import Task
+from headprune.tasks import Task
 
 TOKENS = 20  # that a model writes, to see that what it remembers of earlier ones is right, and how long that takes
 

@@ -13,7 +13,7 @@ import torch
 from headprune.measure.timing import Timed, turns
 from headprune.runtimes.check import WRITING, prompt_of
 from headprune.runtimes.spec import TOKENS, Runner, Runtime, Source
-from headprune.task import batch_size, rows_of
+from headprune.tasks import batch_size, rows_of
 
 REPEATS = 9
 

@@ -158,7 +158,7 @@ class PruneConfig:
         from headprune.search.budget import points
         from headprune.search.rescore import check_rescore
         from headprune.search.stop import check_keep
-        from headprune.task.checks import check_labels_word
+        from headprune.tasks.checks import check_labels_word
 
         self._take_method()
         object.__setattr__(self, "keep", check_keep(self.keep))

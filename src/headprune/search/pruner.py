@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.criteria.fitting import asked_sites
 from headprune.criteria.scoring import ScoreResult, score
-from headprune.criteria.sweep import finite
+from headprune.criteria.scoring_pass import finite
 from headprune.errors import DataError, ReplayError, UnsupportedModelError
 from headprune.hooks.unread import Unread
 from headprune.measure.evaluator import Evaluator
@@ -26,17 +26,17 @@ from headprune.measure.quality import Quality
 from headprune.measure.trajectory import Step
 from headprune.repair.plan import check_compensation
 from headprune.search.config import PruneConfig, config_from
-from headprune.search.describing import describe
 from headprune.search.observers import Callback, Journal, Observer, OnStep
 from headprune.search.rescore import AUTO, EVERY
 from headprune.search.rounds import InRounds
+from headprune.search.step import describe
 from headprune.search.stop import THE_END, Decision
 from headprune.search.sweep.way import InOneSweep
 from headprune.search.ways import Taken, UnitByUnit, Way
 from headprune.signals.graphs import Graphs
 from headprune.signals.moments import Moments
-from headprune.task import Task, rows_of, task_of
-from headprune.task.checks import checked_batches
+from headprune.tasks import Task, rows_of, task_of
+from headprune.tasks.checks import checked_batches
 from headprune.units import Member, Site, kept_mask, sites_of, survey
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import refuse_quantized
@@ -143,7 +143,9 @@ class Pruner:
     def __next__(self) -> Step:
         if not self.steps:
             return self._start()
-        self._stopped = ranks.told(self._stopped)  # which those who watch decide, and they watch the first process
+        self._stopped = distributed.broadcast(
+            self._stopped
+        )  # which those who watch decide, and they watch the first process
         if self._stopped or not self._goes_on() or not self._way.goes_on():
             self.forget()
             raise StopIteration
@@ -260,7 +262,7 @@ class Pruner:
             sites = asked_sites(self.model, self.config.kinds)
             labels: Any = self.config.labels
             own = self._criterion.from_data(self.model, sites, self.calibration, self.task, labels)
-            self._scores = ranks.told(finite(self._criterion, own, kept_mask(sites), sites))
+            self._scores = distributed.broadcast(finite(self._criterion, own, kept_mask(sites), sites))
         if self._scores is None:
             batches = self.calibration if self._criterion.requests() else ()  # weights alone need no pass
             return self._know(self._score(batches))
@@ -316,7 +318,7 @@ class Pruner:
         assert self.metric is not None
         measured = measured or self.metric.of(quality, self.reference)
         step = describe(self.model, self.config.kinds, len(self.steps), taken, quality, self.reference, measured)
-        step = ranks.told(step)  # all processes go on, or stop, by the same numbers
+        step = distributed.broadcast(step)  # all processes go on, or stop, by the same numbers
         self.steps.append(step)
         for observer in self.observers:
             observer.step(step, {"seconds": seconds, "scoring": taken.scoring})
@@ -354,8 +356,8 @@ def prune(
     """
     settings = config_from(options, config)
     watching = [*([] if run is None else [run]), *observers, *([] if on_step is None else [Callback(on_step)])]
-    known = ranks.told([] if run is None else list(run.steps))
-    if not ranks.first():
+    known = distributed.broadcast([] if run is None else list(run.steps))
+    if not distributed.is_main():
         watching, at_point = [], None
     pruner = Pruner(model, batches, settings, evaluation=evaluation, observers=watching, known=known, at_point=at_point)
     dense = copy.deepcopy(model) if keep_dense else None

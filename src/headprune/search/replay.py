@@ -11,7 +11,7 @@ from headprune.errors import ReplayError
 from headprune.measure.trajectory import Step, removed_until
 from headprune.repair.remove import remove, remove_and_repair
 from headprune.repair.solve import Compensation, Repair
-from headprune.task import Task
+from headprune.tasks import Task
 
 # Errors of repairs are computed from float32 activations, which another CPU or another number of threads rounds
 # otherwise; other data or other weights move them by far more.

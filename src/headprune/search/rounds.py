@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.criteria.fitting import asked_sites
 from headprune.errors import ScheduleError
 from headprune.measure.trajectory import Step
@@ -26,7 +26,7 @@ from headprune.search.allocate import Curve, allocate, groups
 from headprune.search.budget import Budget, Prices, check_reachable, ladder, least_share, prices, units
 from headprune.search.config import PruneConfig
 from headprune.search.replay import check_replay
-from headprune.search.speed import Stopwatch
+from headprune.search.stopwatch import Stopwatch
 from headprune.search.ways import Subject, Taken
 from headprune.surgery.cut import cut
 from headprune.units import Kind, Member, Site, sites_of
@@ -210,7 +210,7 @@ class InRounds:
         started = time.perf_counter()
         scores = run.current_scores()
         scored = time.perf_counter() - started
-        chosen = ranks.by_first(
+        chosen = distributed.on_main(
             lambda: choose(
                 scores,
                 sites,
@@ -225,7 +225,7 @@ class InRounds:
         labels: Any = config.labels
         rearrange = config.made_criterion.rearranged
         chosen = rearrange(chosen, run.model, asked_sites(run.model, config.kinds), run.calibration, run.task, labels)
-        chosen = ranks.told(chosen)
+        chosen = distributed.broadcast(chosen)
         gone = [float(scores[member.site, member.index]) for member in chosen]
         repairs = self._remove(chosen, run.verification(chosen, sites))
         measured = None if self.watch is None else self.watch.share(run.model, run.sites)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.measure.trajectory import Step
 from headprune.repair.remove import remove_and_repair
 from headprune.repair.solve import Repair
@@ -18,7 +18,7 @@ from headprune.search.config import PruneConfig
 from headprune.search.replay import replay
 from headprune.search.rescore import AUTO, is_due, together
 from headprune.signals.moments import Moments
-from headprune.task import Task
+from headprune.tasks import Task
 from headprune.units import Member, Site, kept_mask
 
 
@@ -119,7 +119,7 @@ class UnitByUnit:
         left = sum(self._counted(site) for site in sites)
         target = config.stop.heads_left(run.steps[0].left)
         most = left - target if config.keep is not None and left > target else None
-        chosen = ranks.told(self._chosen(scores, sites, most))
+        chosen = distributed.broadcast(self._chosen(scores, sites, most))
         value = float(torch.stack([scores[member.site, member.index] for member in chosen]).mean())
         repairs = remove_and_repair(
             run.model,

@@ -21,7 +21,7 @@ from headprune.hooks.watch import hooks, watched
 from headprune.signals.entropy import real_entries
 from headprune.signals.objectives import start_backward
 from headprune.signals.spec import Meter, Request, View
-from headprune.task.batch import widened
+from headprune.tasks.batch import widened
 from headprune.units import AttentionSite
 
 

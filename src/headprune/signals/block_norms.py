@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from headprune.signals.calls import Call, ProjectionMeter, by_query_head
-from headprune.signals.contract import gram_is_cheaper, gram_matrix, squared_block_norms
+from headprune.signals.gradient_norms import gram_is_cheaper, gram_matrix, squared_block_norms
+from headprune.signals.projection_gradients import Call, ProjectionMeter, by_query_head
 from headprune.signals.spec import GradientRequest, Meter, Objective, View
-from headprune.task.batch import widened
+from headprune.tasks.batch import widened
 from headprune.units import AttentionSite, Projection
 from headprune.units.spec import ROLES
 

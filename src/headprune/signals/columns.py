@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.hooks.logits import few_logits
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
 from headprune.signals.moments import real_outputs
-from headprune.task import Task, own_batches
+from headprune.tasks import Task, own_batches
 from headprune.units import Site
 from headprune.units.linear import is_transposed
 from headprune.units.offload import input_device, stored
@@ -73,7 +73,7 @@ def gather_columns(
     """By site, from one forward pass; padding is left out, applications of a tied site are pooled. Several processes
     share the batches, and all get the sums over all of them."""
     found: dict[int, Columns] = {}
-    with ranks.agreeing():
+    with distributed.fail_together():
         for _, _, raw in own_batches(batches):
             batch = task.prepare(raw, input_device(model))
 
@@ -83,7 +83,7 @@ def gather_columns(
             with torch.no_grad(), evaluating(model), watched(model, sites, output=see):
                 model(**few_logits(model, task.inputs(batch)))
     result: dict[int, Columns] = {}
-    for part in ranks.gathered(found):
+    for part in distributed.all_gather(found):
         for index, own in part.items():
             known = result.get(index)
             moved = own if known is None else own.about(known.shift)

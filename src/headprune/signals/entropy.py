@@ -9,7 +9,7 @@ import torch
 
 from headprune.hooks.rows import Rows
 from headprune.signals.spec import Meter, Request, View
-from headprune.task.batch import widened
+from headprune.tasks.batch import widened
 from headprune.units import AttentionSite
 
 

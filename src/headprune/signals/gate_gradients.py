@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from headprune.signals.spec import GradientRequest, Meter, View, unit_sums
-from headprune.task.batch import widened
+from headprune.tasks.batch import widened
 from headprune.units import Kind, Site
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import nn
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.recall import Calls, Held, Recall, remembering
 from headprune.hooks.unread import Read
@@ -94,7 +94,7 @@ class GraphPass:
 
     def known_fit(self) -> Fit:
         """What was fitted to sites in layers that answered from memory in every batch, here and in all processes."""
-        ran = set().union(*ranks.gathered(self.ran))
+        ran = set().union(*distributed.all_gather(self.ran))
         intact = {path for path, _ in self.layers} - ran
         same = {site.index for site in self.sites if site.kept and layer_path(site.path) in intact}
         return Fit({}) if self.before is None else self.before.only(same)
@@ -103,7 +103,7 @@ class GraphPass:
         """Whether all layers are what they were when it began. If one is not, it has changed itself, and what was
         answered from memory may be wrong."""
         with evaluating(self.model):
-            intact = all(ranks.gathered(self.held.intact()))
+            intact = all(distributed.all_gather(self.held.intact()))
         if intact:
             self.graphs._fit = fit
         else:

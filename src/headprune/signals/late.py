@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from headprune import ranks
+from headprune import distributed
 from headprune.signals.moments import Gathering
 from headprune.signals.spec import Fit, Meter, View
-from headprune.task import Task, batch_size
+from headprune.tasks import Task, batch_size
 from headprune.units import Site
 
 LIMIT = 1 << 29  # bytes that are kept until the end of a pass
@@ -55,7 +55,7 @@ class Late:
         known = known or Fit({})
         gathering = Gathering(task)
         gathering.samples = samples
-        with ranks.agreeing():
+        with distributed.fail_together():
             for first, whole in itertools.groupby(self.given, key=lambda given: given[2]):
                 number = first
                 for _, part in itertools.groupby(whole, key=lambda given: id(given[1])):  # samples that came one by one

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.hooks.logits import few_logits
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
-from headprune.task import Task, batch_size, own_batches, task_of
+from headprune.tasks import Task, batch_size, own_batches, task_of
 from headprune.units import Site
 from headprune.units.offload import input_device
 
@@ -125,9 +125,9 @@ class Gathering:
 
     def moments(self) -> dict[int, Moments]:
         """Those of all processes, whose samples have their numbers in all the data already."""
-        if not ranks.several():
+        if not distributed.is_distributed():
             return {index: _counted(moments, self.samples) for index, moments in self.found.items()}
-        parts = ranks.gathered(({index: own.shift for index, own in self.found.items()}, self.samples))
+        parts = distributed.all_gather(({index: own.shift for index, own in self.found.items()}, self.samples))
         shifts: dict[int, torch.Tensor] = {}
         for own, _ in parts:
             shifts = {**own, **shifts}
@@ -135,7 +135,7 @@ class Gathering:
         for index in sorted(shifts):
             known = self.found.get(index)
             moved = Moments.about(shifts[index]) if known is None else known._about(shifts[index])
-            ranks.add_up(moved.total, moved.products, moved.counts)
+            distributed.all_reduce(moved.total, moved.products, moved.counts)
             result[index] = _counted(moved, sum(count for _, count in parts))
         return result
 
@@ -153,7 +153,7 @@ def gather(
     device = input_device(model)
     gathering = Gathering(task)
     stopping = suppress(_NothingLeftToSeeError)
-    with ranks.agreeing():
+    with distributed.fail_together():
         for _, first, raw in own_batches(batches if wanted else ()):
             batch = task.prepare(raw, device)
             left = {site.index: site.applications for site in wanted}

@@ -20,7 +20,7 @@ from headprune.signals.graphs import GraphPass
 from headprune.signals.late import Answer, Late, answer_of, joined
 from headprune.signals.objectives import start_backward, targets_of
 from headprune.signals.spec import Fit, Meter, NotPerSampleError, Request, View
-from headprune.task import Labels, Task, batch_size, samples_of
+from headprune.tasks import Labels, Task, batch_size, samples_of
 from headprune.units import AttentionSite, Site, kept_mask
 from headprune.units.offload import input_device
 

@@ -19,7 +19,7 @@ from headprune.signals.gate_gradients import GateMeter
 from headprune.signals.late import Late
 from headprune.signals.moments import Moments
 from headprune.signals.spec import Fit, GradientRequest, Meter, Objective, Request, View, is_expert
-from headprune.task.batch import widened
+from headprune.tasks.batch import widened
 from headprune.units import Kind, Site
 from headprune.units.linear import is_transposed
 from headprune.units.offload import stored

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import ranks
+from headprune import distributed
 from headprune.hooks.logits import States, few_logits, forward, logits_of
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import frozen, hooks
 from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
-from headprune.task import Task, own_batches
-from headprune.task.batch import widened
+from headprune.tasks import Task, own_batches
+from headprune.tasks.batch import widened
 from headprune.units import Site
 from headprune.units.offload import input_device
 
@@ -92,7 +92,7 @@ def gather_sensitivity(
     processes share the batches, and each gets all tokens of the sites that are its own (`own_sites`)."""
     found: dict[int, dict[int, _Parts]] = {}  # by site and batch
     wanted = [site for site in sites if site.kept]
-    with ranks.agreeing():
+    with distributed.fail_together():
         for number, first, raw in own_batches(batches):
             batch = task.prepare(raw, input_device(model))
             outputs: dict[int, list[torch.Tensor]] = {}
@@ -109,7 +109,7 @@ def gather_sensitivity(
                 found.setdefault(index, {})[number] = own
     whole = {}
     for site, process in zip(wanted, _owners(wanted), strict=True):
-        shares = ranks.gathered_by(found.pop(site.index, {}), process)
+        shares = distributed.gather_to(found.pop(site.index, {}), process)
         parts = {number: one for share in shares or () for number, one in share.items()}
         if parts:
             whole[site.index] = _joined([parts[number] for number in sorted(parts)])
@@ -119,11 +119,11 @@ def gather_sensitivity(
 def own_sites(sites: Sequence[Site]) -> list[Site]:
     """The sites that this process scores, of those whose tokens were gathered together."""
     wanted = [site for site in sites if site.kept]
-    return [site for site, process in zip(wanted, _owners(wanted), strict=True) if process == ranks.rank()]
+    return [site for site, process in zip(wanted, _owners(wanted), strict=True) if process == distributed.rank()]
 
 
 def _owners(sites: Sequence[Site]) -> list[int]:
-    return ranks.shares([float(site.size * site.width) ** 2 for site in sites])
+    return distributed.shares([float(site.size * site.width) ** 2 for site in sites])
 
 
 def _joined(parts: Sequence[_Parts]) -> Sensitivity:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from headprune.hooks.rows import Rows
 from headprune.signals.moments import Moments
-from headprune.task import Labels, Task
+from headprune.tasks import Labels, Task
 from headprune.units import AttentionSite, Kind, NeuronSite, Site, kept_mask
 from headprune.units.neurons.find import pattern
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from headprune.signals.calls import Call, ProjectionMeter, by_query_head
+from headprune.signals.projection_gradients import Call, ProjectionMeter, by_query_head
 from headprune.signals.spec import GradientRequest, Meter, View
-from headprune.task.batch import widened
+from headprune.tasks.batch import widened
 from headprune.units import Kind, Projection, Site
 from headprune.units.offload import stored
 

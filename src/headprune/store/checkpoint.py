@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModel, PreTrainedModel
 
+from headprune.discovery.discover import dense_class
 from headprune.errors import CheckpointError, HeadpruneError
 from headprune.hooks.gates import Installed
 from headprune.models import OWN
@@ -34,7 +35,6 @@ from headprune.units.cutting.record import (
     with_numbers,
 )
 from headprune.units.linear import is_quantized
-from headprune.units.measured.verdict import dense_class
 from headprune.units.offload import is_offloaded, state_of
 
 FORMS: dict[Kind, str] = {"heads": "lists of head numbers", "neurons": 'ranges of neuron numbers such as "0-3,7"'}

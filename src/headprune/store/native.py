@@ -16,10 +16,10 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel
 
+from headprune.discovery.discover import dense_class, quiet
 from headprune.store.portability import dense_config
 from headprune.units import AttentionSite, NeuronSite, Site
 from headprune.units.cutting.record import NAMES, entries, number_of, with_numbers
-from headprune.units.measured.verdict import dense_class, quiet
 
 Shapes = dict[str, tuple[int, ...]]
 Numbers = dict[str, Any]  # by name, dotted inside a part of the config

@@ -21,13 +21,13 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.models.auto import modeling_auto
 
+from headprune.discovery.discover import dense_class, quiet
 from headprune.models import OWN
 from headprune.store import shipped
 from headprune.store.configs import TYPE
-from headprune.units import Site, called, quirks, replaced
+from headprune.units import Site, placeholders, quirks, torch_attention
 from headprune.units.cutting.plan import plan
 from headprune.units.cutting.record import entries, number_of, with_numbers
-from headprune.units.measured.verdict import dense_class, quiet
 
 MODULE = "modeling_headprune"
 SENTENCE = (
@@ -155,6 +155,6 @@ def _ship(kind: Any, folder: Path) -> dict[str, str]:
 
 def _source() -> str:
     """The files that need torch and transformers alone, as one."""
-    texts = [Path(module.__file__ or "").read_text() for module in (called, replaced, quirks, shipped)]
+    texts = [Path(module.__file__ or "").read_text() for module in (torch_attention, placeholders, quirks, shipped)]
     first, *others = (re.sub(r"^from headprune\.\S+ import .*\n", "", text, flags=re.MULTILINE) for text in texts)
     return "\n\n".join([first, *(text.replace("from __future__ import annotations\n", "") for text in others)])

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune.discovery import cache
+from headprune.discovery.discover import dense_class
+from headprune.discovery.twin import sample_runs
 from headprune.hooks.outputs import evaluating
 from headprune.store import reload_program
-from headprune.units.measured import cache
-from headprune.units.measured.verdict import dense_class
-from headprune.units.small import sample_runs
 
 log = logging.getLogger(__name__)
 LARGEST = 4 << 30  # bytes of weights that are loaded once more for it

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import CheckpointError, ExportError, UnsupportedModelError
-from headprune.extras import need, needed
+from headprune.extras import need, require
 from headprune.units.linear import is_quantized, refuse_quantized
 from headprune.units.offload import refuse_offloaded
 
@@ -63,7 +63,7 @@ def quantize(model: PreTrainedModel, name: Name = "int8", *, group_size: int = 6
     layers = {path: _way(module.in_features, name, group_size) for path, module in _linear_maps(model)}
     if not layers:
         raise UnsupportedModelError(f"{type(model).__name__} has no torch.nn.Linear whose weights could be quantised.")
-    with needed("torchao", "Quantised models need"):
+    with require("torchao", "Quantised models need"):
         from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
     for path, (bits, group) in layers.items():
         if bits == 8:
@@ -128,7 +128,7 @@ def expect_quantized(kind: Any, folder: Path, options: dict[str, Any]) -> None:
 
 def fill_quantized(model: PreTrainedModel, folder: Path) -> None:
     """Put in the weights that `save_quantized` kept apart."""
-    with needed("torchao", "Quantised models need"):
+    with require("torchao", "Quantised models need"):
         from torchao.quantization import Int8Tensor, IntxUnpackedToInt8Tensor
     with _fitting(folder), safe_open(folder / NAME, framework="pt") as file:
         for path, (bits, group, width) in _layers(file).items():

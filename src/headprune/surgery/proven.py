@@ -10,13 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.errors import UnsupportedModelError
-from headprune.units import AttentionSite, Kind, Member, Site, by_site, sites_of
-from headprune.units.cutting.removal import remaining
-from headprune.units.families import family_of
-from headprune.units.measured import cache
-from headprune.units.measured.proof import everywhere, fails, reloading_fails
-from headprune.units.measured.verdict import (
+from headprune.discovery import cache
+from headprune.discovery.discover import (
     NOT_STRUCTURE,
     NoTwinError,
     dense_class,
@@ -25,7 +20,12 @@ from headprune.units.measured.verdict import (
     quiet,
     twin_of,
 )
-from headprune.units.small import small_config
+from headprune.discovery.proof import everywhere, fails, reloading_fails
+from headprune.discovery.twin import small_config
+from headprune.errors import UnsupportedModelError
+from headprune.units import AttentionSite, Kind, Member, Site, by_site, sites_of
+from headprune.units.cutting.removal import remaining
+from headprune.units.families import family_of
 
 NO_TWIN = "nothing could be proven, since "
 AS_IT_IS = 50_000_000  # parameters of a model whose twin may be as large as itself

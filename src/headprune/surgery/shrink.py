@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from headprune.discovery.discover import NoTwinError, verdict_for
 from headprune.errors import HeadSelectionError
 from headprune.surgery.check import check_removable
 from headprune.units import Kind, Member, sites_of
@@ -15,7 +16,6 @@ from headprune.units.cutting.record import write_record
 from headprune.units.cutting.removal import remaining
 from headprune.units.everything import layouts_for
 from headprune.units.families import family_of
-from headprune.units.measured.verdict import NoTwinError, verdict_for
 from headprune.units.quirks import restructure
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from headprune.units.replaced import ConfigView
+from headprune.units.placeholders import ConfigView
 
 
 @contextmanager

@@ -13,14 +13,9 @@ from transformers import PreTrainedModel
 from headprune.errors import UnsupportedModelError
 from headprune.units.cutting.record import removed_members
 from headprune.units.families import FeedForward, family_of
-from headprune.units.measured import cache
-from headprune.units.measured.own import own_twin
-from headprune.units.measured.verdict import NoTwinError, dense_class, dense_config, quiet, settings_of, twin_of
 from headprune.units.neurons.find import feed_forward_sites
-from headprune.units.neurons.measure import measured_layouts
 from headprune.units.neurons.spec import NeuronSite
 from headprune.units.resolve import resolve, stack_of, survey
-from headprune.units.small import small_config
 from headprune.units.spec import AttentionSite, Kind, Site
 
 KINDS: tuple[Kind, ...] = ("heads", "neurons")
@@ -53,6 +48,8 @@ def neuron_sites(model: nn.Module, attention: Sequence[AttentionSite]) -> list[N
     if family is not None and tabled:
         layouts = family.feed_forward
     elif isinstance(model, PreTrainedModel):
+        from headprune.discovery.discover import dense_class
+
         layouts = layouts_for(dense_class(model), model.config)
     else:
         layouts = _own(model, attention)
@@ -74,6 +71,9 @@ def neuron_sites(model: nn.Module, attention: Sequence[AttentionSite]) -> list[N
 
 def layouts_for(kind: Any, config: Any) -> tuple[FeedForward, ...]:
     """Layouts found on a small twin of this class, once; none where there is no twin."""
+    from headprune.discovery import cache
+    from headprune.discovery.discover import dense_config, quiet, settings_of
+
     key = kind, "neurons " + settings_of(config)
     if key not in _known:
         stored = cache.read(*key)
@@ -88,6 +88,10 @@ def layouts_for(kind: Any, config: Any) -> tuple[FeedForward, ...]:
 
 
 def _on_twin(kind: Any, config: Any) -> tuple[FeedForward, ...]:
+    from headprune.discovery.discover import twin_of
+    from headprune.discovery.neurons import measured_layouts
+    from headprune.discovery.twin import small_config
+
     for depth in (4, None):
         try:
             twin, runs = twin_of(kind, small_config(config, keep_heads=False, depth=depth))
@@ -99,6 +103,10 @@ def _on_twin(kind: Any, config: Any) -> tuple[FeedForward, ...]:
 
 def _own(model: nn.Module, attention: Sequence[AttentionSite]) -> tuple[FeedForward, ...]:
     """A module that is no transformers model is measured as it is, before anything goes."""
+    from headprune.discovery.discover import NoTwinError
+    from headprune.discovery.neurons import measured_layouts
+    from headprune.discovery.plain_modules import own_twin
+
     kept = model.__dict__.get("_headprune_feed_forward")
     if kept is None:
         try:

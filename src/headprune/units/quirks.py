@@ -35,8 +35,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from headprune.units.called import expose
-from headprune.units.replaced import ConfigView, Nothing, Zeros, mark_containers, only_bias, reshape, resize
+from headprune.units.placeholders import ConfigView, Nothing, Zeros, mark_containers, only_bias, reshape, resize
+from headprune.units.torch_attention import expose
 
 CACHE_ARGUMENTS = ("past_key_values", "layer_past", "past_key_value")
 

@@ -12,17 +12,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
-from headprune.units.called import expose
 from headprune.units.cutting.record import removed_members
 from headprune.units.families import Family, Layout, family_of
 from headprune.units.linear import in_features, is_plain, out_features
-from headprune.units.measured.own import own_verdict
-from headprune.units.measured.sites import DenseSite, site_of
-from headprune.units.measured.verdict import NoTwinError, dense_class, verdict_for
 from headprune.units.paths import absolute, submodule
+from headprune.units.placeholders import Bias, Zeros
 from headprune.units.quirks import is_empty
-from headprune.units.replaced import Bias, Zeros
 from headprune.units.spec import ROLES, AttentionSite, Projection, Role
+from headprune.units.torch_attention import expose
 
 HOW_TO_REGISTER = (
     "teach it with headprune.register_family(name, model_types=[...], layouts=[headprune.Layout(suffix, q=..., k=..., "
@@ -87,6 +84,10 @@ def survey(model: nn.Module) -> Survey:
 
 
 def _measured(model: Any) -> Survey:
+    from headprune.discovery.dense_site import site_of
+    from headprune.discovery.discover import NoTwinError, dense_class, verdict_for
+    from headprune.discovery.plain_modules import own_verdict
+
     try:
         if isinstance(model, PreTrainedModel):
             verdict = verdict_for(dense_class(model), model.config)
@@ -120,7 +121,7 @@ def _measured(model: Any) -> Survey:
     return Survey(sites, "experiment", verdict.left)
 
 
-def _refuse_other_classes(model: nn.Module, dense: DenseSite, empty: bool) -> None:
+def _refuse_other_classes(model: nn.Module, dense: Any, empty: bool) -> None:
     """What was measured is the class as it is built: not an adapter, not a quantised map."""
     for path, expected in dense.kinds:
         module = submodule(model, path)

@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.papers.all_attention.outcome import HEADINGS, cells_of, figure_of, sentence_of, tables_of
 from headprune.papers.all_attention.plan import TITLES, Row, Settings
 from headprune.papers.all_attention.study import RESULTS, Study
@@ -21,7 +21,7 @@ from headprune.papers.tables import Table, shown
 from headprune.report.export import save_figure
 from headprune.store.files import is_there, write_text
 
-with needed("cli", "Reproducing a paper needs"):
+with require("cli", "Reproducing a paper needs"):
     from rich import box
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.papers.all_attention.plan import PAPER, TECHNIQUES, TITLES, Settings
 from headprune.papers.figures import BLUE, VERMILION, styled
 from headprune.papers.tables import Cell, Table
 
-with needed("report", "Figures need"):
+with require("report", "Figures need"):
     import altair as alt
 
 Measured = Mapping[str, Any]  # a row of results.json

@@ -263,7 +263,7 @@ def tell_news(attempt: Attempt, watch: Watch) -> None:
 def _memory_of_sweep(job: Job) -> int:
     """By the formula of `inspect --plan`."""
     from headprune.runs.subject import DTYPES
-    from headprune.search.plan import Calibration, plan
+    from headprune.search.forecast import Calibration, plan
     from headprune.store.checkpoint import load_structure
 
     own = job.experiment

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from headprune import ranks
+from headprune import distributed
 from headprune.errors import HeadpruneError, RunError
 from headprune.measure.trajectory import Step
 from headprune.runs.experiment import check, load, run_experiment, settings_of
@@ -53,7 +53,9 @@ class Executor(Protocol):
 
 def run_jobs(jobs: Sequence[Job], executor: Executor, *, watch: Watch, overwrite: bool = False) -> None:
     """Do the runs that are not finished; nothing is written before all input is known to be good."""
-    there = ranks.by_first(lambda: [not overwrite and finished(job, settings) for job, settings in with_settings(jobs)])
+    there = distributed.on_main(
+        lambda: [not overwrite and finished(job, settings) for job, settings in with_settings(jobs)]
+    )
     left = [job for job, done in zip(jobs, there, strict=True) if not done]
     watch.begin(jobs)
     for job in jobs:
@@ -62,10 +64,10 @@ def run_jobs(jobs: Sequence[Job], executor: Executor, *, watch: Watch, overwrite
     if not left:
         return
     with executor:
-        with ranks.agreeing():
+        with distributed.fail_together():
             executor.check(left)
         if overwrite:
-            ranks.by_first(lambda: _start_again(left))
+            distributed.on_main(lambda: _start_again(left))
         failed = executor.run(left, watch)
     if len(failed) == 1:
         raise next(iter(failed.values()))

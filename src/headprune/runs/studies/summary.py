@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headprune import ranks as processes
+from headprune import distributed
 from headprune.measure.at_budget import AtBudget
 from headprune.measure.trajectory import plain
 from headprune.runs.compare import Row, compare_group, write_comparison
@@ -73,7 +73,7 @@ def run_study(
             write_comparison(one.group.folder, one.rows)
         return found
 
-    return processes.by_first(compare_all)
+    return distributed.on_main(compare_all)
 
 
 def merit(row: Row) -> tuple[float, ...]:

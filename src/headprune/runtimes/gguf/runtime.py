@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from headprune.errors import ExportError
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.runtimes.gguf import tokenizer as tokenizers
 from headprune.runtimes.gguf.pretokenizer import choose
 from headprune.runtimes.gguf.run import GgufRunner
@@ -49,7 +49,7 @@ class Gguf(Runtime):
 
     def refuse(self, source: Source) -> None:
         refuse_model(source)
-        with needed(self.extra, "GGUF files need"):
+        with require(self.extra, "GGUF files need"):
             tokenizers.vocabulary_of(tokenizers.load(source.folder), _rows(source))
 
     def write(self, source: Source, folder: Path, quantize: str | None) -> None:

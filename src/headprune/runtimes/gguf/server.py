@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headprune.errors import ExportError
-from headprune.extras import needed
+from headprune.extras import require
 
 # Some questions go over the loopback address, which no proxy may get hold of.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -25,7 +25,7 @@ class Llama:
     otherwise, costs some thousandths in log-probabilities."""
 
     def __init__(self, file: Path, *, context: int, threads: int | None = None) -> None:
-        with needed("gguf", "Running GGUF files needs"):
+        with require("gguf", "Running GGUF files needs"):
             import xllamacpp
 
         params = xllamacpp.CommonParams()

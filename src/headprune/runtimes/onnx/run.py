@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.runtimes.programs.spec import Tensors
 from headprune.runtimes.running import Part, ProgramRunner
 
 
 def open_folder(folder: Path, *, threads: int | None = None) -> ProgramRunner:
-    with needed("onnx", "Exports to ONNX need"):
+    with require("onnx", "Exports to ONNX need"):
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3

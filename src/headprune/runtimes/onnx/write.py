@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from headprune.errors import ExportError
-from headprune.extras import needed
+from headprune.extras import require
 from headprune.runtimes.programs import Program, Programs
 from headprune.runtimes.words import quiet, reason
 
@@ -41,7 +41,7 @@ def _write(program: Program, file: Path) -> None:
 
 def _write_form(program: Program, file: Path) -> None:
     outputs = list(program.outputs())
-    with needed("onnx", "Exports to ONNX need"), quiet(), torch.no_grad():
+    with require("onnx", "Exports to ONNX need"), quiet(), torch.no_grad():
         try:
             made = torch.onnx.export(
                 program.module,
@@ -101,7 +101,7 @@ def _quantize(file: Path, small: Path, *, large: bool) -> None:
 
     Seven bits of the eight are used: without VNNI, processors add products of eight bits in sixteen and overflow.
     """
-    with needed("onnx", "Quantised exports need"), quiet():
+    with require("onnx", "Quantised exports need"), quiet():
         import onnx
         from onnxruntime.quantization import QuantType, quantize_dynamic
 

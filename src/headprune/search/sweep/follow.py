@@ -26,7 +26,7 @@ from headprune.hooks.calls import (
 from headprune.hooks.outputs import evaluating
 from headprune.repair.passes import FarEnoughError, Look, Seen
 from headprune.search.sweep.streams import Kept
-from headprune.task import Task, batch_size
+from headprune.tasks import Task, batch_size
 from headprune.units import Site
 from headprune.units.paths import layer_path
 

@@ -25,7 +25,7 @@ from headprune.search.sweep.streams import Kept
 from headprune.signals.moments import real_outputs
 from headprune.signals.spec import is_expert
 from headprune.surgery.cut import cut
-from headprune.task import Task
+from headprune.tasks import Task
 from headprune.units import Kind, Member, Site, sites_of
 
 FEW_RIDGES = (1e-3, 1e-2, 0.1, 1.0)  # to choose from at wide sites, where each costs a factorisation of its own

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 from headprune.criteria import Criterion
 from headprune.criteria.columns import ColumnCriterion
 from headprune.criteria.elimination import Elimination
+from headprune.criteria.elimination_math import eliminate
 from headprune.criteria.fitting import only
-from headprune.criteria.paths import eliminate
-from headprune.criteria.sweep import finite
+from headprune.criteria.scoring_pass import finite
 from headprune.errors import NonFiniteError, ScheduleError
 from headprune.repair.passes import SitePasses
 from headprune.search.rounds import ranked

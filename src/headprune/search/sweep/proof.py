@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune.discovery import cache
+from headprune.discovery.discover import NoTwinError, dense_class, dense_config, quiet, settings_of, twin_of
+from headprune.discovery.twin import small_config
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.calls import UnfollowableError
 from headprune.hooks.outputs import evaluating
 from headprune.search.sweep.follow import Follower, InMemory
-from headprune.task import task_of
+from headprune.tasks import task_of
 from headprune.units import sites_of
-from headprune.units.measured import cache
-from headprune.units.measured.verdict import NoTwinError, dense_class, dense_config, quiet, settings_of, twin_of
-from headprune.units.small import small_config
 
 DEPTH = 3
 

@@ -23,7 +23,7 @@ from headprune.search.sweep.layers import Swept, Turn
 from headprune.search.sweep.leaving import check_local
 from headprune.search.sweep.proof import require_followable
 from headprune.search.sweep.widths import errors_of, widths
-from headprune.task import Task, rows_of
+from headprune.tasks import Task, rows_of
 from headprune.units import Member, Site, by_site, sites_of
 
 IDLE = "it does not run on the calibration data"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headprune import ranks
+from headprune import distributed
 from headprune.errors import ScheduleError
 from headprune.measure.trajectory import Step
 from headprune.search.replay import check_replay
@@ -18,7 +18,7 @@ class InOneSweep:
     """All that leaves leaves in one step, layer after layer."""
 
     def __init__(self, run: Subject) -> None:
-        if ranks.several():
+        if distributed.is_distributed():
             raise ScheduleError("A sweep runs in one process; prune outside of the group, or use another schedule.")
         self.run = run
         self.budget = self._sweep().budget

@@ -14,7 +14,7 @@ from headprune.units.families import FeedForward
 from headprune.units.linear import in_features, is_plain, is_transposed, out_features
 from headprune.units.neurons.spec import LAST_NEURON, NeuronSite, Strip
 from headprune.units.paths import absolute, submodule
-from headprune.units.replaced import is_bias
+from headprune.units.placeholders import is_bias
 
 
 def feed_forward_sites(

@@ -1,0 +1,169 @@
+"""Measured layouts as sites of a model, some of whose heads may have gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from headprune.discovery.layout import Layout, Rows
+from headprune.units.linear import is_transposed
+from headprune.units.spec import LAST, ROLES, AttentionSite, Axis, Projection, Recipe, Role
+
+CROSS_WORDS = ("cross", "encoder_attn", "encdec", "enc_dec")  # in paths of attention to another sequence
+MOST_KEPT = 32  # forms of one site that are remembered
+
+
+@dataclass(frozen=True)
+class DenseSite:
+    """An attention module of the dense model: where it is, what it looks like, and what its forward code needs."""
+
+    path: str
+    o: str
+    maps: tuple[str, ...]
+    layout: Layout
+    conv1d: bool
+    recipe: Recipe
+    kinds: tuple[tuple[str, str], ...] = ()  # path -> class, of the module and its maps
+    obstacle: str = ""
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> DenseSite:
+        """From what `dataclasses.asdict` and a json file made of it."""
+        shape, recipe = _tuples(plain["layout"]), _tuples(plain["recipe"])
+        layout = Layout(
+            shape["members"],
+            shape["group"],
+            tuple(Axis(**axis) for axis in shape["axes"]),
+            tuple(Axis(**axis) for axis in shape["inputs"]),
+            tuple(Rows(**rows) for rows in shape["roles"]),
+        )
+        return cls(**{**_tuples(plain), "layout": layout, "recipe": Recipe(**recipe)})
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as tuples, all the way down."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_tuples(item) for item in value)
+    return {name: _tuples(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def site_of(
+    dense: DenseSite,
+    index: int,
+    gone: Sequence[int],
+    *,
+    stack: Any = "encoder",
+    applications: int = 1,
+) -> AttentionSite:
+    """The site as it is when these heads have gone."""
+    # A model is resolved at every step, and most of its sites are as they were: each is made once.
+    made: dict[Any, AttentionSite] = dense.__dict__.setdefault("_made", {})
+    key = index, tuple(gone), stack, applications
+    if key not in made:
+        if len(made) >= MOST_KEPT:
+            made.clear()
+        made[key] = _made(dense, *key)
+    return made[key]
+
+
+def _made(
+    dense: DenseSite,
+    index: int,
+    gone: Sequence[int],
+    stack: Any,
+    applications: int,
+) -> AttentionSite:
+    found = dense.layout
+    original, group = len(found.members), found.group
+    kept = tuple(head for head in range(original) if head not in set(gone))
+    units = [head // group for head in kept[::group]]
+    axes = (*(_absolute(axis, dense.path) for axis in found.axes), output_axis(dense))
+    columns = {column: place for place, column in enumerate(axes[-1].left(units))}
+    order = tuple(columns[column] for head in kept for column in found.members[head])
+    projections = {role: _projection(dense, role, kept, units) for role in ROLES}
+    names = {projection.module for projection in projections.values() if projection.module}
+    return AttentionSite(
+        index=index,
+        path=dense.path,
+        o=dense.o,
+        width=len(found.members[0]),
+        group=group,
+        kept=kept,
+        original=original,
+        applications=applications,
+        obstacle=dense.obstacle or ("" if dense.recipe.empty or len(units) > 1 else LAST),
+        order=() if order == tuple(range(len(order))) else order,
+        attention="cross" if any(word in dense.path.lower() for word in CROSS_WORDS) else "self",
+        stack=stack,
+        family="measured",
+        q=projections["q"],
+        k=projections["k"],
+        v=projections["v"],
+        storage="separate" if len(names) != 1 else "fused",
+        conv1d=dense.conv1d,
+        per_head=_other_tensors(dense),
+        quirk="selecting" if dense.recipe.inputs else "measured",
+        dense_axes=axes,
+        maps=dense.maps,
+        recipe=dense.recipe,
+    )
+
+
+def output_axis(dense: DenseSite) -> Axis:
+    """The columns of the output map, by unit."""
+    found = dense.layout
+    units = tuple(
+        tuple(sorted(column for member in found.members[start : start + found.group] for column in member))
+        for start in range(0, len(found.members), found.group)
+    )
+    return Axis(f"{dense.o}.weight", 0 if dense.conv1d else 1, sum(len(unit) for unit in units), units)
+
+
+def _absolute(axis: Axis, path: str) -> Axis:
+    return Axis(f"{path}.{axis.tensor}" if path else axis.tensor, axis.dim, axis.length, axis.units)
+
+
+def _other_tensors(dense: DenseSite) -> tuple[str, ...]:
+    """What else has a head axis, for people to read."""
+    maps = {path.removeprefix(dense.path + ".") for path in dense.maps}
+    return tuple(sorted({axis.tensor for axis in dense.layout.axes if axis.tensor.rpartition(".")[0] not in maps}))
+
+
+def _projection(dense: DenseSite, role: Role, kept: Sequence[int], units: Sequence[int]) -> Projection:
+    rows = next((rows for rows in dense.layout.roles if rows.role == role), None)
+    if rows is None:
+        return Projection("", role, 0, 0)
+    path = f"{dense.path}.{rows.linear}" if dense.path else rows.linear
+    if not kept:
+        return Projection(path, role, 0, 0)
+    axis = next(axis for axis in dense.layout.axes if axis.tensor == f"{rows.linear}.weight")
+    place = {row: number for number, row in enumerate(axis.left(units))}
+    table = tuple(tuple(place[row] for row in rows.table[which]) for which in (kept if role == "q" else units))
+    return _regular(path, role, table, len(place))
+
+
+def _regular(path: str, role: Role, table: tuple[tuple[int, ...], ...], length: int) -> Projection:
+    """By offset and stride where the rows follow such a rule, which is faster than a table."""
+    heads, width, offset = len(table), len(table[0]), table[0][0]
+    stride = table[1][0] - offset if heads > 1 else width
+    ruled = tuple(tuple(range(offset + head * stride, offset + head * stride + width)) for head in range(heads))
+    if ruled == table and (stride == width or heads * stride == length):
+        return Projection(path, role, heads, width, offset, stride)
+    return Projection(path, role, heads, width, table=table)
+
+
+def kinds_of(model: nn.Module, paths: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """The classes of these modules as their code has them."""
+    found = []
+    for path in paths:
+        kind = type(model.get_submodule(path))
+        kind = getattr(kind, "_base_class", kind)
+        found.append((path, f"{kind.__module__}.{kind.__qualname__}"))
+    return tuple(found)
+
+
+def is_conv1d(model: nn.Module, path: str) -> bool:
+    return is_transposed(model.get_submodule(path))

@@ -1,0 +1,187 @@
+"""Where the neurons of a model are, by experiment: a feed-forward layer is a linear map each of whose input columns is
+moved by rows of its own in the maps before it, and by no others.
+
+The model runs once with the output of every linear map cut off from what came before, so that a backward pass from the
+input of one map reaches exactly the maps that feed it. One such pass per column tells which rows move it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from headprune.discovery.influence import NOISE
+from headprune.discovery.proof import fails
+from headprune.discovery.twin import Run
+from headprune.units.families import FeedForward
+from headprune.units.linear import in_features, is_plain
+from headprune.units.members import Member
+from headprune.units.neurons.find import feed_forward_sites, pattern
+from headprune.units.neurons.spec import NeuronSite
+
+FEWEST = 4  # columns of a map that may have neurons
+
+
+def measured_layouts(twin: nn.Module, runs: Sequence[Run], taken: Collection[str]) -> list[FeedForward]:
+    """The kinds of feed-forward layers of a small random model that neurons can be removed from exactly; maps that are
+    `taken` by attention are none."""
+    found: dict[str, FeedForward] = {}
+    for run in runs:
+        with _apart(twin) as seen:
+            twin.get_submodule(run.path)(**run.inputs)
+            for down, (columns, fed) in seen.takers.items():
+                key = pattern(down)
+                if down in taken or "*" not in key or key in found or columns.shape[-1] < FEWEST:
+                    continue
+                layout = _layout(twin, down, columns, {path: out for path, out in fed.items() if path != down})
+                if layout is not None:
+                    found[key] = layout
+    return [checked for layout in found.values() if (checked := _proven(twin, runs, layout)) is not None]
+
+
+class _Seen:
+    def __init__(self) -> None:
+        self.outputs: dict[str, torch.Tensor] = {}
+        self.takers: dict[str, tuple[torch.Tensor, dict[str, torch.Tensor]]] = {}
+
+
+@contextmanager
+def _apart(model: nn.Module) -> Iterator[_Seen]:
+    """While it runs, what linear maps give starts a graph of its own, and what they are given is kept."""
+    seen = _Seen()
+    states = [(tensor, tensor.requires_grad) for tensor in model.parameters()]
+
+    def taking(path: str) -> Any:
+        def take(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point() and args[0].requires_grad:
+                seen.takers.setdefault(path, (args[0], dict(seen.outputs)))
+
+        return take
+
+    def giving(path: str) -> Any:
+        def give(module: nn.Module, args: Any, output: Any) -> Any:
+            if not isinstance(output, torch.Tensor):  # a router derived from Linear
+                return output
+            seen.outputs[path] = output.detach().requires_grad_(True)
+            return seen.outputs[path].clone()  # which code may write into
+
+        return give
+
+    with torch.enable_grad(), ExitStack() as stack:
+        for tensor, _ in states:
+            tensor.requires_grad_(tensor.is_floating_point())
+        for path, module in model.named_modules():
+            if is_plain(module):
+                stack.callback(module.register_forward_pre_hook(taking(path)).remove)
+                stack.callback(module.register_forward_hook(giving(path)).remove)
+        try:
+            yield seen
+        finally:
+            for tensor, state in states:
+                tensor.requires_grad_(state)
+
+
+def _layout(twin: nn.Module, down: str, columns: torch.Tensor, fed: dict[str, torch.Tensor]) -> FeedForward | None:
+    """The layer whose output map this is, if each column has rows of its own everywhere."""
+    size = columns.shape[-1]
+    if size != in_features(twin.get_submodule(down)):
+        return None
+    between = {
+        f"{path}.{name}" if path else name: tensor
+        for path, module in twin.named_modules()
+        if not is_plain(module)
+        for name, tensor in module.named_parameters(recurse=False)
+        if tensor.requires_grad
+    }
+    tensors = [*fed.values(), *between.values()]
+    flat = columns.reshape(-1, size)
+    weights = torch.rand(len(flat), generator=torch.Generator().manual_seed(0)).to(flat) + 0.5
+    reached = torch.autograd.grad((flat * weights[:, None]).sum(), tensors, retain_graph=True, allow_unused=True)
+    names = [*fed, *between]
+    live = [place for place, gradient in enumerate(reached) if gradient is not None and bool(gradient.any())]
+    maps = [names[place] for place in live if names[place] in fed]
+    if not maps or any(fed[name].shape[-1] % size for name in maps):
+        return None
+    tables = {names[place]: [torch.zeros(size, length) for length in tensors[place].shape] for place in live}
+    moving = [tensors[place] for place in live]
+    for column in range(size):
+        target = (flat[:, column] * weights).sum()
+        gradients = torch.autograd.grad(target, moving, retain_graph=True, allow_unused=True)
+        for place, gradient in zip(live, gradients, strict=True):
+            if gradient is not None:
+                sizes = gradient.abs()
+                for axis, table in enumerate(tables[names[place]]):
+                    table[column] = sizes.movedim(axis, 0).reshape(table.shape[1], -1).amax(1)
+    noise = NOISE.get(columns.dtype, 1e-6)
+    moved = {name: [t > noise * max(float(t.max()), 1e-30) for t in parts] for name, parts in tables.items()}
+    kinds = {_kind(moved[name][-1], size) for name in maps}
+    if len(kinds) != 1 or None in kinds:
+        return None
+    blocks, interleaved = next(kind for kind in kinds if kind is not None)
+    others = [(name, dim) for name in moved if name not in fed for dim in _diagonal(moved[name], size)]
+    return _relative(twin, down, maps, blocks, interleaved, others)
+
+
+def _kind(table: torch.Tensor, size: int) -> tuple[int, bool] | None:
+    """(blocks, interleaved) of rows [columns x rows] that move one column each; None where a row moves several."""
+    columns, rows = table.nonzero(as_tuple=True)
+    blocks = table.shape[1] // size
+    if len(rows) * 2 < table.shape[1]:  # too few moved anything for a rule to be seen
+        return None
+    if bool((rows % size == columns).all()):
+        return blocks, False
+    return (blocks, True) if bool((rows // blocks == columns).all()) else None
+
+
+def _diagonal(parts: Sequence[torch.Tensor], size: int) -> list[int]:
+    """The axes of a tensor that have an entry of every neuron."""
+    return [
+        dim
+        for dim, table in enumerate(parts)
+        if table.shape[1] == size and bool(table.any()) and not bool((table & ~torch.eye(size, dtype=torch.bool)).any())
+    ]
+
+
+def _relative(
+    twin: nn.Module,
+    down: str,
+    maps: Sequence[str],
+    blocks: int,
+    interleaved: bool,
+    others: Sequence[tuple[str, int]],
+) -> FeedForward | None:
+    paths = [path.split(".") for path in (down, *maps, *(name for name, _ in others))]
+    shared = 0
+    while all(len(path) > shared + 1 and path[shared] == paths[0][shared] for path in paths):
+        shared += 1
+    home = ".".join(paths[0][:shared])
+    if "*" not in pattern(home):
+        return None
+    cut = len(home) + 1
+    return FeedForward(
+        tuple(path[cut:] for path in maps),
+        down[cut:],
+        blocks,
+        interleaved,
+        tuple((name[cut:], dim) for name, dim in others),
+        within=pattern(home),
+    )
+
+
+def _proven(twin: nn.Module, runs: Sequence[Run], layout: FeedForward) -> FeedForward | None:
+    """The layout if neurons can be removed exactly, noted whether all of a layer may go."""
+    sites = feed_forward_sites(twin, [layout], {}, measured=True)
+    if not sites or fails(twin, runs, sites, some_neurons(sites)):
+        return None
+    everything = [Member(0, neuron) for neuron in sites[0].kept]
+    return replace(layout, may_empty=not fails(twin, runs, sites, everything))
+
+
+def some_neurons(sites: Sequence[NeuronSite]) -> list[Member]:
+    """Half of the neurons of every site, other ones at every other site."""
+    return [Member(site.index, neuron) for site in sites for neuron in site.kept[site.index % 2 :: 2]]

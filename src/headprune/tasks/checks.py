@@ -1,0 +1,72 @@
+"""Refusing batches that no model takes, with a sentence, before one of them runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from headprune.errors import DataError
+from headprune.tasks.batch import batch_size
+
+# Inputs that a model takes, and how many axes they have at least, that of the samples included.
+AXES = {"input_ids": 2, "attention_mask": 2, "decoder_input_ids": 2, "inputs_embeds": 3}
+
+log = logging.getLogger(__name__)
+
+
+def checked_batches(batches: Any) -> Iterator[Mapping[str, Any]]:
+    """The batches one by one, each refused if it cannot be one."""
+    if isinstance(batches, Mapping) or not isinstance(batches, Iterable):
+        raise DataError("batches must be an iterable of batches, such as [batch] for a single one.")
+    for number, batch in enumerate(batches):
+        _check(number, batch)
+        yield batch
+
+
+def _check(number: int, batch: Any) -> None:
+    if not isinstance(batch, Mapping) or not any(isinstance(value, torch.Tensor) for value in batch.values()):
+        raise DataError(f"Batch {number} is not a dict of tensors as the model takes them, but {batch!r:.60}.")
+    for name, axes in AXES.items():
+        value = batch.get(name)
+        if isinstance(value, torch.Tensor) and value.dim() < axes:
+            raise DataError(
+                f"{name} of batch {number} has shape {list(value.shape)}, which has no axis for samples; stack rows to "
+                "batches, or use value.unsqueeze(0) for a single one."
+            )
+    if "label" in batch and "labels" not in batch:
+        raise DataError(f'Batch {number} has a "label" entry; models of transformers take "labels", so rename it.')
+    if not batch_size(batch):
+        raise DataError(f"Batch {number} has no samples; leave it out.")
+    sizes = {name: len(value) for name, value in batch.items() if name in (*AXES, "labels") and _has_axis(value)}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in sizes.items())
+        raise DataError(f"The entries of batch {number} have different numbers of samples ({listed}); make them equal.")
+
+
+def _has_axis(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
+def check_labels_word(labels: str) -> None:
+    if labels not in ("given", "self"):
+        raise DataError(f'labels must be "given" or "self", not {labels!r}.')
+
+
+def warn_of_precision(model: nn.Module) -> None:
+    """Say once per model that half precision costs exactness: checkpoints come in it, and nobody notices."""
+    parameter = next(model.parameters(), None)
+    if parameter is not None and parameter.dtype in (torch.float16, torch.bfloat16) and id(model) not in _warned:
+        _warned.clear()
+        _warned.add(id(model))
+        log.warning(
+            "The model computes in %s, so scores and losses are rough; load it with dtype=torch.float32 for exact "
+            "ones.",
+            str(parameter.dtype).removeprefix("torch."),
+        )
+
+
+_warned: set[int] = set()

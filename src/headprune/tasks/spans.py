@@ -1,0 +1,65 @@
+"""Extractive question answering: where in the text an answer begins and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from headprune.errors import DataError
+from headprune.tasks.batch import IGNORED
+from headprune.tasks.spec import Parts, Task, cross_entropies, task
+
+
+@task
+class QuestionAnswering(Task):
+    """Logits [batch x tokens x 2]: of the first and of the last token of the answer."""
+
+    name = "question-answering"
+    pipeline_tag = "question-answering"
+    title = "Extractive question answering"
+    data = "question, context and answers (SQuAD's columns)"
+    label_names = ("start_positions", "end_positions")
+    per_token = True
+    over_tokens = True
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("exact_match", "span_f1")
+
+    def logits(self, output: Any) -> torch.Tensor:
+        start, end = getattr(output, "start_logits", None), getattr(output, "end_logits", None)
+        if start is None or end is None:
+            raise DataError(
+                f"{type(output).__name__} has no logits of starts and ends, so its answers cannot be compared; use a "
+                "question answering model with start_logits and end_logits."
+            )
+        return torch.stack([start, end], dim=-1)
+
+    def predictions(self, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+        """[batch x 2]: the likeliest first and last token; padding is no answer."""
+        real = self.real_tokens(batch, logits).unsqueeze(-1)
+        return logits.masked_fill(~real, -torch.inf).argmax(1)
+
+    def given_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
+        tokens = logits.shape[1]
+        ends = [batch[name].reshape(-1) for name in self.label_names]
+        targets = torch.stack(ends, dim=-1)
+        if len(targets) != len(logits):
+            raise DataError(f"There are {len(targets)} answers for {len(logits)} samples; give one for each.")
+        # As in transformers: what lies beyond the text does not count, and what lies before it is its first token.
+        return targets.clamp_min(0).masked_fill(targets >= tokens, IGNORED)
+
+    def counts(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
+        if not self.has_labels(batch):
+            return None
+        shaped = (batch[name] for name in ("input_ids", "inputs_embeds", "attention_mask", "bbox") if name in batch)
+        return (self.given_targets(batch, next(shaped)) != IGNORED).sum(0)
+
+    def parts(self, logits: torch.Tensor, targets: torch.Tensor) -> Parts:
+        losses = cross_entropies(logits.transpose(1, 2), targets)  # [batch x 2]
+        return Parts(losses, (targets != IGNORED).to(losses.dtype))
+
+    def label_probabilities(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return super().label_probabilities(logits.transpose(1, 2), targets)

@@ -1,7 +1,0 @@
-"""Small models of any architecture, and small inputs to run them on."""
-
-from .config import small_config
-from .randomise import randomise
-from .runs import Run, attention_modules, sample_runs
-
-__all__ = ["Run", "attention_modules", "randomise", "sample_runs", "small_config"]
