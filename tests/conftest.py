@@ -73,11 +73,4 @@ def clean_table() -> Iterator[None]:
 @pytest.fixture
 def nothing_proven(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No verdict and no proof of an earlier test, for tests that change the code of a model."""
-    from headprune.discovery import discover
-    from headprune.surgery import proven
-    from headprune.units import everything
-
     monkeypatch.setenv("HEADPRUNE_CACHE", str(tmp_path_factory.mktemp("proofs")))
-    monkeypatch.setattr(discover, "_known", {})
-    monkeypatch.setattr(everything, "_known", {})
-    monkeypatch.setattr(proven, "_proven", {})

@@ -12,7 +12,8 @@ import torch
 import transformers
 
 import headprune
-from headprune.discovery import cache, discover
+from headprune import cache
+from headprune.discovery import discover
 from headprune.discovery.to_full_width import stretched
 from headprune.discovery.twin import small_config
 from headprune.errors import HeadpruneError, UnsupportedModelError
@@ -30,7 +31,7 @@ def test_a_class_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         headprune.remove(ZOO["bert"].build(), [(0, 0)])
     assert len(counted) == 1
-    monkeypatch.setattr(proven, "_proven", {})  # as another process finds it
+    monkeypatch.setattr(cache, "_memory", {})  # as another process finds it
     headprune.remove(ZOO["bert"].build(), [(0, 0)])
     assert len(counted) == 1
     (file,) = (cache.folder() / "proofs").iterdir()
@@ -68,7 +69,7 @@ def test_without_a_twin_a_batch_has_to_do(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_verdict_is_read_from_disk_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ZOO["granite"].build()
     first = headprune.survey(model)
-    monkeypatch.setattr(discover, "_known", {})
+    monkeypatch.setattr(cache, "_memory", {})
     monkeypatch.setattr(discover, "_made", lambda *args: pytest.fail("it was measured again"))
     assert headprune.survey(model) == first
 
@@ -79,7 +80,7 @@ def test_a_broken_file_costs_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
     first = headprune.survey(model)
     for file in (cache.folder() / "proofs").iterdir():
         file.write_text("{")
-    monkeypatch.setattr(discover, "_known", {})
+    monkeypatch.setattr(cache, "_memory", {})
     assert headprune.survey(model) == first
 
 

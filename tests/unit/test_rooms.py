@@ -13,7 +13,7 @@ ROOT = Path(headprune.__file__).parent
 # The way of the data; what stands beside each other may not know each other.
 ORDER = (
     {"errors", "defaults", "lazy"},
-    {"extras", "distributed"},
+    {"extras", "distributed", "cache"},
     {"models"},
     {"units"},
     {"discovery"},

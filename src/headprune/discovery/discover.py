@@ -7,8 +7,6 @@ numbers its code needs are found by trying, and then all of it together is prove
 from __future__ import annotations
 
 import copy
-import json
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.utils import logging
 
-from headprune.discovery import cache
+from headprune.cache import remembered
 from headprune.discovery.dense_site import DenseSite, is_conv1d, kinds_of, site_of
 from headprune.discovery.head_counts import recipe_for
 from headprune.discovery.influence import NotReadableError, said
@@ -30,7 +27,7 @@ from headprune.discovery.recorded_calls import Trace
 from headprune.discovery.to_all_layers import deepened, is_uniform
 from headprune.discovery.to_full_width import NotStretchableError, stretched
 from headprune.discovery.twin import Run, attention_modules, randomise, sample_runs, small_config
-from headprune.units.cutting.record import NAMES, dense_numbers_of, put_numbers, with_numbers
+from headprune.units.dense import dense_config, quiet, structure_of
 from headprune.units.spec import Recipe
 from headprune.units.torch_attention import expose
 
@@ -61,19 +58,17 @@ class NoTwinError(Exception):
     """A small twin could not be built or run; the text says why."""
 
 
-_known: dict[tuple[type, str], Verdict] = {}
-
-
 def verdict_for(kind: Any, config: Any) -> Verdict:
     """The verdict on this class with this config; made once."""
-    key = kind, settings_of(config)
-    if key not in _known:
-        stored = cache.read(*key)
+
+    def make() -> Verdict:
         with torch.device("cpu"), quiet():
-            _known[key] = Verdict.from_plain(stored) if stored is not None else _made(kind, dense_config(config))
-        if stored is None:
-            cache.write(*key, _known[key].to_plain())
-    return _known[key]
+            return _made(kind, dense_config(config))
+
+    found: Verdict = remembered(
+        kind, structure_of(config), make, to_json=Verdict.to_plain, from_json=Verdict.from_plain
+    )
+    return found
 
 
 def _made(kind: Any, config: Any) -> Verdict:
@@ -127,37 +122,6 @@ def _with_kinds(fresh: nn.Module, site: DenseSite) -> DenseSite:
     return replace(site, kinds=kinds_of(fresh, [site.path, site.o, *site.maps]))
 
 
-def dense_class(model: nn.Module) -> Any:
-    """The class as its code has it: a loader derives one of its own."""
-    return getattr(type(model), "headprune_dense", type(model))
-
-
-# What a config says that does not change what the model computes.
-NOT_STRUCTURE = (
-    *(*NAMES.values(), "headprune", "_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"),
-    *("id2label", "label2id", "auto_map", "headprune_vocabulary"),
-)
-
-
-def settings_of(config: Any) -> str:
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(name): plain(item) for name, item in value.items() if name not in NOT_STRUCTURE}
-        return value
-
-    settings = with_numbers(config.to_dict(), dense_numbers_of(config))
-    return json.dumps(plain(settings), sort_keys=True, default=str)
-
-
-def dense_config(config: Any) -> Any:
-    """The config without a record of what was removed."""
-    numbers, config = dense_numbers_of(config), copy.deepcopy(config)
-    for name in (*NAMES.values(), "headprune"):
-        config.__dict__.pop(name, None)
-    put_numbers(config, numbers)
-    return config
-
-
 def fresh_twin(kind: Any, config: Any, dtype: torch.dtype) -> Any:
     """A model of this class and config with random weights."""
     # A loader builds models without memory and in its own precision; the twin is none of that.
@@ -185,19 +149,6 @@ def twin_of(kind: Any, config: Any) -> tuple[Any, list[Run]]:
             return twin, runs
     reason = said(problem) if problem else "no run worked"
     raise NoTwinError(f"a small twin of {kind.__name__} could not be run ({reason})")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """What transformers has to say about a twin is nobody's concern."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
 
 
 @contextmanager

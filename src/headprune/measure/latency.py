@@ -21,7 +21,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from headprune.discovery import cache
+from headprune import cache
 from headprune.errors import HeadpruneError, UnsupportedModelError
 from headprune.measure.examples import default_tokens
 from headprune.measure.inputs import made_up, materialised

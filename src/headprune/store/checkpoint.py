@@ -13,7 +13,6 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModel, PreTrainedModel
 
-from headprune.discovery.discover import dense_class
 from headprune.errors import CheckpointError, HeadpruneError
 from headprune.hooks.gates import Installed
 from headprune.models import OWN
@@ -34,6 +33,7 @@ from headprune.units.cutting.record import (
     removed_members,
     with_numbers,
 )
+from headprune.units.dense import dense_class, dense_config_class
 from headprune.units.linear import is_quantized
 from headprune.units.offload import is_offloaded, state_of
 
@@ -148,7 +148,7 @@ def _native(
     if not numbers or (PER_LAYER in numbers and believed):
         return None
     ours = dense_class(model).__name__ in OWN
-    dense = dense_numbers(numbers, portability.dense_config(model).from_dict(dict(settings)).to_dict())
+    dense = dense_numbers(numbers, dense_config_class(model).from_dict(dict(settings)).to_dict())
     changed = with_numbers(settings, numbers)
     changed["headprune"] = {"dense": dense, "native": True}
     if ours:

@@ -16,10 +16,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel
 
-from headprune.discovery.discover import dense_class, quiet
-from headprune.store.portability import dense_config
 from headprune.units import AttentionSite, NeuronSite, Site
 from headprune.units.cutting.record import NAMES, entries, number_of, with_numbers
+from headprune.units.dense import dense_class, dense_config_class, quiet
 
 Shapes = dict[str, tuple[int, ...]]
 Numbers = dict[str, Any]  # by name, dotted inside a part of the config
@@ -153,7 +152,7 @@ def _following(dense: Shapes, tried: Shapes | None, layers: Sequence[NeuronSite]
 
 def _candidates(model: PreTrainedModel, settings: Settings, widths: Collection[int]) -> Iterator[str]:
     """Numbers of the config that are such a width, then those that are not stated (GPT-2's `n_inner`)."""
-    stated = list(entries(dense_config(model).from_dict(dict(settings)).to_dict()))
+    stated = list(entries(dense_config_class(model).from_dict(dict(settings)).to_dict()))
     yield from (name for name, value in stated if type(value) is int and value in widths)
     yield from (name for name, value in stated if value is None)
 
@@ -162,7 +161,7 @@ def _shapes(model: PreTrainedModel, settings: Settings, numbers: Numbers) -> Sha
     """Of all that the plain class would save with these numbers; None where it does not take them."""
     try:
         with torch.device("meta"), quiet():
-            plain = dense_class(model)(dense_config(model).from_dict(with_numbers(settings, numbers)))
+            plain = dense_class(model)(dense_config_class(model).from_dict(with_numbers(settings, numbers)))
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ArithmeticError, StrictDataclassError):
         return None  # some sizes exclude one another, some entries are no numbers
     return {name: tuple(tensor.shape) for name, tensor in plain.state_dict().items()}

@@ -21,13 +21,13 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.models.auto import modeling_auto
 
-from headprune.discovery.discover import dense_class, quiet
 from headprune.models import OWN
 from headprune.store import shipped
 from headprune.store.configs import TYPE
 from headprune.units import Site, placeholders, quirks, torch_attention
 from headprune.units.cutting.plan import plan
 from headprune.units.cutting.record import entries, number_of, with_numbers
+from headprune.units.dense import dense_class, dense_config_class, quiet
 
 MODULE = "modeling_headprune"
 SENTENCE = (
@@ -53,14 +53,8 @@ class {name}(PrunedModel, {before}{name}):
 
 def can_ship(model: PreTrainedModel) -> bool:
     """Whether the class of a model, and that of its config, are known by name where headprune is not installed."""
-    kinds = (dense_class(model), dense_config(model))
+    kinds = (dense_class(model), dense_config_class(model))
     return type(model).__name__ in OWN or all(getattr(transformers, kind.__name__, None) is kind for kind in kinds)
-
-
-def dense_config(model: PreTrainedModel) -> Any:
-    """The class of its config as transformers has it: a portable checkpoint derives one."""
-    kind = type(model.config)
-    return getattr(kind, "headprune_dense", kind)
 
 
 def ship_own(model: PreTrainedModel, settings: dict[str, Any], folder: Path) -> None:
@@ -70,7 +64,7 @@ def ship_own(model: PreTrainedModel, settings: dict[str, Any], folder: Path) -> 
 
 def write(model: PreTrainedModel, sites: Sequence[Site], settings: dict[str, Any], folder: Path) -> None:
     """Write the code file, point `auto_map` in the config's `settings` to it, and make plain classes refuse them."""
-    dense, config = dense_class(model), dense_config(model)
+    dense, config = dense_class(model), dense_config_class(model)
     kept = {site.index: site.kept for site in sites if site.size < site.original}
     instead = {"model_type": TYPE + settings["model_type"], **_refused(model, settings)}
     prefix = dense.base_model_prefix
@@ -110,7 +104,7 @@ def _classes(config: Any, kinds: Sequence[Any], own: bool) -> str:
 
 def _served(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
     """Auto class -> the class it has for the config of this model; the model's own where it has several."""
-    dense, config = dense_class(model), dense_config(model)
+    dense, config = dense_class(model), dense_config_class(model)
     for auto, made in vars(modeling_auto).items():
         mapping = getattr(made, "_model_mapping", None) if auto.startswith("AutoModel") else None
         if mapping is None or config not in mapping:
@@ -130,7 +124,7 @@ def _refused(model: PreTrainedModel, settings: Mapping[str, Any]) -> dict[str, s
             continue
         try:
             with torch.device("meta"), quiet():
-                dense_class(model)(dense_config(model).from_dict(with_numbers(settings, {name: SENTENCE})))
+                dense_class(model)(dense_config_class(model).from_dict(with_numbers(settings, {name: SENTENCE})))
         except Exception as error:  # whatever a family raises, if it says the sentence
             if SENTENCE in str(error):
                 return {name: SENTENCE}

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.discovery import cache
-from headprune.discovery.discover import dense_class
+from headprune.cache import remembered
 from headprune.discovery.twin import sample_runs
 from headprune.hooks.outputs import evaluating
 from headprune.store import reload_program
+from headprune.units.dense import dense_class
 
 log = logging.getLogger(__name__)
 LARGEST = 4 << 30  # bytes of weights that are loaded once more for it
@@ -130,13 +130,9 @@ def loads_plainly(model: PreTrainedModel, folder: Path, *, ours: bool = False) -
     """Whether the class that the checkpoint names, built by plain transformers, says what the model says. It is not
     tried again for the same class, config and removals: weights are read as they are. `ours`: the code that the
     checkpoint names is headprune's, and may run; no other is."""
-    known = f"plain {_structure(folder)}"
-    if cache.read(dense_class(model), known):
-        return True
-    proven = _try(model, folder, ours)
-    if proven:
-        cache.write(dense_class(model), known, True)
-    return proven
+    return bool(
+        remembered(dense_class(model), f"plain {_structure(folder)}", lambda: _try(model, folder, ours) or None)
+    )
 
 
 def _structure(folder: Path) -> str:

@@ -10,14 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.discovery import cache
+from headprune.cache import remembered
 from headprune.discovery.discover import (
-    NOT_STRUCTURE,
     NoTwinError,
-    dense_class,
-    dense_config,
     fresh_twin,
-    quiet,
     twin_of,
 )
 from headprune.discovery.proof import everywhere, fails, reloading_fails
@@ -25,11 +21,11 @@ from headprune.discovery.twin import small_config
 from headprune.errors import UnsupportedModelError
 from headprune.units import AttentionSite, Kind, Member, Site, by_site, sites_of
 from headprune.units.cutting.removal import remaining
+from headprune.units.dense import NOT_STRUCTURE, dense_class, dense_config, quiet
 from headprune.units.families import family_of
 
 NO_TWIN = "nothing could be proven, since "
 AS_IT_IS = 50_000_000  # parameters of a model whose twin may be as large as itself
-_proven: dict[tuple[type, str], Proof] = {}
 
 
 @dataclass(frozen=True)
@@ -69,15 +65,16 @@ def proof_for(model: PreTrainedModel, sites: Sequence[Site]) -> Proof:
     if all(site.by_experiment for site in sites):
         return Proof()
     kinds = tuple(dict.fromkeys(site.kind for site in sites))
-    key = dense_class(model), _structure(model, sites)
-    if key in _proven or cache.read(key[0], "table " + key[1]) is not None:
-        return _proven.setdefault(key, Proof())
-    with torch.device("cpu"), quiet():
-        found = _proof(model, kinds)
-    if found == Proof():  # only what went well is remembered
-        _proven[key] = found
-        cache.write(key[0], "table " + key[1], {"proven": True})
-    return found
+    failed = Proof()
+
+    def make() -> bool | None:
+        nonlocal failed
+        with torch.device("cpu"), quiet():
+            failed = _proof(model, kinds)
+        return True if failed == Proof() else None  # only what went well is remembered
+
+    remembered(dense_class(model), "table " + _structure(model, sites), make)
+    return failed
 
 
 def _proof(model: PreTrainedModel, kinds: Sequence[Kind]) -> Proof:

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune.cache import remembered
 from headprune.errors import UnsupportedModelError
 from headprune.units.cutting.record import removed_members
+from headprune.units.dense import dense_class, dense_config, quiet, structure_of
 from headprune.units.families import FeedForward, family_of
 from headprune.units.neurons.find import feed_forward_sites
 from headprune.units.neurons.spec import NeuronSite
@@ -19,7 +21,6 @@ from headprune.units.resolve import resolve, stack_of, survey
 from headprune.units.spec import AttentionSite, Kind, Site
 
 KINDS: tuple[Kind, ...] = ("heads", "neurons")
-_known: dict[tuple[Any, str], tuple[FeedForward, ...]] = {}
 
 
 def sites_of(model: nn.Module, kinds: Collection[Kind] = KINDS[:1]) -> Sequence[Site]:
@@ -48,8 +49,6 @@ def neuron_sites(model: nn.Module, attention: Sequence[AttentionSite]) -> list[N
     if family is not None and tabled:
         layouts = family.feed_forward
     elif isinstance(model, PreTrainedModel):
-        from headprune.discovery.discover import dense_class
-
         layouts = layouts_for(dense_class(model), model.config)
     else:
         layouts = _own(model, attention)
@@ -71,20 +70,19 @@ def neuron_sites(model: nn.Module, attention: Sequence[AttentionSite]) -> list[N
 
 def layouts_for(kind: Any, config: Any) -> tuple[FeedForward, ...]:
     """Layouts found on a small twin of this class, once; none where there is no twin."""
-    from headprune.discovery import cache
-    from headprune.discovery.discover import dense_config, quiet, settings_of
 
-    key = kind, "neurons " + settings_of(config)
-    if key not in _known:
-        stored = cache.read(*key)
-        if stored is None:
-            with torch.device("cpu"), quiet():
-                found = _on_twin(kind, dense_config(config))
-            _known[key] = found
-            cache.write(*key, [asdict(layout) for layout in found])
-        else:
-            _known[key] = tuple(_from_plain(layout) for layout in stored)
-    return _known[key]
+    def make() -> tuple[FeedForward, ...]:
+        with torch.device("cpu"), quiet():
+            return _on_twin(kind, dense_config(config))
+
+    found: tuple[FeedForward, ...] = remembered(
+        kind,
+        "neurons " + structure_of(config),
+        make,
+        to_json=lambda layouts: [asdict(layout) for layout in layouts],
+        from_json=lambda layouts: tuple(_from_plain(layout) for layout in layouts),
+    )
+    return found
 
 
 def _on_twin(kind: Any, config: Any) -> tuple[FeedForward, ...]:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
 from headprune.units.cutting.record import removed_members
+from headprune.units.dense import dense_class
 from headprune.units.families import Family, Layout, family_of
 from headprune.units.linear import in_features, is_plain, out_features
 from headprune.units.paths import absolute, submodule
@@ -85,7 +86,7 @@ def survey(model: nn.Module) -> Survey:
 
 def _measured(model: Any) -> Survey:
     from headprune.discovery.dense_site import site_of
-    from headprune.discovery.discover import NoTwinError, dense_class, verdict_for
+    from headprune.discovery.discover import NoTwinError, verdict_for
     from headprune.discovery.plain_modules import own_verdict
 
     try:

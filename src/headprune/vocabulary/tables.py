@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headprune.discovery.discover import dense_class, quiet
 from headprune.errors import VocabularyError
+from headprune.units.dense import dense_class, quiet
 
 
 @dataclass(frozen=True)

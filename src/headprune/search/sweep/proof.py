@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.discovery import cache
-from headprune.discovery.discover import NoTwinError, dense_class, dense_config, quiet, settings_of, twin_of
+from headprune.cache import remembered
+from headprune.discovery.discover import NoTwinError, twin_of
 from headprune.discovery.twin import small_config
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.calls import UnfollowableError
@@ -16,6 +16,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.search.sweep.follow import Follower, InMemory
 from headprune.tasks import task_of
 from headprune.units import sites_of
+from headprune.units.dense import dense_class, dense_config, quiet, structure_of
 
 DEPTH = 3
 
@@ -23,12 +24,7 @@ DEPTH = 3
 def require_followable(model: PreTrainedModel) -> None:
     """Raise unless going through the layers of this class one by one is proven to give what the model gives."""
     kind, config = dense_class(model), dense_config(model.config)
-    settings = "layers " + settings_of(config)
-    reason = cache.read(kind, settings)
-    if reason is None:
-        with torch.device("cpu"), quiet():
-            reason = _reason(kind, config)
-        cache.write(kind, settings, reason)
+    reason = remembered(kind, "layers " + structure_of(config), lambda: _reason(kind, config))
     if reason:
         raise UnsupportedModelError(
             f"{kind.__name__} cannot be gone through layer by layer: {reason}; use --schedule rounds."
@@ -37,6 +33,11 @@ def require_followable(model: PreTrainedModel) -> None:
 
 def _reason(kind: Any, config: Any) -> str:
     """Why it cannot; empty where it can."""
+    with torch.device("cpu"), quiet():
+        return _tried(kind, config)
+
+
+def _tried(kind: Any, config: Any) -> str:
     try:
         twin, runs = twin_of(kind, small_config(config, keep_heads=False, depth=DEPTH))
     except (NoTwinError, ValueError, TypeError, KeyError, AttributeError) as error:

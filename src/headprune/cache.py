@@ -1,4 +1,4 @@
-"""What was proven before, on disk: one small file per model class, config and versions."""
+"""What was found out before, in memory and on disk: one small file per model class, settings and versions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,24 +17,48 @@ from typing import Any
 import torch
 import transformers
 
+_memory: dict[tuple[type, Path], Any] = {}
+
 
 def folder() -> Path:
-    """Where proofs are kept: HEADPRUNE_CACHE, or headprune in the user's cache folder."""
+    """Where it is kept: HEADPRUNE_CACHE, or headprune in the user's cache folder."""
     given = os.environ.get("HEADPRUNE_CACHE")
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headprune"
 
 
-def read(kind: type, settings: str) -> Any:
-    """What was written for this class and these settings, or None."""
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def remembered(
+    kind: type,
+    settings: str,
+    make: Callable[[], Any],
+    *,
+    to_json: Callable[[Any], Any] = _unchanged,
+    from_json: Callable[[Any], Any] = _unchanged,
+) -> Any:
+    """What `make` gives for this class and these settings, made once; None is not remembered."""
+    file = _file(kind, settings)
+    if (kind, file) not in _memory:
+        stored = _read(file)
+        value = make() if stored is None else from_json(stored)
+        if value is None:
+            return None
+        if stored is None:
+            _write(file, to_json(value))
+        _memory[kind, file] = value
+    return _memory[kind, file]
+
+
+def _read(file: Path) -> Any:
     with suppress(OSError, ValueError, EOFError, zlib.error):  # a broken file is as good as none
-        return json.loads(gzip.decompress(_file(kind, settings).read_bytes()))
+        return json.loads(gzip.decompress(file.read_bytes()))
     return None
 
 
-def write(kind: type, settings: str, value: Any) -> None:
-    """Keep it. A folder that cannot be written to costs time, and nothing else."""
-    target = _file(kind, settings)
-    with suppress(OSError):
+def _write(target: Path, value: Any) -> None:
+    with suppress(OSError):  # a folder that cannot be written to costs time, and nothing else
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
             file.write(gzip.compress(json.dumps(value).encode(), mtime=0))
@@ -50,7 +75,7 @@ def _file(kind: type, settings: str) -> Path:
 @functools.cache
 def _own_code() -> str:
     """A fingerprint of the code that measures and cuts: another version of it has to prove again."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.read_bytes())
