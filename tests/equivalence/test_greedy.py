@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import headprune
-from headprune.hooks.unread import Unread
 from headprune.measure.evaluator import Evaluator
 from headprune.units.paths import layer_path
 from helpers import all_units, gates_without, label
@@ -315,8 +314,7 @@ def test_any_budget_of_memory_gives_the_same(share: float) -> None:
 
 
 def forwards(name: str, **options: Any) -> tuple[int, int]:
-    """How often the model ran on a whole batch, and in how many steps. What nobody reads is not looked up, which takes
-    passes of its own, once for each batch (unit/test_unread.py).
+    """How often the model ran on a whole batch, and in how many steps.
 
     A removal is verified on two samples, gated and removed: the first one, and the first that empties a site.
     """
@@ -327,9 +325,7 @@ def forwards(name: str, **options: Any) -> tuple[int, int]:
         sizes.append(len(inputs["input_ids"]))
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Unread, "of", lambda *given: None)
-        result = headprune.prune(model, batches_of(name, 0, 5), **{**PUBLISHED, **options})
+    result = headprune.prune(model, batches_of(name, 0, 5), **{**PUBLISHED, **options})
     handle.remove()
     assert set(sizes) <= {2, 3}
     assert sizes.count(2) in (2, 4)

@@ -19,10 +19,9 @@ from headprune.repair.passes import Passes
 from headprune.repair.sweep import sweep as repair_all
 from headprune.runs.experiment import in_precision_of
 from headprune.search.config import PruneConfig
-from headprune.search.forecast import Calibration, Need, Shape, backward, greedy, plan, rounds
+from headprune.search.forecast import Calibration, Need, Shape, backward, plan, rounds
 from headprune.search.forecast import repair_passes as planned_passes
 from headprune.search.pruner import Pruner
-from headprune.signals.graphs import Graphs
 from headprune.signals.sensitivity import draws_for
 from headprune.store.checkpoint import load_structure
 from headprune.tasks import task_of
@@ -112,10 +111,6 @@ def test_terms_of_a_7b_by_hand(plans: dict[str, dict[str, Need]]) -> None:
     assert terms["moments"] == 32 * 2 * 4096**2 * 8
     maps = 4 * 4096 + 2 * 11008 + 4096  # what q, k, v, o, gate, up and down give
     assert terms["kept for backward"] == 32 * 128 * 32 * (maps + 4096 + 11008) * 4
-    assert terms["kept graphs"] == 2**30
-    small = plans["BERT-base"]["greedy"].phases["scoring"]
-    assert small["kept graphs"] == min(2**30, 4 * small["kept for backward"])  # of four batches
-    assert "kept graphs" not in plans["BERT-base"]["one-shot"].phases["scoring"]
     assert terms["logits"] == 3 * 32 * 8 * 32000 * 4 + 32 * 128 * 4096 * 4  # 8 tokens of each are 32 MB in float32
     assert plans["Llama-2-7B"]["greedy"].phases["evaluating"]["logits"] == 2 * 32 * 8 * 32000 * 4
     held = plans["Llama-2-7B"]["rounds"].phases["repairing"]
@@ -252,21 +247,6 @@ def test_a_backward_pass_keeps_about_what_the_plan_says() -> None:
         headprune.score(model, data, criterion="residual-gradient(residual=False)")
     planned = data[0]["input_ids"].numel() * Shape.of(model, torch.float32).kept * 4
     assert 0.85 < sum(storage.nbytes() for storage in held.values()) / planned < 1.0
-
-
-def test_graphs_that_are_kept_are_about_what_the_plan_says() -> None:
-    """With what layers give and show, which a backward pass alone does not need."""
-    model, kept = tiny(hidden_size=64, intermediate_size=172), Graphs()
-    data = batches(3, 4)
-    headprune.score(model, data, graphs=kept)
-    storages = {
-        place: size
-        for calls in kept._known.values()
-        for call in calls.values()
-        for place, size in call.storages.items()
-    }
-    planned = greedy(Shape.of(model, torch.float32), Calibration(samples=12, length=8, batch_size=4))
-    assert 0.85 < sum(storages.values()) / planned.phases["scoring"]["kept graphs"] < 1.15
 
 
 def test_the_copy_to_write_is_the_model_in_the_other_precision(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_a_drop_of_the_metric_ends_rounds_too() -> None:
     steps = result.trajectory
     curve = [step.metric for step in steps], [step.flops for step in steps], [step.outcomes for step in steps]
     assert len(steps) == 5
-    assert result.stopped_at == Stop(None, 0.0, False).result(result.metric, *curve)
+    assert result.stopped_at == Stop(None, 0.0, False).decide(result.metric, *curve).step
     assert result.stopped_at < 4, "the metric never fell, so that this shows nothing"
     sites = all_sites(model)
     left = {kind: sum(site.size for site in sites if site.kind == kind) for kind in ("heads", "neurons")}

@@ -127,19 +127,19 @@ HEADS = [6, 5, 4, 3, 2, 1, 0]
 @pytest.mark.parametrize(("keep", "step"), [(4, 2), (0.5, 3), (0, 6), (1.0, 0)])
 def test_keep(keep: float | int, step: int) -> None:
     stop, flat = Stop(keep=keep), [0.9] * 7
-    assert stop.result(ACCURACY, flat, HEADS) == step
+    assert stop.decide(ACCURACY, flat, HEADS).step == step
     assert [stop.reached(ACCURACY, flat[: n + 1], HEADS[: n + 1]) for n in range(7)] == [n >= step for n in range(7)]
 
 
 def test_keep_with_groups_takes_the_first_step_that_is_low_enough() -> None:
-    assert Stop(keep=3).result(ACCURACY, [0.9] * 4, [6, 4, 2, 0]) == 2
+    assert Stop(keep=3).decide(ACCURACY, [0.9] * 4, [6, 4, 2, 0]).step == 2
 
 
 def test_max_drop_takes_the_last_step_before_the_first_below_the_floor() -> None:
     values = [0.90, 0.89, 0.91, 0.85, 0.84, 0.95, 0.30]
-    assert Stop(max_drop=0.05).result(ACCURACY, values, HEADS) == 3  # 0.95 later on does not count
-    assert Stop(max_drop=0.0).result(ACCURACY, values, HEADS) == 0
-    assert Stop(max_drop=0.6).result(ACCURACY, values, HEADS) == 6  # exactly at the floor is above it
+    assert Stop(max_drop=0.05).decide(ACCURACY, values, HEADS).step == 3  # 0.95 later on does not count
+    assert Stop(max_drop=0.0).decide(ACCURACY, values, HEADS).step == 0
+    assert Stop(max_drop=0.6).decide(ACCURACY, values, HEADS).step == 6  # exactly at the floor is above it
     reached = [Stop(max_drop=0.05).reached(ACCURACY, values[: n + 1], HEADS[: n + 1]) for n in range(7)]
     assert reached == [False] * 4 + [True] * 3
 
@@ -155,8 +155,8 @@ def test_a_dip_that_later_steps_do_not_confirm_is_noise() -> None:
     values, heads = [right / 64 for right in rights], list(range(8, 0, -1))
     stop = Stop(max_drop=0.01)
     known = outcomes(rights, 64)
-    assert stop.result(ACCURACY, values, heads, known) == 6
-    assert stop.result(ACCURACY, values, heads) == 0  # without the samples, what was measured is all there is
+    assert stop.decide(ACCURACY, values, heads, known).step == 6
+    assert stop.decide(ACCURACY, values, heads).step == 0  # without the samples, what was measured is all there is
     reached = [stop.reached(ACCURACY, values[: n + 1], heads[: n + 1], known[: n + 1]) for n in range(8)]
     assert reached == [False] * 7 + [True]
 
@@ -165,7 +165,7 @@ def test_a_drop_within_its_interval_does_not_end_the_run() -> None:
     """3 of 100 samples are lost: it may well be less than two points, so the curve is followed further."""
     known, stop = outcomes([90, 87], 100), Stop(max_drop=0.02)
     assert not stop.reached(ACCURACY, [0.9, 0.87], [4, 3], known)
-    assert stop.result(ACCURACY, [0.9, 0.87], [4, 3], known) == 0  # but it is not the result
+    assert stop.decide(ACCURACY, [0.9, 0.87], [4, 3], known).step == 0  # but it is not the result
     known = outcomes([9000, 8700], 10000)
     assert stop.reached(ACCURACY, [0.9, 0.87], [4, 3], known)  # many samples know it
 
@@ -206,15 +206,15 @@ def test_numbers_of_numpy_and_torch_are_numbers(keep: Any) -> None:
 
 
 def test_max_drop_of_perplexity_is_a_relative_rise() -> None:
-    assert Stop(max_drop=0.1).result(PERPLEXITY, [20.0, 19.0, 22.0, 22.1, 20.0], HEADS[:5]) == 2
+    assert Stop(max_drop=0.1).decide(PERPLEXITY, [20.0, 19.0, 22.0, 22.1, 20.0], HEADS[:5]).step == 2
 
 
 def test_a_metric_that_is_no_number_is_below_every_floor() -> None:
-    assert Stop(max_drop=0.5).result(ACCURACY, [0.9, 0.9, math.nan], HEADS[:3]) == 1
+    assert Stop(max_drop=0.5).decide(ACCURACY, [0.9, 0.9, math.nan], HEADS[:3]).step == 1
 
 
 def test_no_rule_goes_to_the_end() -> None:
-    assert Stop().result(ACCURACY, [0.9, 0.1, 0.5], HEADS[:3]) == 2
+    assert Stop().decide(ACCURACY, [0.9, 0.1, 0.5], HEADS[:3]).step == 2
     assert not Stop().reached(ACCURACY, [0.9, 0.1], HEADS[:2])
 
 

@@ -14,12 +14,10 @@ from headprune import defaults, distributed
 from headprune.criteria.fitting import Shard, asked_sites, can_wait, fitted_sums, groups
 from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
-from headprune.criteria.scoring_pass import LayersChangedError, Pass, Progress, Sums, finished, finite, summed
+from headprune.criteria.scoring_pass import Pass, Progress, Sums, finished, finite, summed
 from headprune.errors import CriterionError
-from headprune.hooks.unread import Unread
 from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
-from headprune.signals.graphs import Graphs
 from headprune.signals.late import Late, TooMuchToKeepError
 from headprune.signals.moments import Moments, added, gather
 from headprune.signals.predicted_scores import Ahead
@@ -157,8 +155,6 @@ def score(
     units: str | Iterable[Kind] = ("heads",),
     moments: Mapping[int, Moments] | None = None,
     progress: Progress | None = None,
-    unread: Unread | None = None,
-    graphs: Graphs | None = None,
     look_ahead: bool = False,
     **options: Any,
 ) -> ScoreResult:
@@ -170,8 +166,6 @@ def score(
     not say it. `units` are "heads", "neurons" or both: "heads,neurons". Where feed-forward layers are too wide for the
     memory that `criteria.fitting.LIMIT` allows, criteria that are fitted take two passes over the data for every group
     of layers that fits. `moments` are those of all the data where `batches` are a shard of it that was gathered before.
-    `unread` and `graphs` are for who scores the same batches again and again: what is known of rows that no prediction
-    reads, and what layers gave that have not changed since.
     With `look_ahead` the result knows scores `without` some units as well, if the criterion can tell them.
     In a group of processes (torch.distributed) all of them call this with the same batches, share the work, and get the
     same result.
@@ -197,7 +191,7 @@ def score(
     gathering = {name: one for name, one in named.items() if one.gathers}
     at_once = moments is not None or len(groups(sites)) == 1
     together = named if at_once else {name: one for name, one in named.items() if name not in fitted}
-    again = bool(fitted or gathering or graphs is not None)
+    again = bool(fitted or gathering)
     data: Iterable[Mapping[str, Any]] = list(checked_batches(batches)) if again else checked_batches(batches)
     late = moments is None and can_wait(fitted.values())
     while True:
@@ -207,14 +201,12 @@ def score(
             fit = Late(ahead=ahead)
         elif fitted and at_once:
             fit = Fit(gather(model, sites, data, known) if moments is None else moments, ahead=ahead)
-        pass_over = Pass(model, sites, together, known, labels, fit, unread, graphs)
+        pass_over = Pass(model, sites, together, known, labels, fit)
         try:
             pass_over.over(data, progress)
             break
         except TooMuchToKeepError:
             late = False
-        except LayersChangedError:
-            graphs = None
     fit = pass_over.fit if isinstance(pass_over.fit, Fit) else None
     shards = (Shard(model, list(data), fitted, known, labels, kinds, pass_over.kept),) if fitted else ()
     if not at_once and fitted:

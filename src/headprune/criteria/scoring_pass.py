@@ -14,11 +14,9 @@ from headprune.criteria.registry import Criterion
 from headprune.errors import DataError, NonFiniteError
 from headprune.hooks.logits import States, forward
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.unread import Read, Unread
 from headprune.hooks.watch import watched
 from headprune.measure.quality import Quality
 from headprune.signals import Request, ZeroProbabilities, observe
-from headprune.signals.graphs import GraphPass, Graphs
 from headprune.signals.late import Answer, Late, TooMuchToKeepError, settled
 from headprune.signals.spec import Fit
 from headprune.tasks import Labels, Task, batch_size, own_batches
@@ -27,10 +25,6 @@ from headprune.units import Site, kept_mask
 
 Sums = dict[str, dict[str, torch.Tensor]]  # criterion -> its sums over samples
 Progress = Callable[[int], None]  # called with the number of samples of each batch that is done
-
-
-class LayersChangedError(Exception):
-    """Layers have changed themselves in a pass, so nothing of it that came from memory can be trusted."""
 
 
 class Pass:
@@ -44,13 +38,9 @@ class Pass:
         task: Task,
         labels: Labels,
         fit: Fit | Late | None,
-        unread: Unread | None = None,
-        graphs: Graphs | None = None,
     ) -> None:
         self.model, self.sites, self.criteria = model, sites, criteria
         self.task, self.labels, self.fit = task, labels, fit
-        self.unread, self.graphs = unread, graphs
-        self.memory: GraphPass | None = None  # of the pass that runs
         self.kept = kept_mask(sites)
         requests = dict.fromkeys(request for criterion in criteria.values() for request in criterion.requests())
         if any("attention probabilities" in request.needs for request in requests):
@@ -66,11 +56,6 @@ class Pass:
         """Go over all batches, which several processes share; all of them get the sums over all."""
         if isinstance(self.fit, Late):
             batches = list(batches)
-        if self.graphs is not None:
-            batches = list(batches)
-            shown = {site.kind for site in self.sites if site.kept}
-            asked = frozenset(self.requests), frozenset(shown), len(batches), sum(map(batch_size, batches))
-            self.memory = self.graphs.start(self.model, self.sites, asked)
         own = own_batches(batches)
         if isinstance(self.fit, Late):
             self._begin(own, batches, progress)
@@ -79,8 +64,6 @@ class Pass:
                 self._go_over(one, progress)
         if isinstance(self.fit, Late):
             self.settle()
-        if self.memory is not None and not self.memory.finish(self.fit if isinstance(self.fit, Fit) else None):
-            raise LayersChangedError
         parts = distributed.all_gather((self.sums, self.zeros, self.samples, self.tokens))
         sums, zeros, samples, tokens = zip(*parts, strict=True)
         if progress is not None and len(parts) > 1:
@@ -99,8 +82,6 @@ class Pass:
                 self._go_over(one, progress)
                 fits = self.fit.fits(one.batch, list(batches))
         if not all(distributed.all_gather(fits)):
-            if self.memory is not None:
-                self.memory.give_up()
             raise TooMuchToKeepError
 
     def _go_over(self, one: Numbered, progress: Progress | None) -> None:
@@ -128,10 +109,6 @@ class Pass:
             else:
                 quality.add(prepared, output, checked(logits))
 
-        def reading(prepared: Mapping[str, Any]) -> Read | None:
-            assert self.unread is not None
-            return self.unread.of(number, self.model, self.sites, self.task, prepared)
-
         seen = observe(
             self.model,
             self.sites,
@@ -141,8 +118,6 @@ class Pass:
             labels=self.labels,
             fit=self.fit,
             see=see,
-            reading=None if self.unread is None else reading,
-            memory=None if self.memory is None else (self.memory, number),
         )
         self.samples += batch_size(batch)
         self.tokens += seen.tokens
@@ -154,8 +129,7 @@ class Pass:
     def settle(self) -> None:
         """Where the fit comes late: make it of what has passed by, and answer what waits for it."""
         assert isinstance(self.fit, Late)
-        known = None if self.memory is None else self.memory.known_fit()
-        self.fit = self.fit.fit(self.task, self.samples, known)
+        self.fit = self.fit.fit(self.task, self.samples)
         with distributed.fail_together():
             for number, answers in self.waiting:
                 self._take(number, answers)

@@ -8,9 +8,8 @@ they were; whatever changed anywhere in the model reaches a layer through one of
 from __future__ import annotations
 
 import enum
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +52,6 @@ class _Seen:
             return False
         if self.tensor is other:
             return True
-        if self.tensor.requires_grad or other.requires_grad:  # gradients would go another way, and round otherwise
-            return False
         alike = (self.tensor.dtype, self.tensor.device) == (other.dtype, other.device)
         return alike and torch.equal(self.tensor, other)
 
@@ -67,7 +64,6 @@ class Call:
     given: Any
     output: Any
     gave: Any
-    heard: tuple[tuple[Any, ...], ...]  # from hooks inside of it, while it computed
     storages: Mapping[int, int]  # the bytes of each that it keeps alive, by address
 
     def answers(self, state: list[tuple[Any, int]], given: Any) -> bool:
@@ -82,14 +78,12 @@ Calls = dict[tuple[str, int], Call]  # by the layer's path, and how many calls o
 class Held:
     """What layers hold, looked at once for all batches that go through them: that takes as long as a small layer.
 
-    A layer that changes itself is found out when it first computes, or at the latest by `intact` at the end. Layers
-    that are given `beforehand` are looked at now, before hooks come on them, and are found out at the end alone.
+    A layer that changes itself is found out when it first computes, or at the latest by `intact` at the end.
     """
 
-    def __init__(self, beforehand: Sequence[tuple[str, nn.Module]] = ()) -> None:
+    def __init__(self) -> None:
         self._states: dict[str, list[tuple[Any, int]]] = {}
         self._layers: dict[str, nn.Module] = {}
-        self._beforehand = {path for path, layer in beforehand if self.of(path, layer)}
         self.changing: dict[str, bool] = {}  # whether a layer is another after it has computed
 
     def of(self, path: str, layer: nn.Module) -> list[tuple[Any, int]]:
@@ -100,7 +94,7 @@ class Held:
     def changes(self, path: str) -> bool:
         """Whether the layer, which has just computed, is another now."""
         if path not in self.changing:
-            self.changing[path] = path not in self._beforehand and not self._same(path)
+            self.changing[path] = not self._same(path)
         return self.changing[path]
 
     def intact(self) -> bool:
@@ -113,44 +107,19 @@ class Held:
 
 class Recall:
     """Answers calls of one forward pass from those of an earlier one with the same data, and remembers them for a
-    later one, within `room` bytes. Passes over several batches of the same data may share what layers `held`.
-
-    Hooks inside of layers say what they see by `hear`, and so what a layer that answers from memory would have shown is
-    passed on to `listen` as well. Where gradients are recorded, a layer that answers does so with its graph.
+    later one, within `room` bytes. Passes over several batches of the same data may share what layers `held`. Where
+    gradients are recorded, every layer computes.
     """
 
-    def __init__(
-        self,
-        known: Mapping[tuple[str, int], Call],
-        room: int,
-        held: Held | None = None,
-        listen: Callable[..., None] = lambda *what: None,
-    ) -> None:
+    def __init__(self, known: Mapping[tuple[str, int], Call], room: int, held: Held | None = None) -> None:
         self.known = known
         self.room = room
         self.held = held or Held()
-        self.listen = listen
-        self.fresh: list[tuple[Any, ...]] = []  # what was heard of layers that computed
-        self.ran: set[str] = set()  # paths of these layers
         self.calls: Calls = {}
         self.bytes = 0
         self.computed = 0  # calls that were not answered from memory
         self._storages: set[int] = set()
-        self._handed_out: set[int] = set()  # tensors that remembered calls give
         self._counts: Counter[str] = Counter()
-
-    def again(self) -> None:
-        """The same pass begins once more, and what it has remembered so far does not count."""
-        self._counts.clear()
-        self._storages.clear()
-        self._handed_out.clear()
-        self.fresh.clear()
-        self.ran.clear()
-        self.calls, self.bytes = {}, 0
-
-    def hear(self, *what: Any) -> None:
-        self.fresh.append(what)
-        self.listen(*what)
 
     @contextmanager
     def of(self, layers: Sequence[tuple[str, nn.Module]]) -> Iterator[None]:
@@ -168,26 +137,22 @@ class Recall:
         def forward(*args: Any, **kwargs: Any) -> Any:
             key = (path, self._counts[path])
             self._counts[path] += 1
+            if torch.is_grad_enabled():  # what is remembered has no graph
+                return compute(*args, **kwargs)
             try:
                 given, state = _freeze((args, kwargs)), self.held.of(path, layer)
             except _OpaqueError:
-                self.ran.add(path)
                 return compute(*args, **kwargs)
             call = None if self.held.changing.get(path) else self.known.get(key)
-            if call is not None and call.answers(state, given):
-                for what in call.heard:
-                    self.listen(*what)
-            else:
+            if call is None or not call.answers(state, given):
                 self.computed += 1
-                self.ran.add(path)
-                before = len(self.fresh)
                 output = compute(*args, **kwargs)
                 try:
                     # A layer that changes its inputs or itself does more than give an output.
                     if not _same(given, _freeze((args, kwargs))) or self.held.changes(path):
                         return output
-                    gave, heard = _freeze(output, mutable=False), tuple(self.fresh[before:])
-                    call = Call(state, given, output, gave, heard, _storages(state, given, gave, heard))
+                    gave = _freeze(output, mutable=False)
+                    call = Call(state, given, output, gave, _storages(state, given, gave))
                 except _OpaqueError:
                     return output
             self._remember(key, call)
@@ -203,16 +168,12 @@ class Recall:
                 layer.forward = own
 
     def _remember(self, key: tuple[str, int], call: Call) -> None:
-        # A graph that comes from elsewhere would not be the same again, and what it holds is counted nowhere.
-        if any(seen.tensor.requires_grad and id(seen.tensor) not in self._handed_out for seen in _tensors(call.given)):
-            return
         more = {place: size for place, size in call.storages.items() if place not in self._storages}
         size = sum(more.values())
         if self.bytes + size <= self.room:
             self.calls[key] = call
             self.bytes += size
             self._storages.update(more)
-            self._handed_out |= {id(seen.tensor) for seen in _tensors(call.gave)}
 
 
 def _freeze(value: Any, *, mutable: bool = True) -> Any:
@@ -248,43 +209,15 @@ def _tensors(frozen: Any) -> Iterator[_Seen]:
             yield from _tensors(part)
 
 
-def _storages(
-    state: Sequence[tuple[Any, int]], given: Any, gave: Any, heard: Sequence[Sequence[Any]]
-) -> dict[int, int]:
-    """The bytes of what a call keeps alive beside the layer's weights: what it was given, gave and showed, and what its
-    graph has saved."""
-    inputs = [seen.tensor for seen in _tensors(given)]
-    outputs = [seen.tensor for seen in _tensors(gave)]
-    shown = [part for what in heard for part in what if isinstance(part, torch.Tensor)]
-    kept = [*inputs, *outputs, *shown, *_saved(outputs, inputs)]
+def _storages(state: Sequence[tuple[Any, int]], given: Any, gave: Any) -> dict[int, int]:
+    """The bytes of what a call keeps alive beside the layer's weights: what it was given, and what it gave."""
+    kept = [seen.tensor for seen in (*_tensors(given), *_tensors(gave))]
     weights = {_address(part) for part, _ in state if isinstance(part, torch.Tensor)}
     return {_address(tensor): tensor.untyped_storage().nbytes() for tensor in kept if _address(tensor) not in weights}
 
 
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _saved(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """What the graph between these has saved for a backward pass."""
-    seen = {tensor.grad_fn for tensor in inputs}
-    front = [tensor.grad_fn for tensor in outputs]
-    while front:
-        node = front.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        front += [following for following, _ in node.next_functions]
-        for name in _saved_names(type(node)):
-            value = getattr(node, name)
-            parts = value if isinstance(value, (tuple, list)) else (value,)
-            yield from (part for part in parts if isinstance(part, torch.Tensor))
-
-
-@functools.cache
-def _saved_names(kind: type) -> list[str]:
-    """Attributes of a node in which tensors are, and of one that is written in Python."""
-    return [name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors"]
 
 
 def _state(layer: nn.Module) -> list[tuple[Any, int]]:

@@ -15,7 +15,6 @@ from headprune.errors import NonFiniteError
 from headprune.hooks.logits import States, forward
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.recall import Calls, Held, Recall, remembering
-from headprune.hooks.unread import Unread
 from headprune.measure.quality import Quality
 from headprune.tasks import Task, own_batches, task_of
 from headprune.units import Site
@@ -29,9 +28,8 @@ class Evaluator:
     """Runs a model over the same batches again and again while heads leave it.
 
     A layer that did not change and gets what it got before gives what it gave before. So, within a budget of memory,
-    layers remember their outputs: those that run before the first change, and towers that a change does not reach. From
-    the second time on, what nobody reads of the last layer is not computed. Several processes share the batches, and
-    all get the quality over all of them.
+    layers remember their outputs: those that run before the first change, and towers that a change does not reach.
+    Several processes share the batches, and all get the quality over all of them.
     """
 
     def __init__(
@@ -40,7 +38,6 @@ class Evaluator:
         self.batches, self.task = batches, task
         self.cache_bytes = cache_bytes
         self._known: dict[int, Calls] = {}  # by the batch's number
-        self._unread: Unread | None = None
 
     def __call__(self, model: PreTrainedModel, sites: Sequence[Site], changed: Sequence[int] | None = None) -> Quality:
         """Evaluate; `changed` are the sites that differ from the last call's model, None if anything may differ."""
@@ -49,13 +46,12 @@ class Evaluator:
         stale = {layer_path(sites[site].path) for site in changed or ()}
         layers = remembering(model, sites) if self.cache_bytes > 0 else []
         with distributed.fail_together():
-            once = _Pass(model, sites, task, layers, self._unread if stale or changed is None else None)
+            once = _Pass(model, task, layers)
             with torch.no_grad(), evaluating(model):
                 parts = self._over(once, known, stale)
                 if not once.held.intact():  # a layer has changed itself on the way: nothing is taken from memory
                     self._known = {}
-                    parts = self._over(_Pass(model, sites, task, [], None), {}, set())
-        self._unread = self._unread or Unread()  # who evaluates twice does so again and again
+                    parts = self._over(_Pass(model, task, []), {}, set())
         return Quality.over_processes(task, parts)
 
     def _over(self, once: _Pass, known: dict[int, Calls], stale: set[str]) -> dict[int, Quality]:
@@ -80,43 +76,19 @@ class _Pass:
     """A model as it is, over all batches."""
 
     model: PreTrainedModel
-    sites: Sequence[Site]
     task: Task
     layers: Sequence[tuple[str, nn.Module]]  # that remember
-    unread: Unread | None
     held: Held = field(default_factory=Held)
 
     def quality(self, number: int, batch: Mapping[str, Any], recall: Recall) -> Quality:
         quality = Quality(self.task)
-        output = self._of_rows_read(number, batch, recall)
-        if output is None:
-            with recall.of(self.layers):
-                output = forward(self.model, self.task, self.task.inputs(batch))
+        with recall.of(self.layers):
+            output = forward(self.model, self.task, self.task.inputs(batch))
         if isinstance(output, States):
             quality.add_blocks(batch, output.shape, (finite_logits(part, number) for part in output.blocks()))
         else:
             quality.add(batch, output, finite_logits(self.task.logits(output), number))
         return quality
-
-    def _of_rows_read(self, number: int, batch: Mapping[str, Any], recall: Recall) -> Any:
-        """What the model gives, without what nobody reads of its last layer; None where that cannot be told."""
-        if self.unread is None:
-            return None
-        with Recall(recall.known, 0).of(self.layers):
-            read = self.unread.of(number, self.model, self.sites, self.task, batch)
-        if read is None:
-            return None
-        # The last layer comes after every change: there is no call of it that memory could answer.
-        with (
-            recall.of([(path, layer) for path, layer in self.layers if path != read.layer]),
-            read.only(self.model, queries=True),
-        ):
-            output = self.model(**self.task.inputs(batch))
-        if torch.isfinite(self.task.logits(output)).all():
-            return output
-        self.unread.disproven(number)
-        recall.again()
-        return None
 
 
 def finite_logits(logits: torch.Tensor, number: int) -> torch.Tensor:

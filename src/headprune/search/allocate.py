@@ -7,7 +7,7 @@ decides for each of them; what is left of the budget then goes where it does mos
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy
@@ -88,9 +88,3 @@ def _spend(
 def groups(size: int, width: int, least: int) -> tuple[int, ...]:
     """Numbers that may be kept of `size`: multiples of a width, and all of them, not fewer than `least`."""
     return tuple(count for count in sorted({*range(0, size, width), size}) if count >= least)
-
-
-def curve(order: Sequence[float], counts: Sequence[int], prices: Sequence[float]) -> Curve:
-    """From the errors when the first 0, 1, 2, ... units of an order have gone."""
-    total = len(order) - 1
-    return Curve(tuple(counts), tuple(float(order[total - count]) for count in counts), tuple(prices))

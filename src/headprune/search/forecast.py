@@ -21,7 +21,7 @@ from headprune.measure.costs import total_parameters
 from headprune.measure.examples import default_tokens
 from headprune.repair import passes
 from headprune.search.sweep import leaving
-from headprune.signals import graphs, late
+from headprune.signals import late
 from headprune.signals.moments import FOLDS
 from headprune.signals.sensitivity import DRAWS
 from headprune.tasks import task_of
@@ -256,21 +256,14 @@ def _logits(shape: Shape, data: Calibration) -> int:
 
 def greedy(shape: Shape, data: Calibration) -> Need:
     """Moments by a forward pass, unless what sites give can be kept until they are known, then a forward and a backward
-    for scores, after every unit; they serve the repair. Layers before the last removal do not run again."""
+    for scores, after every unit; they serve the repair."""
     steps = sum(site.units for site in shape.of_kind("heads"))
     scored = scoring_passes(shape, data)
-    phases = _unit_by_unit(shape, data)
-    phases["scoring"] = {**phases["scoring"], "kept graphs": _kept_graphs(shape, data)}
-    return Need("greedy", phases, steps, scored * steps, scored, steps + 1)
+    return Need("greedy", _unit_by_unit(shape, data), steps, scored * steps, scored, steps + 1)
 
 
 def scoring_passes(shape: Shape, data: Calibration) -> float:
     return 3.0 if _kept_for_fit(shape, data) else 4.0
-
-
-def _kept_graphs(shape: Shape, data: Calibration) -> int:
-    """What layers have saved for the backward passes of all the data, as far as it is kept for the next scores."""
-    return min(graphs.ROOM, data.tokens * shape.kept * shape.item)
 
 
 def _kept_for_fit(shape: Shape, data: Calibration) -> int:

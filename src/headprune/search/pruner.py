@@ -19,7 +19,6 @@ from headprune.criteria.fitting import asked_sites
 from headprune.criteria.scoring import ScoreResult, score
 from headprune.criteria.scoring_pass import finite
 from headprune.errors import DataError, ReplayError, UnsupportedModelError
-from headprune.hooks.unread import Unread
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
@@ -33,7 +32,6 @@ from headprune.search.step import describe
 from headprune.search.stop import THE_END, Decision
 from headprune.search.sweep.way import InOneSweep
 from headprune.search.ways import Taken, UnitByUnit, Way
-from headprune.signals.graphs import Graphs
 from headprune.signals.moments import Moments
 from headprune.tasks import Task, rows_of, task_of
 from headprune.tasks.checks import checked_batches
@@ -117,12 +115,9 @@ class Pruner:
         self._evaluator = None if held_out is None else Evaluator(held_out, self.task)
         self._scores: torch.Tensor | None = None  # of the model as it is now, if they are known
         self._result: ScoreResult | None = None  # that they come from, with moments and what they will be
-        self._unread = Unread(prove=True)  # of the calibration data, and what layers gave for it
-        self._graphs = Graphs()
         self._verified_empty = self._stopped = False
         found = survey(model)
         sites = self.sites
-        self._at_first = kept_mask(sites).sum()
         if found.left and "heads" in self.config.kinds:
             said = "; ".join(found.left_whole())
             log.warning("Some attention is left whole, as no head of it can be removed exactly: %s.", said)
@@ -147,17 +142,12 @@ class Pruner:
             self._stopped
         )  # which those who watch decide, and they watch the first process
         if self._stopped or not self._goes_on() or not self._way.goes_on():
-            self.forget()
             raise StopIteration
         return self._take_step()
 
     def stop(self) -> None:
         """Take no further step."""
         self._stopped = True
-
-    def forget(self) -> None:
-        """Give back the memory of what further steps would not compute again."""
-        self._graphs.forget()
 
     def reached(self, step: int) -> None:
         """Tell whoever asked for it that the model is at a point of its budget."""
@@ -281,8 +271,6 @@ class Pruner:
     def _score(self, batches: Sequence[Mapping[str, Any]]) -> ScoreResult:
         labels: Any = self.config.labels
         kinds = self.config.kinds
-        # The dense model may be scored once and never again. Wherever a run goes on, it is dense or not as it was then.
-        dense = kept_mask(self.sites).sum() == self._at_first
         return score(
             self.model,
             batches,
@@ -290,8 +278,6 @@ class Pruner:
             labels=labels,
             task=self.task,
             units=kinds,
-            unread=None if dense else self._unread,
-            graphs=self._graphs if self.config.pace == "greedy" else None,
             look_ahead=self.config.pace == "greedy" and self.config.rescore == AUTO,
         )
 
@@ -373,8 +359,6 @@ def prune(
     except BaseException:
         undo()
         raise
-    finally:
-        pruner.forget()
     assert pruner.metric is not None
     mask = kept_mask(pruner.sites)
     points = {step: label for step, label in pruner.points.items() if step < len(pruner.steps)}

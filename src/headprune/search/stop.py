@@ -115,9 +115,6 @@ class Stop:
             found.append(Decision(knee(metric, values, heads), "knee"))
         return min(found, key=lambda decision: decision.step, default=Decision(last, THE_END))
 
-    def result(self, metric: Metric, values: Sequence[float], heads: Sequence[int], outcomes: Outcomes = None) -> int:
-        return self.decide(metric, values, heads, outcomes).step
-
     def reached(self, metric: Metric, values: Sequence[float], heads: Sequence[int], outcomes: Outcomes = None) -> bool:
         """Whether further steps cannot change the result."""
         if self.knee:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -22,8 +21,6 @@ class BlockNorms(GradientRequest):
     With aggregation `batch` it is the gradient of one scalar for the whole batch, and the batch axis has length 1.
     """
 
-    up_to_outputs: ClassVar[bool] = True
-    by_callbacks: ClassVar[bool] = True
     objective: Objective = "logit-norm"
 
     def meter(self, view: View) -> Meter:

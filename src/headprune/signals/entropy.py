@@ -50,7 +50,6 @@ class Entropy(Request):
     """Mean entropy of the attention rows of each sample's real tokens; variants as in METHODS of arXiv 2602.04491."""
 
     needs: ClassVar[tuple[str, ...]] = ("attention probabilities",)
-    up_to_outputs: ClassVar[bool] = True
     variant: Literal["A", "B", "C"] = "C"
     epsilon: float = 1e-7
 
@@ -89,7 +88,6 @@ class ZeroProbabilities(Request):
     """How many probabilities of each sample are exactly 0, where a plain a*log(a) gives NaN."""
 
     needs: ClassVar[tuple[str, ...]] = ("attention probabilities",)
-    up_to_outputs: ClassVar[bool] = True
 
     def meter(self, view: View) -> Meter:
         return _RowMeter(self, view, mean=False)

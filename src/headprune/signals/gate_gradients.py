@@ -20,8 +20,6 @@ class GateGradients(GradientRequest):
     """
 
     kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
-    up_to_outputs: ClassVar[bool] = True
-    by_callbacks: ClassVar[bool] = True
     together: bool = False
 
     def meter(self, view: View) -> GateMeter:
@@ -40,7 +38,7 @@ class GateMeter(Meter):
             if self.is_current:
                 self.read(site, values, self.view.per_sample(gradient, site))
 
-        self.view.at_gradient(columns, note)
+        columns.register_hook(note)
 
     def read(self, site: Site, values: torch.Tensor, gradient: torch.Tensor) -> None:
         products = (self.values(site, values) * widened(gradient)).sum(1)

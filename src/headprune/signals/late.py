@@ -49,10 +49,8 @@ class Late:
         """Whether all batches will, by what the first of them took."""
         return self.bytes * sum(map(_numbers, batches)) <= LIMIT * max(_numbers(seen), 1)
 
-    def fit(self, task: Task, samples: int, known: Fit | None = None) -> Fit:
-        """The fit to all that has passed by, so many samples here, and in all processes. It is `known` of sites that
-        have given the same before."""
-        known = known or Fit({})
+    def fit(self, task: Task, samples: int) -> Fit:
+        """The fit to all that has passed by, so many samples here, and in all processes."""
         gathering = Gathering(task)
         gathering.samples = samples
         with distributed.fail_together():
@@ -60,11 +58,9 @@ class Late:
                 number = first
                 for _, part in itertools.groupby(whole, key=lambda given: id(given[1])):  # samples that came one by one
                     for site, batch, _, outputs in (seen := list(part)):
-                        if site.index not in known.moments:
-                            gathering.see(site, outputs, batch, number)
+                        gathering.see(site, outputs, batch, number)
                     number += batch_size(seen[0][1])
-        moments = {**gathering.moments(), **known.moments}
-        return Fit({site: moments[site] for site in sorted(moments)}, dict(known.made), ahead=self.ahead)
+        return Fit(gathering.moments(), ahead=self.ahead)
 
 
 def _numbers(batch: Mapping[str, Any]) -> int:

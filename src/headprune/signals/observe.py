@@ -14,9 +14,7 @@ from headprune.hooks.logits import States, forward, logits_of
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.probe import probabilities
 from headprune.hooks.rows import Rows
-from headprune.hooks.unread import Read
 from headprune.hooks.watch import frozen, watched
-from headprune.signals.graphs import GraphPass
 from headprune.signals.late import Answer, Late, answer_of, joined
 from headprune.signals.objectives import start_backward, targets_of
 from headprune.signals.spec import Fit, Meter, NotPerSampleError, Request, View
@@ -24,8 +22,6 @@ from headprune.tasks import Labels, Task, batch_size, samples_of
 from headprune.units import AttentionSite, Site, kept_mask
 from headprune.units.offload import input_device
 
-Reading = Callable[[Mapping[str, Any]], Read | None]  # what is read of the last layer in a batch
-Memory = tuple[GraphPass, int]  # and the batch's number
 # (batch, output, logits), where logits in blocks are both
 See = Callable[[Mapping[str, Any], Any, torch.Tensor | States], None]
 
@@ -48,44 +44,27 @@ def observe(
     labels: Labels = "given",
     fit: Fit | Late | None = None,
     see: See | None = None,
-    reading: Reading | None = None,
-    memory: Memory | None = None,
 ) -> Observation:
     """Answer all requests on one batch with the cheapest pass that serves them.
 
     Requests that are fitted to all the data need its `fit`; answers that wait for one that comes late are functions of
-    it. `see` is shown the output of the very same forward. With `reading`, what nobody reads of the last layer is not
-    computed where no request looks at it. With a `memory`, layers that are what they were when the batch last went
-    through them are not computed again.
-    The model runs in eval mode with frozen parameters and comes back as it was.
+    it. `see` is shown the output of the very same forward. The model runs in eval mode with frozen parameters and comes
+    back as it was.
     """
     wanted = list(dict.fromkeys(requests))
     if any(request.fitted for request in wanted) and fit is None:
         raise ValueError("A request that is fitted to the data needs its moments, which are gathered first.")
     inputs = task.prepare(batch, input_device(model))
 
-    heads_alone = all(site.kind == "heads" for site in sites if site.kept)
-    may_omit = heads_alone and all(request.up_to_outputs for request in wanted)
-    read = reading(inputs) if reading is not None and may_omit else None
-
-    def look(
-        part: Mapping[str, Any],
-        asked: Sequence[Request],
-        show: See | None,
-        read: Read | None = None,
-        memory: Memory | None = None,
-    ) -> Observation:
-        view = View(model, task, sites, part, batch_size(part), labels, fit)
-        return _observe(view, asked, show, read, memory)
+    def look(part: Mapping[str, Any], asked: Sequence[Request], show: See | None) -> Observation:
+        return _observe(View(model, task, sites, part, batch_size(part), labels, fit), asked, show)
 
     so_far = len(fit.given) if isinstance(fit, Late) else 0
     try:
-        return look(inputs, wanted, see, read, memory)
+        return look(inputs, wanted, see)
     except NotPerSampleError:
         if isinstance(fit, Late):
             del fit.given[so_far:]
-        if memory is not None:
-            memory[0].forget()
         # A projection was applied to something that all samples share (DeBERTa's positions with share_att_key): only
         # one sample at a time tells whose gradient it is. A gradient of the whole batch need not know.
         whole = [request for request in wanted if request.backward is not None and request.backward[1] == "batch"]
@@ -97,28 +76,16 @@ def observe(
         return Observation(answers, sum(part.tokens for part in parts))
 
 
-def _observe(
-    view: View, requests: Sequence[Request], see: See | None, read: Read | None, memory: Memory | None
-) -> Observation:
+def _observe(view: View, requests: Sequence[Request], see: See | None) -> Observation:
     model, task, batch = view.model, view.task, view.batch
     meters = {request: request.meter(view) for request in requests}
     backwards = list(dict.fromkeys(request.backward for request in requests if request.backward is not None))
     tokens = _TokenCount(view)
-    shown = _Shown([*meters.values(), tokens])
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         stack.enter_context(frozen(model))
         stack.enter_context(torch.set_grad_enabled(bool(backwards)))
-        recall = None
-        if memory is not None:
-            graphs, batch_number = memory
-            if all(vars(type(request)).get("by_callbacks") for request in requests):
-                recall = stack.enter_context(graphs.remembering(batch_number, shown, read))
-            else:
-                graphs.forget()
-        _attach(stack, view, list(meters.values()), shown if recall is None else recall.hear)
-        if read is not None:
-            stack.enter_context(read.only(model, 0.0))  # NaN, of which nothing is read, would still spoil gradients
+        _attach(stack, view, list(meters.values()), tokens)
         output = forward(model, task, task.inputs(batch))
         logits = logits_of(task, output)
         needs_targets = any(request.needs_labels for request in requests)
@@ -130,12 +97,11 @@ def _observe(
             for meter in own:
                 meter.start()
             if root.requires_grad:  # a model without any unit left has nothing to differentiate
-                root.backward(gradient, retain_graph=recall is not None or number < len(backwards))
+                root.backward(gradient, retain_graph=number < len(backwards))
             del root, gradient
             for meter in own:
                 meter.finish()
         view.backward = None
-        shown.forget(view)
         logits = logits if isinstance(logits, States) else logits.detach()
     if see is not None:  # the hooks have come off: it may run the model itself
         with torch.no_grad(), evaluating(model):
@@ -149,17 +115,18 @@ def _observe(
     return Observation(answers, tokens.count)
 
 
-def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tell: Callable[..., None]) -> None:
+def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tokens: _TokenCount) -> None:
     """Everything that any meter wants to see, through one set of hooks."""
-    projects = any(meter.projection is not None for meter in meters)
+    projections = [meter.projection for meter in meters if meter.projection is not None]
+    outputs = [*(meter.output for meter in meters if meter.output is not None), tokens.output]
     maps = [meter.probabilities for meter in meters if meter.probabilities is not None]
     blocks = [meter.rows for meter in meters if meter.rows is not None]
     stack.enter_context(
         watched(
             view.model,
             view.sites,
-            projection=(lambda site, *what: tell(site, "projection", *what)) if projects else None,
-            output=lambda site, *what: tell(site, "output", *what),
+            projection=(lambda *what: _tell(projections, *what)) if projections else None,
+            output=lambda *what: _tell(outputs, *what),
         )
     )
     for meter in meters:
@@ -179,29 +146,8 @@ def _tell(callbacks: Sequence[Callable[..., None]], *what: Any) -> None:
         callback(*what)
 
 
-class _Shown:
-    """Shows what flows through sites to all who have a callback for it."""
-
-    def __init__(self, watchers: Sequence[Any]) -> None:
-        self.watchers = watchers
-        self.leaves: list[torch.Tensor] = []
-
-    def __call__(self, site: Site, callback: str, *what: Any) -> None:
-        self.leaves += [part for part in what if isinstance(part, torch.Tensor) and part.is_leaf]
-        _tell([call for watcher in self.watchers if (call := getattr(watcher, callback)) is not None], site, *what)
-
-    def forget(self, view: View) -> None:
-        """Leave nothing of this pass on tensors whose graph may live on."""
-        for handle in view.handles:
-            handle.remove()
-        for leaf in self.leaves:
-            leaf.grad = None
-
-
 class _TokenCount:
     """Real tokens of the batch, as the first site that runs sees them: patches of an image, frames of a sound."""
-
-    projection = None
 
     def __init__(self, view: View) -> None:
         self.view, self.count, self._site = view, 0, -1

@@ -50,7 +50,7 @@ class ProjectionMeter(Meter):
                 if all(other.delta is not None for other in calls):
                     self._contract(site, path)
 
-        self.view.at_gradient(outputs, read)
+        outputs.register_hook(read)
 
     def _tokens(self, site: Site, tensor: torch.Tensor) -> torch.Tensor:
         """[samples, tokens, features]; for a gradient of the whole batch, all tokens are one sample's."""

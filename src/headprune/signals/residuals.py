@@ -89,8 +89,6 @@ class ResidualGradients(GradientRequest):
     kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
     fitted: ClassVar[bool] = True
     waits: ClassVar[bool] = True
-    up_to_outputs: ClassVar[bool] = True
-    by_callbacks: ClassVar[bool] = True
     objective: Objective = "logit-signs"
 
     def meter(self, view: View) -> Meter:

@@ -7,13 +7,12 @@ that. A new signal is a new file with a request and its meter; nothing else has 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from headprune.hooks.rows import Rows
@@ -44,11 +43,6 @@ class Fit:
             self.made[key] = make(self.moments)
         return self.made[key]
 
-    def only(self, sites: Collection[int]) -> Fit:
-        """What there is of these sites."""
-        moments = {site: own for site, own in self.moments.items() if site in sites}
-        return Fit(moments, {key: value for key, value in self.made.items() if key[-1] in sites})
-
 
 @dataclass
 class View:
@@ -63,11 +57,6 @@ class View:
     fit: Any = None  # where a request is fitted to all the data: a Fit, or a Late that stands for it
     backward: Backward | None = None  # the backward pass that runs now
     number: int = field(default_factory=itertools.count().__next__)  # no other view has it, not even after this one
-    handles: list[RemovableHandle] = field(default_factory=list)
-
-    def at_gradient(self, tensor: torch.Tensor, note: Callable[[torch.Tensor], None]) -> None:
-        """Tell the gradient of a tensor that was shown, in this pass: its graph may serve a later one as well."""
-        self.handles.append(tensor.register_hook(note))
 
     def blank(self, *lead: int, size: int | None = None) -> torch.Tensor:
         """Zeros [lead x batch x sites x members]."""
@@ -150,11 +139,6 @@ class Request:
     kinds: ClassVar[tuple[Kind, ...]] = ("heads",)  # the units that it tells something of
     fitted: ClassVar[bool] = False  # whether the moments of all the data must be known before the pass
     waits: ClassVar[bool] = False  # whether a fit may come after the pass as well
-    # Whether all that it looks at of heads comes before their output maps: then nothing behind them need be whole.
-    up_to_outputs: ClassVar[bool] = False
-    # Whether it sees nothing but what `projection` and `output` show, and gradients by `at_gradient` alone: then it can
-    # be shown again what a layer gave. Every class says it for itself, and not for those derived from it.
-    by_callbacks: ClassVar[bool] = False
 
     @property
     def backward(self) -> Backward | None:

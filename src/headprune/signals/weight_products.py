@@ -19,7 +19,6 @@ class WeightProducts(GradientRequest):
     """<W, dL/dW> summed over each head's Q, K and V weights, or a neuron's rows of the maps before it; per sample."""
 
     kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
-    by_callbacks: ClassVar[bool] = True
 
     def meter(self, view: View) -> Meter:
         return _ProductMeter(self, view)
