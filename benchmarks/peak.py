@@ -17,7 +17,7 @@ os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OF
 
 # What a run imports on its way: the program, the model's class, and what writes the report.
 IMPORTED = (
-    *("headprune.cli.main", "headprune.runs.experiment", "headprune.search.rounds", "headprune.criteria.elimination"),
+    *("headprune.cli.main", "headprune.runs.experiment", "headprune.search.pruner", "headprune.criteria.elimination"),
     *("transformers.models.llama.modeling_llama", "datasets", "altair", "jinja2"),
 )
 

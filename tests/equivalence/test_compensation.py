@@ -13,7 +13,7 @@ import headprune
 from headprune.repair.remove import remove_and_repair
 from headprune.repair.solve import Repair
 from headprune.runs.journal import Run
-from headprune.units import AttentionSite
+from headprune.units import AttentionSite, Head
 from headprune.units.linear import is_transposed
 from helpers import difference, families, identical, kept_heads, outputs
 from scoring import labelled
@@ -58,8 +58,8 @@ def output_of(model: Any, site: AttentionSite, tokens: torch.Tensor) -> torch.Te
     return answer if module.bias is None else answer + module.bias.detach().double()
 
 
-def some_unit(site: AttentionSite) -> list[tuple[int, int]]:
-    return [tuple(head) for head in site.units()[-1]]
+def some_unit(site: AttentionSite) -> list[Head]:
+    return list(site.units()[-1])
 
 
 def repairable(model: Any) -> list[AttentionSite]:
@@ -88,7 +88,7 @@ def test_every_site_of_every_family_comes_nearer_to_what_it_was(entry: Entry) ->
         kinds: dict[Any, str] = {"lstsq": "lstsq", "mean": "mean" if has_bias else "none"}
         for word, kind in kinds.items():
             model = copy.deepcopy(dense)
-            [repair] = remove_and_repair(model, gone, compensate=word, batches=batches)
+            [repair] = remove_and_repair(model, headprune.resolve(model), gone, compensate=word, batches=batches)
             after = (before - output_of(model, site, tokens[:, columns])).square().sum(1).mean().item()
             assert repair.kind == kind
             assert repair.error_without == pytest.approx(without, rel=1e-4)
@@ -108,7 +108,9 @@ def test_masked_is_removed_before_anything_is_compensated(entry: Entry) -> None:
     gone = [head for site in sites for head in some_unit(site)]
     batch = {name: value for name, value in batches[0].items() if name != "labels"}
     plain = headprune.remove(copy.deepcopy(model), gone, verify=batch)
-    repairs = remove_and_repair(model, gone, verify=batch, compensate="lstsq", batches=batches)
+    repairs = remove_and_repair(
+        model, headprune.resolve(model), gone, verify=batch, compensate="lstsq", batches=batches
+    )
     assert [repair.site for repair in repairs] == [site.index for site in sites]
     assert all(isinstance(repair, Repair) and repair.error <= repair.error_without for repair in repairs)
     assert kept_heads(model) == kept_heads(plain)

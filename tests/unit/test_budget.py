@@ -13,7 +13,7 @@ from headprune.measure.costs import flops, total_parameters
 from headprune.search.allocate import Curve, allocate, groups
 from headprune.search.budget import Budget, check_reachable, ladder, points, prices
 from headprune.search.config import PruneConfig
-from headprune.search.rounds import choose, least_left, ranked
+from headprune.search.selection import choose, least_left, ranked
 from headprune.surgery.cut import cut
 from headprune.units import all_sites, kept_mask
 from zoo import ZOO

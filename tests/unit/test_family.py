@@ -20,8 +20,8 @@ from headprune.report.loading import load_runs
 from headprune.report.page import charts, write_report
 from headprune.report.points import points_of
 from headprune.runs.experiment import Experiment, run_experiment
-from headprune.search import rounds
 from headprune.search.budget import prices, units
+from headprune.search.schedules import rounds
 from headprune.units import sites_of
 from made_up_runs import make_run
 from runs import material

@@ -25,7 +25,7 @@ from headprune.repair.scale import best_scales
 from headprune.repair.towards import Pairs
 from headprune.search.budget import Prices
 from headprune.search.methods import METHODS, Method, method_named, register_method
-from headprune.search.rounds import choose
+from headprune.search.selection import choose
 from headprune.tasks import task_of
 from headprune.units import Member, all_sites
 from scoring import labelled, some_batches

@@ -183,7 +183,7 @@ def test_scoring_takes_as_many_passes_as_planned(schedule: str) -> None:
     pruner = Pruner(model, data, config, evaluation=batches(1, 2))
     next(pruner)
     with Counter(model, 3) as count:
-        pruner.current_scores()
+        pruner.state.scorer.scores(pruner.state.sites)
     needs = {need.schedule: need for need in plan(tiny(), Calibration(samples=6, length=8, batch_size=3))}
     planned = needs[schedule].per_step
     if schedule == "rounds":  # without the repair

@@ -18,7 +18,6 @@ from headprune.runs.journal import Run
 from headprune.search.config import PruneConfig, command_words, config_from, migrated
 from headprune.search.observers import Observer
 from headprune.search.pruner import Pruner
-from headprune.search.replay import replay
 from helpers import assert_unchanged, identical, kept_heads, outputs, state_of
 from runs import headprune as program
 from runs import material, prune_command, removal_order, steps_of
@@ -120,23 +119,23 @@ def test_a_model_put_back_can_be_pruned_again() -> None:
 def test_a_replayed_repair_must_do_what_the_journal_says() -> None:
     model = ZOO["bert"].build()
     steps = headprune.prune(copy.deepcopy(model), batches(), keep=8).trajectory
-    replay(copy.deepcopy(model), steps, batches(), "lstsq")  # as it was written
+    Pruner(copy.deepcopy(model), batches()).replay(steps)  # as it was written
     (repair,) = steps[2].compensation
     wrong = {**repair, "error": repair["error"] + 0.01 * repair["error_without"]}
     changed = [*steps[:2], dataclasses.replace(steps[2], compensation=(wrong,)), *steps[3:]]
     with pytest.raises(ReplayError, match=r"Step 2 cannot be repeated: at site \d"):
-        replay(copy.deepcopy(model), changed, batches(), "lstsq")
+        Pruner(copy.deepcopy(model), batches()).replay(changed)
     other = {**repair, "kind": "mean"}
     changed = [*steps[:2], dataclasses.replace(steps[2], compensation=(other,)), *steps[3:]]
     with pytest.raises(ReplayError, match=r"Step 2 .* the journal says mean"):
-        replay(copy.deepcopy(model), changed, batches(), "lstsq")
+        Pruner(copy.deepcopy(model), batches()).replay(changed)
 
 
 def test_other_data_is_found_out_when_a_run_goes_on() -> None:
     steps = headprune.prune(ZOO["bert"].build(), batches(), keep=8).trajectory
     others = [labelled(ZOO["bert"], 5), labelled(ZOO["bert"], 6)]
     with pytest.raises(ReplayError, match="Step 1 cannot be repeated"):
-        replay(ZOO["bert"].build(), steps, others, "lstsq")
+        Pruner(ZOO["bert"].build(), others).replay(steps)
 
 
 # --- one configuration ---

@@ -18,7 +18,7 @@ from headprune.runs.experiment import run_experiment
 from headprune.search import rescore
 from headprune.search.config import Experiment, PruneConfig
 from headprune.search.pruner import Pruner
-from headprune.search.schedule import Schedule
+from headprune.search.step_rule import StepRule
 from headprune.units import Member, NeuronSite
 from runs import material
 from scoring import labelled
@@ -52,7 +52,7 @@ def run_of(
 ) -> list[tuple[bool, list[Member]]]:
     """The steps of a run without a model, the scores of step n being these: whether it scored, and who left. With
     `ahead` the scores of a site that has lost something are known, and they are what they were."""
-    schedule = Schedule(every=every)
+    rule = StepRule(every=every)
     steps, gone = [made_step(0, (), SITES * HEADS, None)], torch.zeros(SITES, HEADS, dtype=torch.bool)
     taken, known = [], torch.empty(0)
 
@@ -64,9 +64,9 @@ def run_of(
         known = (scores(len(steps)) if due else known).masked_fill(gone, torch.nan)
         sites = made_sites(gone)
         if word == "auto":
-            removed = rescore.together(schedule, steps, known, sites, without, None)
+            removed = rescore.together(rule, steps, known, sites, without, None)
         else:
-            removed = schedule.choose(known, sites)
+            removed = rule.choose(known, sites)
         for member in removed:
             gone[member] = True
         taken.append((due, removed))
@@ -124,7 +124,7 @@ def test_scores_ahead_decide_who_is_next() -> None:
     def dear(site: Any, lost: Sequence[int]) -> torch.Tensor:
         return torch.full((HEADS - len(lost),), 10 * float(known.max()), dtype=torch.float64)
 
-    removed = rescore.together(Schedule(), steps, known, sites, dear, None)
+    removed = rescore.together(StepRule(), steps, known, sites, dear, None)
     assert removed == [Member(site, 0) for site in range(SITES)]  # and then all that is left is dear
 
 
@@ -164,7 +164,7 @@ def test_a_target_is_not_overshot() -> None:
     sites = made_sites(torch.zeros(SITES, HEADS, dtype=torch.bool))
     steps = [made_step(0, (), SITES * HEADS, None), *(made_step(n, (), SITES * HEADS, ORDER) for n in range(1, 6))]
     for most in (1, 3, 5):
-        assert len(rescore.together(Schedule(), steps, ORDER, sites, lambda site, lost: None, most)) == min(most, SITES)
+        assert len(rescore.together(StepRule(), steps, ORDER, sites, lambda site, lost: None, most)) == min(most, SITES)
 
 
 def test_units_per_step_count() -> None:
@@ -198,8 +198,8 @@ def lines(steps: Sequence[Step]) -> list[str]:
 @pytest.mark.parametrize("evaluated", [True, False])
 def test_steps_in_between_follow_the_last_scores(evaluated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
-    compute = headprune.search.pruner.score
-    monkeypatch.setattr(headprune.search.pruner, "score", lambda *a, **k: passes.append(1) or compute(*a, **k))
+    compute = headprune.search.scorer.score
+    monkeypatch.setattr(headprune.search.scorer, "score", lambda *a, **k: passes.append(1) or compute(*a, **k))
     evaluation = batches(2) if evaluated else None
     result = headprune.prune(ZOO["bert"].build(), batches(0, 1), evaluation=evaluation, rescore=4)
     steps = result.trajectory

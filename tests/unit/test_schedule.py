@@ -17,7 +17,8 @@ from sklearn.isotonic import IsotonicRegression
 import headprune
 from headprune.errors import DataError, HeadpruneError, ScheduleError
 from headprune.measure.metrics import METRICS
-from headprune.search.schedule import Schedule
+from headprune.search.config import PruneConfig
+from headprune.search.step_rule import StepRule
 from headprune.search.stop import Stop, knee
 from headprune.units.members import Head
 from headprune.units.spec import Recipe
@@ -38,13 +39,13 @@ def sites_of(name: str) -> Any:
 
 def test_the_lowest_score_goes_first() -> None:
     scores = torch.arange(12.0).reshape(3, 4).flip(0, 1)
-    assert Schedule(every=3).choose(scores, sites_of("bert")) == [Head(2, 3), Head(2, 2), Head(2, 1)]
+    assert StepRule(every=3).choose(scores, sites_of("bert")) == [Head(2, 3), Head(2, 2), Head(2, 1)]
 
 
 def test_equal_scores_go_in_order_of_site_and_head() -> None:
     scores = torch.ones(3, 4)
     scores[0, 0] = 2.0
-    assert Schedule(every=4).choose(scores, sites_of("bert")) == [Head(0, 1), Head(0, 2), Head(0, 3), Head(1, 0)]
+    assert StepRule(every=4).choose(scores, sites_of("bert")) == [Head(0, 1), Head(0, 2), Head(0, 3), Head(1, 0)]
 
 
 def test_a_group_has_the_mean_score_of_its_heads_and_goes_as_a_whole() -> None:
@@ -52,43 +53,43 @@ def test_a_group_has_the_mean_score_of_its_heads_and_goes_as_a_whole() -> None:
     scores[1, 0] = 0.0  # the lowest head of all, but its group has a mean of 3
     scores[1, 1] = 6.0
     scores[2, 4:] = 2.5
-    assert Schedule(every=2).choose(scores, sites_of("llama-gqa")) == [Head(2, 4), Head(2, 5), Head(1, 0), Head(1, 1)]
+    assert StepRule(every=2).choose(scores, sites_of("llama-gqa")) == [Head(2, 4), Head(2, 5), Head(1, 0), Head(1, 1)]
 
 
 def test_a_site_at_its_minimum_is_passed_over() -> None:
     scores = torch.arange(12.0).reshape(3, 4)
-    assert Schedule(every=5, min_per_site=2).choose(scores, sites_of("bert")) == [
+    assert StepRule(every=5, min_per_site=2).choose(scores, sites_of("bert")) == [
         *(Head(0, 0), Head(0, 1), Head(1, 0), Head(1, 1), Head(2, 0))
     ]
 
 
 def test_a_minimum_counts_heads_where_units_are_groups() -> None:
     """Six heads in groups of two: a minimum of three leaves four, since the next group would leave two."""
-    chosen = Schedule(every=9, min_per_site=3).choose(torch.zeros(3, 6), sites_of("llama-gqa"))
+    chosen = StepRule(every=9, min_per_site=3).choose(torch.zeros(3, 6), sites_of("llama-gqa"))
     assert [head.site for head in chosen] == [0, 0, 1, 1, 2, 2]
 
 
 def test_nothing_may_go() -> None:
-    assert Schedule(min_per_site=4).choose(torch.zeros(3, 4), sites_of("bert")) == []
+    assert StepRule(min_per_site=4).choose(torch.zeros(3, 4), sites_of("bert")) == []
 
 
 @pytest.mark.parametrize(("most", "expected"), [(4, 4), (3, 2), (2, 2), (1, 2)])
 def test_a_budget_is_not_overshot_but_by_a_first_unit(most: int, expected: int) -> None:
-    assert len(Schedule(every=9).choose(torch.zeros(3, 6), sites_of("llama-gqa"), most)) == expected
+    assert len(StepRule(every=9).choose(torch.zeros(3, 6), sites_of("llama-gqa"), most)) == expected
 
 
 def test_heads_that_cannot_be_removed_are_never_chosen() -> None:
     first, second, *rest = headprune.resolve(ZOO["bert"].build())
     sites = [replace(first, obstacle="a reason"), replace(second, recipe=Recipe(empty="")), *rest]
-    chosen = Schedule(every=99).choose(torch.zeros(len(sites), 4), sites)
+    chosen = StepRule(every=99).choose(torch.zeros(len(sites), 4), sites)
     counts = Counter(member.site for member in chosen)
     assert counts == {1: 3, **{site.index: 4 for site in rest}}  # nothing of the first, all but one of the second
 
 
 WRONG = {
-    "kind": (lambda: Schedule("gready"), "no schedule 'gready'; choose one of greedy, one-shot"),
-    "every": (lambda: Schedule(every=0), "At least one unit must go per step, but every is 0"),
-    "minimum": (lambda: Schedule(min_per_site=-1), "min_per_site must not be negative"),
+    "kind": (lambda: PruneConfig(schedule="gready"), "no schedule 'gready'; choose one of greedy, one-shot"),
+    "every": (lambda: StepRule(every=0), "At least one unit must go per step, but every is 0"),
+    "minimum": (lambda: StepRule(min_per_site=-1), "min_per_site must not be negative"),
     "text": (lambda: Stop(keep="half"), "a share such as 0.5 or a number of heads such as 36, not 'half'"),
     "yes": (lambda: Stop(keep=True), "a share such as 0.5 or a number of heads such as 36, not True"),
     "list": (lambda: Stop(keep=[3, 4]), "a share such as 0.5 or a number of heads such as 36, not"),
@@ -96,7 +97,7 @@ WRONG = {
     "negative-share": (lambda: Stop(keep=-0.1), "between 0 and 1, but it is -0.1"),
     "no-number": (lambda: Stop(keep=math.nan), "between 0 and 1, but it is nan"),
     "count": (lambda: Stop(keep=-3), "must not be negative, but it is -3"),
-    "too-many": (lambda: Stop(keep=13).heads_left(12), "has 12 heads, so 13 cannot be kept"),
+    "too-many": (lambda: Stop(keep=13).units_left(12), "has 12 heads, so 13 cannot be kept"),
     "drop": (lambda: Stop(max_drop=-0.1), "max_drop must not be negative"),
     "no-drop": (lambda: Stop(max_drop=math.nan), "max_drop must not be negative"),
 }
@@ -118,7 +119,7 @@ def test_wrong_rules(case: str) -> None:
     [(0.5, 12, 6), (0.5, 13, 7), (0.3, 10, 3), (0.1 + 0.2, 10, 3), (1.0, 12, 12), (0.0, 12, 0), (5, 12, 5), (0, 12, 0)],
 )
 def test_a_share_is_rounded_up_to_whole_heads(keep: float | int, total: int, left: int) -> None:
-    assert Stop(keep=keep).heads_left(total) == left
+    assert Stop(keep=keep).units_left(total) == left
 
 
 HEADS = [6, 5, 4, 3, 2, 1, 0]

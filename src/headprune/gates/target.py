@@ -90,7 +90,7 @@ def target_of(model: PreTrainedModel, sites: Sequence[Site], places: Sequence[Pl
         return Target(tensor, rest, known.dense, budget.last * known.dense)
     if config.keep is None:
         return Target(tensor, rest, known.dense, known.dense)
-    allowed = Stop(config.keep).heads_left(round(known.dense))
+    allowed = Stop(config.keep).units_left(round(known.dense))
     fewest = rest + sum(len(place.members[0]) for place in places if place.site.obstacle_to_emptying)
     if fewest > allowed and allowed > 0:
         raise ScheduleError(f"{fewest:.0f} units of this model have to stay, so {allowed} cannot be kept; keep more.")

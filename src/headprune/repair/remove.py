@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -12,9 +12,9 @@ from headprune.repair.plan import apply_repairs, check_compensation, plan_repair
 from headprune.repair.solve import BUDGETS_ONLY, Compensation, Repair
 from headprune.signals.moments import Moments
 from headprune.surgery.check import check_removable
-from headprune.surgery.cut import cut, sites_with
+from headprune.surgery.cut import cut
 from headprune.tasks import Task, task_of
-from headprune.units import Member, all_sites, as_members, resolve
+from headprune.units import Member, Site, all_sites, as_members, resolve
 from headprune.units.linear import refuse_quantized
 
 
@@ -37,16 +37,22 @@ def remove(
     Parameters are replaced by smaller ones, so make an optimizer after this and not before.
     """
     refuse_quantized(model, "pruned")
-    chosen = _of_kinds(model, as_members(heads), as_members(neurons, "neuron"))
-    remove_and_repair(model, chosen, verify=verify, compensate=compensate, batches=batches)
+    chosen_heads, chosen_neurons = as_members(heads), as_members(neurons, "neuron")
+    sites = _checked_sites(model, chosen_heads, chosen_neurons)
+    if check_compensation(compensate) in BUDGETS_ONLY:
+        raise DataError(f"compensate={compensate!r} goes with a budget of prune; use 'lstsq', 'mean' or 'none' here.")
+    if compensate != "none" and batches is None:
+        raise DataError(f"compensate={compensate!r} needs calibration data; give it as batches=[...].")
+    chosen = [*chosen_heads, *chosen_neurons]
+    remove_and_repair(model, sites, chosen, verify=verify, compensate=compensate, batches=batches or ())
     return model
 
 
-def _of_kinds(model: PreTrainedModel, heads: list[Member], neurons: list[Member]) -> list[Member]:
-    """All of them, unless what is said to be a head is a neuron, or the other way round."""
-    if heads or not neurons:
-        check_removable(resolve(model), heads)
-    sites = all_sites(model) if neurons else []
+def _checked_sites(model: PreTrainedModel, heads: list[Member], neurons: list[Member]) -> Sequence[Site]:
+    """The sites of the model, where these can all be removed; what is said to be a head may be no neuron, nor the other
+    way round."""
+    sites: Sequence[Site] = all_sites(model) if neurons else resolve(model)
+    check_removable([site for site in sites if site.kind == "heads"], heads)
     for member in neurons:
         if not 0 <= member.site < len(sites) or sites[member.site].kind != "neurons":
             places = [site.index for site in sites if site.kind == "neurons"]
@@ -54,30 +60,25 @@ def _of_kinds(model: PreTrainedModel, heads: list[Member], neurons: list[Member]
             raise HeadSelectionError(
                 f"Neuron {tuple(member)} does not exist: {there} of this model have neurons that can be removed."
             )
-    return [*heads, *neurons]
+    check_removable(sites, neurons)
+    return sites
 
 
 def remove_and_repair(
     model: PreTrainedModel,
-    members: Iterable[tuple[int, int]],
+    sites: Sequence[Site],
+    members: Sequence[Member],
     *,
     verify: Mapping[str, Any] | None = None,
     compensate: Compensation = "none",
-    batches: Iterable[Mapping[str, Any]] | None = None,
+    batches: Iterable[Mapping[str, Any]] = (),
     moments: Mapping[int, Moments] | None = None,
     task: Task | None = None,
 ) -> list[Repair]:
-    """`remove`, for callers that want to know what the compensation did, or know the `moments` that it rests on."""
-    if check_compensation(compensate) in BUDGETS_ONLY:
-        raise DataError(f"compensate={compensate!r} goes with a budget of prune; use 'lstsq', 'mean' or 'none' here.")
-    chosen = as_members(members)
-    sites = sites_with(model, chosen)
-    check_removable(sites, chosen)
-    if compensate != "none" and batches is None:
-        raise DataError(f"compensate={compensate!r} needs calibration data; give it as batches=[...].")
-    if not chosen:
+    """`remove`, for callers that have the sites of the model and chose among their members, want to know what the
+    compensation did, or know the `moments` that it rests on."""
+    if not members:
         return []
-    known = task or task_of(model)
-    repairs = plan_repairs(model, sites, chosen, compensate, batches or (), known, moments)
-    cut(model, chosen, verify=verify, afterwards=lambda: apply_repairs(model, sites, repairs))
+    repairs = plan_repairs(model, sites, members, compensate, batches, task or task_of(model), moments)
+    cut(model, members, sites=sites, verify=verify, afterwards=lambda: apply_repairs(model, sites, repairs))
     return repairs

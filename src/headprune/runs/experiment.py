@@ -31,7 +31,7 @@ from headprune.runs.sweeping import OnLayer, check_sweepable, clear_parts, refus
 from headprune.search.config import Experiment, migrated, stop_settings
 from headprune.search.pruner import PruneResult, prune
 from headprune.search.rescore import AUTO
-from headprune.search.rounds import refuse_unreachable
+from headprune.search.schedules.rounds import refuse_unreachable
 from headprune.store.checkpoint import load as load_model
 from headprune.store.checkpoint import save
 from headprune.store.configs import stored_dtype
@@ -119,7 +119,7 @@ def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None
     """Refuse what a run would refuse, before anything is written or an old run is overwritten."""
     model, task = subject.model, subject.task
     sites = sites_of(model, experiment.kinds)
-    experiment.stop.heads_left(sum(site.size for site in sites if site.kind in experiment.kinds))
+    experiment.stop.units_left(sum(site.size for site in sites if site.kind in experiment.kinds))
     if experiment.pace == "sweep":
         check_sweepable(experiment, model, task)
     refuse_unreachable(model, experiment)

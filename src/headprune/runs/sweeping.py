@@ -25,11 +25,11 @@ from headprune.repair.solve import Repair
 from headprune.runs.journal import Run
 from headprune.search.config import Experiment
 from headprune.search.pruner import PruneResult
+from headprune.search.schedules.schedule import Removal
 from headprune.search.step import describe
 from headprune.search.sweep.follow import Layer, stacks_of
 from headprune.search.sweep.layers import Swept
 from headprune.search.sweep.sweep import Sweep
-from headprune.search.ways import Taken
 from headprune.store.checkpoint import load_structure, save_weights_of
 from headprune.store.configs import stored_dtype
 from headprune.store.files import write_text
@@ -115,12 +115,10 @@ def _measured(
     metric = choose_metric(experiment.metric, dense)
     removed = tuple(sorted(member for layer in swept for member in layer.removed))
     repairs = [repair for layer in swept for repair in layer.repairs]
-    steps = [_describe(structure, experiment, 0, Taken((), None, None, [], 0.0, None), dense, dense, metric)]
+    steps = [_describe(structure, experiment, 0, Removal(), dense, dense, metric)]
     if removed:
         cut(structure, removed)
-    steps.append(
-        _describe(structure, experiment, 1, Taken(removed, None, None, repairs, 0.0, None), pruned, dense, metric)
-    )
+    steps.append(_describe(structure, experiment, 1, Removal(removed, repairs=repairs), pruned, dense, metric))
     for step in steps[len(run.steps) :]:
         run.append(step, {"seconds": seconds if step.step else 0.0})
     for step in steps:
@@ -132,9 +130,16 @@ def _measured(
 
 
 def _describe(
-    structure: PreTrainedModel, experiment: Experiment, number: int, taken: Taken, quality: Any, dense: Any, metric: Any
+    structure: PreTrainedModel,
+    experiment: Experiment,
+    number: int,
+    removal: Removal,
+    quality: Any,
+    dense: Any,
+    metric: Any,
 ) -> Step:
-    return describe(structure, experiment.kinds, number, taken, quality, dense, metric.of(quality, dense))
+    sites = sites_of(structure, experiment.kinds)
+    return describe(structure, sites, experiment.kinds, number, removal, quality, dense, metric.of(quality, dense))
 
 
 class SweepJournal:

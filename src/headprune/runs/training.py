@@ -42,8 +42,9 @@ from headprune.runs.journal import Run, opened
 from headprune.runs.request import Request, places_apart
 from headprune.runs.subject import Subject, load_subject, read_examples
 from headprune.search.config import Experiment
-from headprune.search.pruner import PruneResult, describe
-from headprune.search.ways import Taken
+from headprune.search.pruner import PruneResult
+from headprune.search.schedules.schedule import Removal
+from headprune.search.step import describe
 from headprune.store.checkpoint import save
 from headprune.store.places import model_folder
 from headprune.units import kept_mask, sites_of, widest
@@ -157,17 +158,18 @@ def _learn(
     reference, metric = measured
     known = distributed.broadcast(0 if run is None else len(run.steps))
 
-    def note(taken: Taken, of: PreTrainedModel, seconds: float) -> None:
+    def note(removal: Removal, of: PreTrainedModel, seconds: float) -> None:
         quality = reference if of is dense else loaded.quality(of)
         if run is None:
             return
-        step = describe(of, kinds, len(run.steps), taken, quality, reference, metric.of(quality, reference))
+        about = len(run.steps), removal, quality, reference, metric.of(quality, reference)
+        step = describe(of, sites_of(of, kinds), kinds, *about)
         run.append(step, {"seconds": seconds})
         if on_step is not None:
             on_step(step)
 
     if not known:
-        note(Taken((), None, None, [], 0.0, None), dense, 0.0)
+        note(Removal(), dense, 0.0)
     watching: list[TrainerCallback] = [GateCallback(gates=learned), GateJournal(learned, out)]
     fitted = fit(
         model,
@@ -187,7 +189,7 @@ def _learn(
     learned.remove(verify=task.inputs(two))
     mean = sum(own) / len(own) if own else None
     if known < 2:  # an earlier process may have got this far
-        note(Taken(closed, mean, scores, [], 0.0, None), model, fitted.seconds)
+        note(Removal(closed, mean, scores), model, fitted.seconds)
 
     def finish() -> None:
         assert run is not None

@@ -11,9 +11,12 @@ from transformers import PreTrainedModel
 
 from headprune.errors import ScheduleError
 from headprune.measure.costs import flops, total_parameters, unit_bytes, unit_costs, unit_parameters
+from headprune.measure.trajectory import Step
+from headprune.search.config import PruneConfig
 from headprune.units import Kind, Site
 
 Measure = Literal["parameters", "flops", "memory", "latency", "units"]
+EXPLORED = 0.1  # share of the FLOPs that a run without a budget goes down to
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,23 @@ def points(value: Any, name: str) -> tuple[float, ...]:
 
 def _example(name: str) -> str:
     return "2.0" if name == "speedup" else "0.5"
+
+
+def budget_of(config: PruneConfig, sites: Sequence[Site]) -> Budget:
+    """What a run goes down to, whichever way it was asked for."""
+    if config.budget is not None:
+        return config.budget
+    if config.keep is not None:
+        total = sum(site.size for site in sites if site.kind in config.kinds)
+        return Budget("units", (config.stop.units_left(total) / max(total, 1),))
+    return Budget("flops", (EXPLORED,))
+
+
+def left_after(step: Step, measure: Measure) -> int:
+    """What is left of a model after a step, counted in this measure; for time, in FLOPs."""
+    if measure == "units":
+        return step.left
+    return step.parameters if measure in ("parameters", "memory") else step.flops
 
 
 def ladder(points: Sequence[float], rounds: int) -> list[float]:

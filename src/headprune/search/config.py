@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headprune.measure.metrics import MetricFunction
     from headprune.repair.solve import Compensation
     from headprune.search.budget import Budget, Measure
-    from headprune.search.schedule import Schedule
+    from headprune.search.step_rule import StepRule
     from headprune.search.stop import Stop
     from headprune.units import Kind
 
@@ -34,6 +34,7 @@ BUDGETS: dict[str, Measure] = {
 }
 
 
+SCHEDULES = ("greedy", "one-shot", "rounds", "sweep")
 WIDTHS = ("global", "uniform", "threshold")
 
 
@@ -165,6 +166,8 @@ class PruneConfig:
         for name in BUDGETS:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, points(getattr(self, name), name))
+        if self.pace not in SCHEDULES:
+            raise ScheduleError(f"There is no schedule {self.pace!r}; choose one of {', '.join(SCHEDULES)}.")
         check_kinds([self.made_criterion], self.kinds)
         if check_compensation(self.compensate) in BUDGETS_ONLY and self.pace not in ("rounds", "sweep"):
             raise ScheduleError(
@@ -236,10 +239,10 @@ class PruneConfig:
         return Stop(self.keep, self.max_drop, self.knee)
 
     @property
-    def steps(self) -> Schedule:
-        from headprune.search.schedule import Schedule
+    def steps(self) -> StepRule:
+        from headprune.search.step_rule import StepRule
 
-        return Schedule(self.pace, self.every, self.min_per_site)
+        return StepRule(self.every, self.min_per_site)
 
     @property
     def made_criterion(self) -> Criterion:

@@ -1,4 +1,4 @@
-"""The loop that joins them, one step at a time: score, choose, remove, repair, measure."""
+"""The loop of a run: a schedule yields removals, and the pruner applies, repairs, measures and records them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
-from headprune.criteria.fitting import asked_sites
-from headprune.criteria.scoring import ScoreResult, score
-from headprune.criteria.scoring_pass import finite
 from headprune.errors import DataError, ReplayError, UnsupportedModelError
 from headprune.measure.evaluator import Evaluator
-from headprune.measure.metrics import Measured, Metric, choose_metric
+from headprune.measure.metrics import Metric, choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.trajectory import Step
 from headprune.repair.plan import check_compensation
+from headprune.search.budget import left_after
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.observers import Callback, Journal, Observer, OnStep
+from headprune.search.removers import remover_for
+from headprune.search.replay import check_replay
 from headprune.search.rescore import AUTO, EVERY
-from headprune.search.rounds import InRounds
+from headprune.search.schedules.greedy import Greedy
+from headprune.search.schedules.layerwise import Layerwise
+from headprune.search.schedules.rounds import Rounds
+from headprune.search.schedules.schedule import Removal, RunState, Schedule
+from headprune.search.scorer import Scorer
 from headprune.search.step import describe
 from headprune.search.stop import THE_END, Decision
-from headprune.search.sweep.way import InOneSweep
-from headprune.search.ways import Taken, UnitByUnit, Way
-from headprune.signals.moments import Moments
-from headprune.tasks import Task, rows_of, task_of
+from headprune.surgery.check import check_removable
+from headprune.tasks import rows_of, task_of
 from headprune.tasks.checks import checked_batches
-from headprune.units import Member, Site, kept_mask, sites_of, survey
+from headprune.units import Kind, Member, Site, kept_mask, sites_of, survey
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import refuse_quantized
 
@@ -74,7 +76,8 @@ class PruneResult:
 
 
 class Pruner:
-    """Removes units from a model, in place, one step at a time.
+    """Removes units from a model, in place, one step at a time: a schedule yields what leaves, and each removal is
+    applied, repaired, measured and recorded here.
 
         pruner = Pruner(model, batches, PruneConfig(keep=0.5))
         for step in pruner:
@@ -96,41 +99,34 @@ class Pruner:
         at_point: AtPoint | None = None,
     ) -> None:
         refuse_quantized(model, "pruned")
-        self.model = model
         self.at_point = at_point
-        self.config = config or PruneConfig()
-        self.calibration = list(checked_batches(batches))
-        if not self.calibration:
+        self.config = config = config or PruneConfig()
+        calibration = list(checked_batches(batches))
+        if not calibration:
             raise DataError("There are no calibration batches; give at least one.")
-        check_compensation(self.config.compensate, model, published=self.config.method is not None)
+        check_compensation(config.compensate, model, published=config.method is not None)
         self.observers = list(observers)
         self.known = list(known)
-        self.steps: list[Step] = []
         self.metric: Metric | None = None
-        self.task: Task = task_of(model, self.config.task)
-        self._criterion = self.config.made_criterion
+        task = task_of(model, config.task)
         held_out = None if evaluation is None else list(checked_batches(evaluation))
-        if held_out is None and self.config.rescore not in (EVERY, AUTO):
-            held_out = self.calibration  # measured apart, as a step that does not score again has no pass to share
-        self._evaluator = None if held_out is None else Evaluator(held_out, self.task)
-        self._scores: torch.Tensor | None = None  # of the model as it is now, if they are known
-        self._result: ScoreResult | None = None  # that they come from, with moments and what they will be
+        if held_out is None and config.rescore not in (EVERY, AUTO):
+            held_out = calibration  # measured apart, as a step that does not score again has no pass to share
+        self._evaluator = None if held_out is None else Evaluator(held_out, task)
         self._verified_empty = self._stopped = False
-        found = survey(model)
-        sites = self.sites
-        if found.left and "heads" in self.config.kinds:
-            said = "; ".join(found.left_whole())
-            log.warning("Some attention is left whole, as no head of it can be removed exactly: %s.", said)
-        present = [site for site in sites if site.kept and site.kind in self.config.kinds]
-        if present and all(site.obstacle for site in present):
-            raise UnsupportedModelError(
-                f"No {present[0].word} of this model can be removed exactly: at {present[0].path}, "
-                f"{present[0].obstacle}."
-            )
-        ways: dict[str, Callable[[Any], Way]] = {"rounds": InRounds, "sweep": InOneSweep}
-        self._way: Way = ways.get(self.config.pace, UnitByUnit)(self)
+        sites = _prunable_sites(model, config.kinds)
+        self.state = RunState(model, config, task, calibration, Scorer(model, calibration, config, task), sites)
+        schedules: dict[str, Callable[[RunState], Schedule]] = {"rounds": Rounds, "sweep": Layerwise}
+        self.schedule: Schedule = schedules.get(config.pace, Greedy)(self.state)
+        self._removals = self.schedule.removals(self.state)
+        self._remover = remover_for(config.pace)
 
     # --- going on ---
+
+    @property
+    def steps(self) -> list[Step]:
+        """Those so far; the first is the dense model."""
+        return self.state.steps
 
     def __iter__(self) -> Iterator[Step]:
         return self
@@ -138,10 +134,8 @@ class Pruner:
     def __next__(self) -> Step:
         if not self.steps:
             return self._start()
-        self._stopped = distributed.broadcast(
-            self._stopped
-        )  # which those who watch decide, and they watch the first process
-        if self._stopped or not self._goes_on() or not self._way.goes_on():
+        self._stopped = distributed.broadcast(self._stopped)  # which observers decide, who are in the first process
+        if self._stopped or not self._goes_on():
             raise StopIteration
         return self._take_step()
 
@@ -149,44 +143,22 @@ class Pruner:
         """Take no further step."""
         self._stopped = True
 
-    def reached(self, step: int) -> None:
-        """Tell whoever asked for it that the model is at a point of its budget."""
-        budget = self.config.budget
-        share = self._way.point(step)  # while steps are replayed, `points` does not know them yet
-        if budget is not None and len(budget.shares) > 1 and share is not None and self.at_point is not None:
-            self.at_point(budget.label(share))
-
-    @property
-    def points(self) -> dict[int, str]:
-        """Steps that reach a point that was asked for, where several were, by their labels."""
-        budget = self.config.budget
-        if budget is None or len(budget.shares) < 2:
-            return {}
-        shares = {step.step: self._way.point(step.step) for step in self.steps}
-        last = len(self.steps)
-        shares[last] = self._way.point(last)
-        return {step: budget.label(share) for step, share in shares.items() if share is not None}
-
     def decide(self) -> Decision:
         """The step to take, by the rules of the config."""
         assert self.metric is not None
         decision = self.config.stop.decide(self.metric, *self._curve())
-        at_the_end = decision.rule == THE_END and not self._way.goes_on()
-        return Decision(decision.step, self._way.rule()) if at_the_end and self._way.rule() else decision
+        rule = self.schedule.rule(self.state) if decision.rule == THE_END else ""
+        return Decision(decision.step, rule) if rule else decision
 
     def _curve(self) -> tuple[list[float], list[int], list[torch.Tensor | None]]:
-        lefts = [self._way.left(step) for step in self.steps]
-        return [s.metric for s in self.steps], lefts, [s.outcomes for s in self.steps]
+        left = [left_after(step, self.schedule.measure) for step in self.steps]
+        return [step.metric for step in self.steps], left, [step.outcomes for step in self.steps]
 
     def _goes_on(self) -> bool:
         if self.config.explore or self.config.knee:
             return True
         assert self.metric is not None
         return not self.config.stop.reached(self.metric, *self._curve())
-
-    def replay(self, steps: Sequence[Step]) -> None:
-        """Take the dense model to where these steps led."""
-        self._way.replay(steps)
 
     # --- steps ---
 
@@ -199,14 +171,13 @@ class Pruner:
         measured = self.metric.of(dense, dense)
         self.config.stop.check(self.metric, measured.value, measured.outcomes)
         if not self.known:
-            return self._record(Taken((), None, None, [], 0.0, None), dense, time.perf_counter() - started, measured)
+            return self._record(Removal(), dense, started)
         self._check_start(measured.value)
         self.replay(self.known)
-        self.steps = list(self.known)
+        self.state.steps = list(self.known)
         for step in self.known:
             for observer in self.observers:
                 observer.replayed(step)
-        self._scores = self._result = None
         if self._evaluator is not None:
             self._evaluator.forget()  # it has seen the dense model, and many units are gone since
         elif len(self.known) > 1 and self._goes_on():
@@ -223,92 +194,83 @@ class Pruner:
 
     def _take_step(self) -> Step:
         started = time.perf_counter()
-        taken = self._way.take()
-        quality = self._measure(taken.changed)
-        seconds = time.perf_counter() - started
-        step = self._record(taken, quality, seconds)
-        self.reached(step.step)
+        removal = self._apply(next(self._removals), verify=True)
+        watch = self.schedule.watch
+        latency = None if watch is None else watch.share(self.state.model, self.state.sites)
+        step = self._record(removal, self._measure(removal.changed), started, latency)
+        self._tell_point(step.step)
         return step
 
-    # --- what a way needs ---
+    def replay(self, steps: Sequence[Step]) -> None:
+        """Take the dense model to where these steps led, one by one: a repair depends on the model it was made for, and
+        each must do what it did then."""
+        self._remover = remover_for(self.config.pace)
+        self._refresh()
+        for step in steps[1:]:
+            check_removable(self.state.sites, step.removed)
+            check_replay(step, self._apply(Removal(step.removed), verify=False).repairs)
+            self._tell_point(step.step)
+        if self.schedule.watch is not None and len(steps) > 1:
+            self.schedule.watch.share(self.state.model, self.state.sites)  # which tells how far its table is off
 
-    @property
-    def sites(self) -> Sequence[Site]:
-        """The sites of the model as it is now."""
-        return sites_of(self.model, self.config.kinds)
+    def _apply(self, removal: Removal, *, verify: bool) -> Removal:
+        applied = self._remover.apply(self.state, removal, self._verification(removal.members) if verify else None)
+        self._refresh()
+        return applied
 
-    def verification(self, chosen: Sequence[Member], sites: Sequence[Site]) -> dict[str, Any] | None:
+    def _refresh(self) -> None:
+        """The model has changed: its sites are resolved again, once, and its scores are not known any more."""
+        self.state.sites = sites_of(self.state.model, self.config.kinds)
+        self.state.scorer.forget()
+
+    def _verification(self, chosen: Sequence[Member]) -> dict[str, Any] | None:
         """Two samples to check masked == removed on: at the first removal, and at the first that empties a site."""
         going = Counter(member.site for member in chosen)
-        empties = any(sites[site].size == count for site, count in going.items())
+        empties = any(self.state.sites[site].size == count for site, count in going.items())
         if len(self.steps) > 1 and (self._verified_empty or not empties):
             return None
         self._verified_empty |= empties
-        return self.task.inputs(rows_of(self.calibration[0], slice(0, 2)))
+        return self.state.task.inputs(rows_of(self.state.calibration[0], slice(0, 2)))
 
-    def current_scores(self) -> torch.Tensor:
-        """The scores of the model as it is now."""
-        if self._scores is None and self._criterion.gathers:  # which needs no pass beside its own
-            sites = asked_sites(self.model, self.config.kinds)
-            labels: Any = self.config.labels
-            own = self._criterion.from_data(self.model, sites, self.calibration, self.task, labels)
-            self._scores = distributed.broadcast(finite(self._criterion, own, kept_mask(sites), sites))
-        if self._scores is None:
-            batches = self.calibration if self._criterion.requests() else ()  # weights alone need no pass
-            return self._know(self._score(batches))
-        return self._scores
-
-    @property
-    def moments(self) -> dict[int, Moments] | None:
-        """Those that the current scores rest on, if they are known."""
-        return None if self._result is None else self._result.moments
-
-    def without(self, site: Site, gone: Sequence[int]) -> torch.Tensor | None:
-        """Scores of the members of a site that stay when these go as well, if the current scores can tell."""
-        repaired = self.config.compensate == "lstsq"
-        return None if self._result is None else self._result.without(self.model, site, gone, repaired=repaired)
-
-    def _score(self, batches: Sequence[Mapping[str, Any]]) -> ScoreResult:
-        labels: Any = self.config.labels
-        kinds = self.config.kinds
-        return score(
-            self.model,
-            batches,
-            criterion=self._criterion,
-            labels=labels,
-            task=self.task,
-            units=kinds,
-            look_ahead=self.config.pace == "greedy" and self.config.rescore == AUTO,
-        )
-
-    def _know(self, result: ScoreResult) -> torch.Tensor:
-        self._scores, self._result = result.scores, result
-        return result.scores
+    def _tell_point(self, step: int) -> None:
+        """Tell whoever asked for it that the model is at a point of its budget."""
+        if step in self.schedule.points and self.at_point is not None:
+            self.at_point(self.schedule.points[step])
 
     def _measure(self, changed: Sequence[int] | None) -> Quality:
         """Evaluate the model; where the calibration data serves for it, its scores come from the same pass."""
-        self._scores = self._result = None
-        if self._evaluator is not None:
-            return self._evaluator(self.model, self.sites, changed)
-        result = self._score(self.calibration)
-        self._know(result)
-        return result.quality
+        if self._evaluator is None:
+            return self.state.scorer.measure()
+        return self._evaluator(self.state.model, self.state.sites, changed)
 
-    def _record(
-        self,
-        taken: Taken,
-        quality: Quality,
-        seconds: float,
-        measured: Measured | None = None,
-    ) -> Step:
+    def _record(self, removal: Removal, quality: Quality, started: float, latency: float | None = None) -> Step:
         assert self.metric is not None
-        measured = measured or self.metric.of(quality, self.reference)
-        step = describe(self.model, self.config.kinds, len(self.steps), taken, quality, self.reference, measured)
+        seconds = time.perf_counter() - started
+        measured = self.metric.of(quality, self.reference)
+        state, kinds = self.state, self.config.kinds
+        step = describe(
+            state.model, state.sites, kinds, len(self.steps), removal, quality, self.reference, measured, latency
+        )
         step = distributed.broadcast(step)  # all processes go on, or stop, by the same numbers
         self.steps.append(step)
         for observer in self.observers:
-            observer.step(step, {"seconds": seconds, "scoring": taken.scoring})
+            observer.step(step, {"seconds": seconds, "scoring": removal.scoring})
         return step
+
+
+def _prunable_sites(model: PreTrainedModel, kinds: Sequence[Kind]) -> Sequence[Site]:
+    """The sites of the dense model; refused where no unit of these kinds can be removed."""
+    found = survey(model)
+    sites = sites_of(model, kinds)
+    if found.left and "heads" in kinds:
+        reasons = "; ".join(found.left_whole())
+        log.warning("Some attention is left whole, as no head of it can be removed exactly: %s.", reasons)
+    present = [site for site in sites if site.kept and site.kind in kinds]
+    if present and all(site.obstacle for site in present):
+        raise UnsupportedModelError(
+            f"No {present[0].word} of this model can be removed exactly: at {present[0].path}, {present[0].obstacle}."
+        )
+    return sites
 
 
 def prune(
@@ -354,12 +316,11 @@ def prune(
         decision = pruner.decide()
         if decision.step < len(pruner.steps) - 1:
             undo()
-            steps = pruner.steps[: decision.step + 1]
-            pruner.replay(steps)
+            pruner.replay(pruner.steps[: decision.step + 1])
     except BaseException:
         undo()
         raise
     assert pruner.metric is not None
-    mask = kept_mask(pruner.sites)
-    points = {step: label for step, label in pruner.points.items() if step < len(pruner.steps)}
+    mask = kept_mask(pruner.state.sites)
+    points = {step: label for step, label in pruner.schedule.points.items() if step < len(pruner.steps)}
     return PruneResult(model, dense, pruner.steps, decision.step, pruner.metric, mask, decision.rule, points)

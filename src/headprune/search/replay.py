@@ -1,38 +1,16 @@
-"""Taking a dense model where the steps of a journal led, and checking that they do now what they did then."""
+"""Checking that the steps of a journal do now what they did then."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from transformers import PreTrainedModel
+from collections.abc import Sequence
 
 from headprune.errors import ReplayError
-from headprune.measure.trajectory import Step, removed_until
-from headprune.repair.remove import remove, remove_and_repair
-from headprune.repair.solve import Compensation, Repair
-from headprune.tasks import Task
+from headprune.measure.trajectory import Step
+from headprune.repair.solve import Repair
 
 # Errors of repairs are computed from float32 activations, which another CPU or another number of threads rounds
 # otherwise; other data or other weights move them by far more.
 REPLAY_TOLERANCE = 1e-3
-
-
-def replay(
-    model: PreTrainedModel,
-    steps: Sequence[Step],
-    calibration: Sequence[Mapping[str, Any]],
-    compensate: Compensation,
-    task: Task | None = None,
-) -> PreTrainedModel:
-    """Take a dense model, in place, to where these steps led. A repair depends on the model it was made for, so with
-    compensation the steps are gone through one by one, and each must do what it did then."""
-    if compensate == "none":
-        return remove(model, removed_until(steps, len(steps) - 1))
-    for step in steps:
-        repairs = remove_and_repair(model, step.removed, compensate=compensate, batches=calibration, task=task)
-        check_replay(step, repairs)
-    return model
 
 
 def check_replay(step: Step, repairs: Sequence[Repair]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from headprune.errors import ScheduleError
 from headprune.measure.trajectory import Step
-from headprune.search.schedule import Schedule, ranked_units
+from headprune.search.step_rule import StepRule, ranked_units
 from headprune.units import Member, Site
 
 EVERY, AUTO = "every", "auto"
@@ -40,7 +40,7 @@ Without = Callable[[Site, Sequence[int]], torch.Tensor | None]  # scores of a si
 
 
 def together(
-    schedule: Schedule,
+    rule: StepRule,
     steps: Sequence[Step],
     scores: torch.Tensor,
     sites: Sequence[Site],
@@ -52,7 +52,7 @@ def together(
     One unit after the other, as if the model were scored in between: at a site that has lost one, by the scores that
     it will have then, where they can be told, and not at all where they cannot.
     """
-    one_by_one, every = replace(schedule, every=1), schedule.every
+    one_by_one, every = replace(rule, every=1), rule.every
     ranked = ranked_units(scores, sites)
     total, within = sum(value for value, _ in ranked), 0.0
     limit = every * max(1, min(_trusted(steps, scores, sites, every), len(ranked) // (SHARE * every)))

@@ -1,4 +1,4 @@
-"""A step as a trajectory keeps it: what was taken from a model, and what was measured after that."""
+"""A step as a trajectory keeps it: what was removed from a model, and what was measured after that."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from headprune.measure.costs import flops, total_parameters
 from headprune.measure.metrics import Measured, agreement
 from headprune.measure.quality import Quality
 from headprune.measure.trajectory import Step
-from headprune.search.ways import Taken
-from headprune.units import Kind, Site, sites_of, widest
+from headprune.search.schedules.schedule import Removal
+from headprune.units import Kind, Site, widest
 
 
 def describe(
     model: PreTrainedModel,
+    sites: Sequence[Site],
     kinds: Sequence[Kind],
     number: int,
-    taken: Taken,
+    removal: Removal,
     quality: Quality,
     reference: Quality,
     measured: Measured,
+    latency: float | None = None,
 ) -> Step:
-    """A step of this number: what was taken from the model, and what was measured after it."""
-    sites = sites_of(model, kinds)
+    """A step of this number: what was removed from the model, whose sites are these now, and what was measured then."""
     counted = flops(model, sites)
     return Step(
         step=number,
-        removed=taken.removed,
-        score=taken.score,
+        removed=removal.members,
+        score=removal.score,
         metric=measured.value,
         interval=measured.interval,
         outcomes=measured.outcomes,
@@ -41,9 +42,9 @@ def describe(
         parameters=total_parameters(model),
         flops=counted.units_total,
         model_flops=counted.total,
-        compensation=tuple(repair.to_json() for repair in taken.repairs),
-        scores=taken.scores,
-        latency=taken.latency,
+        compensation=tuple(repair.to_json() for repair in removal.repairs),
+        scores=removal.scores,
+        latency=latency,
         **_about_neurons(sites, kinds),
     )
 

@@ -64,8 +64,8 @@ class Stop:
         if self.max_drop is not None and not self.max_drop >= 0:
             raise ScheduleError(f"max_drop must not be negative, but it is {self.max_drop}.")
 
-    def heads_left(self, total: int) -> int:
-        """The number of heads at which a `keep` rule is met."""
+    def units_left(self, total: int) -> int:
+        """The number of units at which a `keep` rule is met."""
         if self.keep is None:
             return 0
         if isinstance(self.keep, int):
@@ -101,25 +101,26 @@ class Stop:
             )
 
     def decide(
-        self, metric: Metric, values: Sequence[float], heads: Sequence[int], outcomes: Outcomes = None
+        self, metric: Metric, values: Sequence[float], left: Sequence[int], outcomes: Outcomes = None
     ) -> Decision:
-        """The step to take, from the metric and the heads left at each step; step 0 is the dense model."""
+        """The step to take, from the metric and what is left of the model at each step, in the measure of its budget;
+        step 0 is the dense model."""
         last = len(values) - 1
-        found = []
+        reached = []
         if self.keep is not None:
-            target = self.heads_left(heads[0])
-            found += [Decision(step, f"keep {self.keep}") for step, left in enumerate(heads) if left <= target][:1]
+            target = self.units_left(left[0])
+            reached += [Decision(step, f"keep {self.keep}") for step, count in enumerate(left) if count <= target][:1]
         if self.max_drop is not None and (within := self._within(metric, values, outcomes)) < last:
-            found.append(Decision(within, f"max_drop {self.max_drop:g}"))
+            reached.append(Decision(within, f"max_drop {self.max_drop:g}"))
         if self.knee:
-            found.append(Decision(knee(metric, values, heads), "knee"))
-        return min(found, key=lambda decision: decision.step, default=Decision(last, THE_END))
+            reached.append(Decision(knee(metric, values, left), "knee"))
+        return min(reached, key=lambda decision: decision.step, default=Decision(last, THE_END))
 
-    def reached(self, metric: Metric, values: Sequence[float], heads: Sequence[int], outcomes: Outcomes = None) -> bool:
+    def reached(self, metric: Metric, values: Sequence[float], left: Sequence[int], outcomes: Outcomes = None) -> bool:
         """Whether further steps cannot change the result."""
         if self.knee:
             return False
-        if self.keep is not None and heads[-1] <= self.heads_left(heads[0]):
+        if self.keep is not None and left[-1] <= self.units_left(left[0]):
             return True
         return self.max_drop is not None and self._exceeded(metric, values, outcomes)
 
@@ -177,15 +178,15 @@ def rising(values: Sequence[float]) -> list[float]:
     return [mean for mean, count in blocks for _ in range(int(count))]
 
 
-def knee(metric: Metric, values: Sequence[float], heads: Sequence[int]) -> int:
-    """The inflection point of a curve: the step at which the share of heads removed is farthest ahead of the share of
-    the metric lost, both scaled to [0, 1], heads by all that were removed and the metric by its largest drop; of equal
-    ones the step with fewer heads. A curve that never falls ends at its last step."""
+def knee(metric: Metric, values: Sequence[float], left: Sequence[int]) -> int:
+    """The inflection point of a curve: the step at which the share removed of the model is farthest ahead of the share
+    of the metric lost, both scaled to [0, 1], the first by all that was removed and the metric by its largest drop; of
+    equal ones the step with less left. A curve that never falls ends at its last step."""
     drops = [metric.drop(values[0], value) for value in values]
-    span, removed = max(drops), heads[0] - heads[-1]
+    span, removed = max(drops), left[0] - left[-1]
     if not span > 0 or not removed:
         return len(values) - 1
-    heights = [(heads[0] - left) / removed - drop / span for left, drop in zip(heads, drops, strict=True)]
+    heights = [(left[0] - count) / removed - drop / span for count, drop in zip(left, drops, strict=True)]
     best = max(heights)
     if best <= 1e-12:  # nowhere ahead: every removal costs more than its share
         return 0

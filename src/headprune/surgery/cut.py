@@ -26,17 +26,22 @@ def cut(
     model: PreTrainedModel,
     members: Iterable[tuple[int, int]],
     *,
+    sites: Sequence[Site] | None = None,
     verify: Mapping[str, Any] | None = None,
     afterwards: Callable[[], None] | None = None,
 ) -> None:
     """Take these members, whole units in original ids, out of the weights.
 
     With `verify=batch` the outputs on that batch are compared with those of the gated model. If they differ, or
-    `afterwards`, which runs when the units have gone, raises, the model is as it was.
+    `afterwards`, which runs when the units have gone, raises, the model is as it was. A caller that has resolved the
+    `sites` of the model as it is, and chosen among their members, gives both; otherwise they are checked here.
     """
-    chosen = as_members(members)
-    sites = sites_with(model, chosen)
-    check_removable(sites, chosen)
+    if sites is None:
+        chosen = as_members(members)
+        sites = sites_with(model, chosen)
+        check_removable(sites, chosen)
+    else:
+        chosen = [Member(*member) for member in members]
     if not chosen:
         return
     refuse_gates(model)

@@ -15,7 +15,7 @@ from headprune.criteria.fitting import only
 from headprune.criteria.scoring_pass import finite
 from headprune.errors import NonFiniteError, ScheduleError
 from headprune.repair.passes import SitePasses
-from headprune.search.rounds import ranked
+from headprune.search.selection import ranked
 from headprune.signals.columns import Columns, add_columns, output_weight
 from headprune.units import Member, Site, kept_mask, nan_scores
 

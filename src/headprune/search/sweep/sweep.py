@@ -15,9 +15,9 @@ from headprune.errors import ScheduleError
 from headprune.hooks.logits import States, forward
 from headprune.measure.evaluator import finite_logits
 from headprune.measure.quality import Quality
-from headprune.search.budget import Budget, check_reachable, prices
+from headprune.search.budget import Budget, budget_of, check_reachable, prices
 from headprune.search.config import PruneConfig
-from headprune.search.rounds import budget_of, least_units
+from headprune.search.selection import least_units
 from headprune.search.sweep.follow import Follower, InMemory, Layer, Shelf, Which, followed
 from headprune.search.sweep.layers import Swept, Turn
 from headprune.search.sweep.leaving import check_local

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from headprune.hooks.watch import watched
 from headprune.search.budget import Prices, units
 from headprune.search.config import PruneConfig
-from headprune.search.rounds import choose
+from headprune.search.selection import choose
 from headprune.search.sweep.follow import Follower, Layer
 from headprune.signals.columns import Columns, add_columns
 from headprune.signals.moments import real_outputs

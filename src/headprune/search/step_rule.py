@@ -10,21 +10,15 @@ import torch
 from headprune.errors import ScheduleError
 from headprune.units import Member, Site
 
-KINDS = ("greedy", "one-shot", "rounds", "sweep")
-
 
 @dataclass(frozen=True)
-class Schedule:
-    """`greedy` scores again after every removal, `one-shot` scores once; `every` units go per step. `rounds` reach a
-    budget in a few steps, `sweep` in one that goes through the layers front to back."""
+class StepRule:
+    """Which units go in a step: `every` of them, the least important, while a site keeps `min_per_site` members."""
 
-    kind: str = "greedy"
     every: int = 1
     min_per_site: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ScheduleError(f"There is no schedule {self.kind!r}; choose one of {', '.join(KINDS)}.")
         if self.every < 1:
             raise ScheduleError(f"At least one unit must go per step, but every is {self.every}.")
         if self.min_per_site < 0:

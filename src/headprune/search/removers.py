@@ -1,0 +1,72 @@
+"""Applying a removal: units leave the weights, and what stays is repaired as the schedule of the run asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from headprune.repair.bysite import remove_by_site
+from headprune.repair.dense import DenseOutputs
+from headprune.repair.remove import remove_and_repair
+from headprune.search.schedules.layerwise import prune_layers
+from headprune.search.schedules.schedule import Removal, RunState
+from headprune.surgery.cut import cut
+from headprune.units import sites_of
+
+Inputs = Mapping[str, Any]
+
+
+class Remover(Protocol):
+    def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
+        """Change the model, and return the removal with what was done; `verify` masked == removed on these inputs."""
+
+
+class RepairedSites:
+    """Every site that loses units is repaired by itself, from the moments of the model before they go."""
+
+    def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
+        repairs = remove_and_repair(
+            run.model,
+            run.sites,
+            removal.members,
+            verify=verify,
+            compensate=run.config.compensate,
+            batches=run.calibration,
+            moments=run.scorer.moments,
+            task=run.task,
+        )
+        return replace(removal, repairs=repairs, changed=sorted({member.site for member in removal.members}))
+
+
+class RepairedModel:
+    """All sites are repaired front to back towards the dense model, so what one round gets wrong the next can still
+    make good; by `site`, each only towards what it gave."""
+
+    def __init__(self) -> None:
+        self.dense: DenseOutputs | None = None
+
+    def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
+        model, members, repair = run.model, removal.members, run.config.compensate
+        if repair == "site":
+            repairs = remove_by_site(model, run.sites, members, run.calibration, run.task, verify)
+            return replace(removal, repairs=repairs)
+        if repair != "none" and self.dense is None:
+            weighted = repair == "lstsq"  # ours alone asks which tokens the logits depend on
+            self.dense = DenseOutputs(model, run.sites, run.calibration, run.task, weighted=weighted)
+        cut(model, members, sites=run.sites, verify=verify)
+        if self.dense is None:
+            return removal
+        return replace(removal, repairs=self.dense.repair(model, sites_of(model, run.config.kinds), repair))
+
+
+class RepairedLayers:
+    """Layer after layer, each before the next is reached."""
+
+    def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
+        return prune_layers(run, removal)
+
+
+def remover_for(schedule: str) -> Remover:
+    removers: dict[str, type[Remover]] = {"rounds": RepairedModel, "sweep": RepairedLayers}
+    return removers.get(schedule, RepairedSites)()

@@ -1,0 +1,1 @@
+"""Schedules: what leaves a model, step after step."""

@@ -1,0 +1,44 @@
+"""All that leaves leaves in one step, layer after layer: the schedule says how many units every site keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from headprune import distributed
+from headprune.errors import ScheduleError
+from headprune.search.schedules.schedule import Removal, RunState
+from headprune.search.stopwatch import Stopwatch
+from headprune.search.sweep.sweep import Sweep
+from headprune.units.offload import input_device
+
+
+class Layerwise:
+    """One removal; which units of a layer leave is decided when it is reached."""
+
+    watch: Stopwatch | None = None
+
+    def __init__(self, run: RunState) -> None:
+        if distributed.is_distributed():
+            raise ScheduleError("A sweep runs in one process; prune outside of the group, or use another schedule.")
+        self.budget = sweep_of(run).budget
+        self.measure = self.budget.measure
+        self.points: Mapping[int, str] = {}
+
+    def rule(self, run: RunState) -> str:
+        return self.budget.rule() if run.config.budget is not None and len(run.steps) > 1 else ""
+
+    def removals(self, run: RunState) -> Iterator[Removal]:
+        if len(run.steps) == 1:
+            yield Removal(widths=sweep_of(run).widths())
+
+
+def sweep_of(run: RunState) -> Sweep:
+    return Sweep(run.model, run.calibration, run.config, run.task, device=input_device(run.model))
+
+
+def prune_layers(run: RunState, removal: Removal) -> Removal:
+    """Go through the layers: units leave each, by its widths or as was chosen, and what stays is repaired."""
+    swept = list(sweep_of(run).layers(removal.widths or {}, chosen=removal.members))
+    members = tuple(sorted(member for layer in swept for member in layer.removed))
+    return replace(removal, members=members, repairs=[repair for layer in swept for repair in layer.repairs])
