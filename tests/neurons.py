@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headprune.hooks.gates import gated
+from headprune.gates.fixed import gated
 from headprune.units import NeuronSite, Site, all_sites
 from helpers import Tensors, flat, outputs
 from zoo import Entry

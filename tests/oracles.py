@@ -18,9 +18,9 @@ import torch
 from torch.nn import functional
 
 import headprune
+from headprune.hooks.paths import layer_path
 from headprune.signals.objectives import content_seed, token_signs, vector_signs
 from headprune.units import AttentionSite
-from headprune.units.paths import layer_path
 
 IGNORED = -100
 SOFTMAX = functional.softmax

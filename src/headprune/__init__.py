@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from headprune.criteria.scoring import ScoreResult, score
     from headprune.gates.callback import GateCallback
     from headprune.gates.config import GateConfig
+    from headprune.gates.fixed import Gates, gated
     from headprune.gates.learned import LearnedGates
-    from headprune.hooks.gates import Gates, gated
     from headprune.measure.inspection import inspect
     from headprune.models import AllAttentionConfig, AllAttentionForCausalLM
     from headprune.recovery.config import TrainConfig
@@ -37,7 +37,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "GateCallback": "headprune.gates.callback",
             "GateConfig": "headprune.gates.config",
             "FinetuneResult": "headprune.recovery.finetune",
-            "Gates": "headprune.hooks.gates",
+            "Gates": "headprune.gates.fixed",
             "Layout": "headprune.units",
             "LearnedGates": "headprune.gates.learned",
             "Method": "headprune.search.methods",
@@ -51,7 +51,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "criterion": "headprune.criteria",
             "export": "headprune.runtimes.exporting",
             "finetune": "headprune.recovery.finetune",
-            "gated": "headprune.hooks.gates",
+            "gated": "headprune.gates.fixed",
             "inspect": "headprune.measure.inspection",
             "load": "headprune.store.checkpoint",
             "prune": "headprune.search.pruner",

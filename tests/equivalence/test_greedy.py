@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import headprune
+from headprune.hooks.paths import layer_path
 from headprune.measure.evaluator import Evaluator
-from headprune.units.paths import layer_path
 from helpers import all_units, gates_without, label
 from oracles import IGNORED, Oracle
 from runs import counted_calls, removal_order

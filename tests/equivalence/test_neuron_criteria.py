@@ -11,7 +11,7 @@ import transformers
 import headprune
 from headprune.criteria import fitting
 from headprune.errors import CriterionError
-from headprune.hooks.gates import gated
+from headprune.gates.fixed import gated
 from headprune.hooks.outputs import run
 from headprune.signals import Entropy, GateGradients
 from headprune.units import all_sites, kept_mask, resolve, widest

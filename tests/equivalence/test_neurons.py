@@ -131,7 +131,7 @@ def test_gating_is_what_zeroed_columns_are(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "t5", "bloom"])
 def test_generation_with_a_cache(name: str) -> None:
-    from headprune.hooks.gates import gated
+    from headprune.gates.fixed import gated
 
     entry = ZOO[name]
     dense, model = entry.build(), entry.build()

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import headprune
+from headprune.hooks.paths import layer_path
 from headprune.signals import predicted_scores
-from headprune.units.paths import layer_path
 from oracles import relative_differences
 from scoring import labelled
 from zoo import ZOO

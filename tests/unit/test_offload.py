@@ -13,8 +13,8 @@ import transformers
 
 import headprune
 from headprune.errors import UnsupportedModelError
+from headprune.hooks.offload import input_device, is_offloaded, state_of
 from headprune.surgery.cut import cut
-from headprune.units.offload import input_device, is_offloaded, state_of
 from scoring import labelled
 from zoo import ZOO
 

@@ -11,9 +11,9 @@ import transformers
 from torch import nn
 
 import headprune
+from headprune.hooks.paths import layer_path
 from headprune.hooks.recall import Recall
 from headprune.measure.evaluator import Evaluator
-from headprune.units.paths import layer_path
 from helpers import all_units, identical, outputs
 from runs import counted_calls
 from zoo import CLIP_TOWER, VOCAB, ZOO, image_batch, spread, text_batch

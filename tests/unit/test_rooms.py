@@ -14,11 +14,12 @@ ROOT = Path(headprune.__file__).parent
 ORDER = (
     {"errors", "defaults", "lazy"},
     {"extras", "distributed", "cache"},
+    {"batches"},
+    {"hooks"},
     {"models"},
     {"units"},
     {"discovery"},
     {"tasks"},
-    {"hooks"},
     {"surgery"},
     {"vocabulary"},
     {"signals"},
@@ -85,3 +86,34 @@ def test_a_wrong_import_would_be_seen() -> None:
 def test_files_fit_in_the_head() -> None:
     longest = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in FILES}
     assert {name: lines for name, lines in longest.items() if lines > 420} == {}
+
+
+REGISTERING = {
+    "register_hook",
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+    "register_module_forward_hook",
+    "register_module_forward_pre_hook",
+    "register_post_accumulate_grad_hook",
+}
+
+
+def registrations(tree: ast.AST) -> list[str]:
+    """Calls that put a hook on a module or a tensor, and forwards that are replaced on a module."""
+    called = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in REGISTERING]
+    targets = [target for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets]
+    return called + [
+        target.attr for target in targets if isinstance(target, ast.Attribute) and target.attr == "forward"
+    ]
+
+
+def test_hooks_are_registered_in_their_room_alone() -> None:
+    elsewhere = {
+        str(file.relative_to(ROOT)): names
+        for file in FILES
+        if room_of(file) != "hooks" and (names := registrations(ast.parse(file.read_text())))
+    }
+    assert elsewhere == {}
+    assert registrations(ast.parse("module.forward = run\ntensor.register_hook(note)")) == ["register_hook", "forward"]

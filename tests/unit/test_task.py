@@ -11,10 +11,10 @@ from sklearn.metrics import f1_score
 from torch.nn import functional
 
 import headprune
+from headprune.batches import real_keys
 from headprune.errors import DataError
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS, choose_metric
-from headprune.tasks.batch import real_keys
 from helpers import kept_heads
 from runs import bert
 from scoring import model_of

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune.batches import widened
+from headprune.hooks.offload import stored
 from headprune.signals.moments import FOLDS
 from headprune.signals.sensitivity import DRAWS, Sensitivity
 from headprune.tasks import batch_size
-from headprune.tasks.batch import widened
 from headprune.units import Site
 from headprune.units.linear import is_transposed, out_features
-from headprune.units.offload import stored
 
 LIMIT = 2**32  # bytes of tokens that are kept at once
 STAGES = 8  # of the neurons that are left, one part in so many goes at once; heads go one by one

@@ -52,8 +52,8 @@ class Magnitude(Criterion):
 
 
 def _weight(model: PreTrainedModel, path: str, *, outputs_last: bool) -> torch.Tensor:
+    from headprune.hooks.offload import stored
     from headprune.units.linear import is_transposed
-    from headprune.units.offload import stored
 
     module: Any = model.get_submodule(path)
     weight = stored(module).detach().double().cpu()

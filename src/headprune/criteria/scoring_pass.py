@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
+from headprune.batches import Numbered
 from headprune.criteria.registry import Criterion
 from headprune.errors import DataError, NonFiniteError
 from headprune.hooks.logits import States, forward
@@ -20,7 +21,6 @@ from headprune.signals import Request, ZeroProbabilities, observe
 from headprune.signals.late import Answer, Late, TooMuchToKeepError, settled
 from headprune.signals.spec import Fit
 from headprune.tasks import Labels, Task, batch_size, own_batches
-from headprune.tasks.batch import Numbered
 from headprune.units import Site, kept_mask
 
 Sums = dict[str, dict[str, torch.Tensor]]  # criterion -> its sums over samples

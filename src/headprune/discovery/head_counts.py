@@ -13,7 +13,8 @@ from torch import nn
 
 from headprune.discovery.influence import said
 from headprune.discovery.recorded_calls import Call, first_tensor
-from headprune.units.attending import attending
+from headprune.hooks.attach import hooks
+from headprune.hooks.attention_implementation import attention_implementation
 from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
 from headprune.units.cutting.removal import take_out
 from headprune.units.cutting.undo import Undo
@@ -140,16 +141,12 @@ def _output(model: nn.Module, site: AttentionSite, call: Call) -> torch.Tensor:
     """What the output map gives when the module is called."""
     module, output = model.get_submodule(site.path), model.get_submodule(site.o)
     seen: list[torch.Tensor] = []
-    handle = output.register_forward_hook(lambda m, args, out: seen.append(out))
-    try:
-        with torch.no_grad():
-            result = call(module)
-            if not site.o.startswith(site.path + "."):
-                columns = first_tensor(result)
-                assert columns is not None
-                output(columns)
-    finally:
-        handle.remove()
+    with torch.no_grad(), hooks([(output, lambda m, args, out: seen.append(out))]):
+        result = call(module)
+        if not site.o.startswith(site.path + "."):
+            columns = first_tensor(result)
+            assert columns is not None
+            output(columns)
     return seen[-1]
 
 
@@ -157,7 +154,7 @@ def _outputs(model: nn.Module, site: AttentionSite, call: Call) -> list[torch.Te
     """The same as the model attends, and by the code that is written out: either may read other numbers."""
     usual = _output(model, site, call)
     try:
-        with attending(model, lambda name: "eager"):
+        with attention_implementation(model, lambda name: "eager"):
             return [usual, _output(model, site, call)]
     except Exception:  # a mask that was made for the usual way need not serve the other
         return [usual]

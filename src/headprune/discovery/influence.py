@@ -8,7 +8,7 @@ of the zeros is the layout.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from headprune.discovery.recorded_calls import Call, copied, first_tensor
+from headprune.hooks.attach import hooks
 
 # Relative to the largest gradient of the same tensor. What depends on nothing has a gradient of rounding at most.
 NOISE = {torch.float64: 1e-9, torch.float32: 1e-6}
@@ -118,12 +119,11 @@ def _watched(
     subject: Subject, linears: Mapping[str, nn.Module], outputs: dict[str, list[torch.Tensor]]
 ) -> Iterator[list[torch.Tensor]]:
     seen: list[torch.Tensor] = []
-    with ExitStack() as stack:
-        for name, linear in linears.items():
-            stack.callback(linear.register_forward_hook(_keeping(outputs, name)).remove)
-        if subject.output is not None:
-            target = subject.module.get_submodule(subject.output)
-            stack.callback(target.register_forward_pre_hook(lambda m, args: seen.append(args[0])).remove)
+    targets = [] if subject.output is None else [subject.module.get_submodule(subject.output)]
+    with (
+        hooks([(linear, _keeping(outputs, name)) for name, linear in linears.items()]),
+        hooks([(target, lambda m, args: seen.append(args[0])) for target in targets], before=True),
+    ):
         yield seen
 
 

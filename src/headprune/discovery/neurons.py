@@ -8,7 +8,7 @@ input of one map reaches exactly the maps that feed it. One such pass per column
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 from headprune.discovery.influence import NOISE
 from headprune.discovery.proof import fails
 from headprune.discovery.twin import Run
+from headprune.hooks.attach import hooks
 from headprune.units.families import FeedForward
 from headprune.units.linear import in_features, is_plain
 from headprune.units.members import Member
@@ -72,13 +73,14 @@ def _apart(model: nn.Module) -> Iterator[_Seen]:
 
         return give
 
-    with torch.enable_grad(), ExitStack() as stack:
+    maps = [(path, module) for path, module in model.named_modules() if is_plain(module)]
+    with (
+        torch.enable_grad(),
+        hooks([(module, taking(path)) for path, module in maps], before=True),
+        hooks([(module, giving(path)) for path, module in maps]),
+    ):
         for tensor, _ in states:
             tensor.requires_grad_(tensor.is_floating_point())
-        for path, module in model.named_modules():
-            if is_plain(module):
-                stack.callback(module.register_forward_pre_hook(taking(path)).remove)
-                stack.callback(module.register_forward_hook(giving(path)).remove)
         try:
             yield seen
         finally:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import Cache
+
+from headprune.hooks.attach import hooks
 
 
 @dataclass
@@ -62,13 +64,13 @@ def tracing(root: nn.Module, wanted: Sequence[str], linears: Sequence[str]) -> I
     trace = Trace()
     given: dict[int, tuple[str, torch.Tensor]] = {}  # where an output lies -> who gave it; kept alive, so it stays true
     last: list[tuple[str, torch.Tensor]] = []  # the module that ended last
-    with ExitStack() as stack:
-        for path in wanted:
-            module = root.get_submodule(path)
-            stack.callback(module.register_forward_pre_hook(_noting(trace, path), with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(_giving(given, last, path)).remove)
-        for path in linears:
-            stack.callback(root.get_submodule(path).register_forward_pre_hook(_taking(trace, given, last, path)).remove)
+    modules = [(path, root.get_submodule(path)) for path in wanted]
+    maps = [(path, root.get_submodule(path)) for path in linears]
+    with (
+        hooks([(module, _noting(trace, path)) for path, module in modules], before=True, with_kwargs=True),
+        hooks([(module, _giving(given, last, path)) for path, module in modules]),
+        hooks([(module, _taking(trace, given, last, path)) for path, module in maps], before=True),
+    ):
         yield trace
 
 

@@ -15,6 +15,7 @@ from transformers.training_args import TrainingArguments
 from headprune.errors import GateError
 from headprune.gates.config import GateConfig
 from headprune.gates.learned import NAME, LearnedGates, plain_model
+from headprune.hooks.attach import after_accumulation
 
 STATE = "trainer_state.json"  # of a checkpoint
 
@@ -67,7 +68,7 @@ class GateCallback(TrainerCallback, ExportableState):
         self.gates.observing = False
         if state.global_step:
             self._restore(state.stateful_callbacks)
-        self._handle = self.gates.bias.register_post_accumulate_grad_hook(self._note_gradient)
+        self._handle = after_accumulation(self.gates.bias, self._note_gradient)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

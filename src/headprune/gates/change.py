@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from headprune.gates.places import Place
+from headprune.hooks.attach import attach_hook
 from headprune.tasks import task_of
 from headprune.units.linear import is_transposed
 
@@ -32,9 +33,7 @@ class Changes:
         model = self.gates.model
         return [
             # Before the gate's own hook: a closed unit has a change, too.
-            model.get_submodule(place.site.o).register_forward_pre_hook(
-                functools.partial(self._see, place), prepend=True
-            )
+            attach_hook(model.get_submodule(place.site.o), functools.partial(self._see, place), before=True, first=True)
             for place in self.gates.places
         ]
 

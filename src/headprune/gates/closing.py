@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from headprune.batches import rows_of
 from headprune.errors import EquivalenceError, GateError
 from headprune.hooks.outputs import evaluating, largest_difference, run
 from headprune.surgery.cut import cut
-from headprune.tasks.batch import rows_of
 from headprune.units import Member, Site
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import is_transposed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,16 +16,17 @@ from headprune.gates.config import GateConfig
 from headprune.gates.hard_concrete import THRESHOLD
 from headprune.gates.places import Place, places_of, without_adapters
 from headprune.gates.target import target_of
-from headprune.hooks.gates import Installed
+from headprune.hooks.attach import HookedSite, at_gradient, attach_hook
+from headprune.hooks.gates import InstalledGates
+from headprune.hooks.offload import refuse_offloaded
 from headprune.units import Member, Site, sites_of
 from headprune.units.linear import refuse_quantized
-from headprune.units.offload import refuse_offloaded
 
 NAME = "headprune_gates"  # of the module that is installed on a model
 MEMORY = 0.95  # share of what a multiplier rests on that stays from step to step
 
 
-class LearnedGates(Installed):
+class LearnedGates(InstalledGates):
     """Hard-concrete gates on the heads of a model, its groups of neurons, or both, which learn what can be closed.
 
         gates = headprune.LearnedGates(model, keep=0.5, steps=1000)
@@ -41,6 +42,7 @@ class LearnedGates(Installed):
     distributes it. In evaluation nothing is drawn: gates are open or closed as they would be if the training ended now.
     """
 
+    sites: Sequence[Site]
     bias: nn.Parameter
     taken: torch.Tensor
     worth: torch.Tensor
@@ -104,8 +106,8 @@ class LearnedGates(Installed):
         self.model.add_module(NAME, self)
         # The outermost call draws; under an adapter the model's own `__call__` is left out, and that of its base runs.
         for module in {id(part): part for part in (self.model, getattr(self.model, "base_model", self.model))}.values():
-            self._handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(self._after))
+            self._handles.append(attach_hook(module, self._before, before=True, with_kwargs=True))
+            self._handles.append(attach_hook(module, self._after))
         if self.changes is not None:
             self._handles += self.changes.attach()
         return self
@@ -166,12 +168,12 @@ class LearnedGates(Installed):
         """A straight-through gate is open above its threshold, which log alpha 0 is at; others above 0."""
         return 0.0 if self.config.straight_through else self.config.distribution.offset
 
-    def forward(self, site: Site) -> torch.Tensor:
+    def forward(self, site: HookedSite) -> torch.Tensor:
         place = self._of_site[site.index]
         values = self.values(place)
         if self.config.rescale:
             present = (values.detach() * self.sizes[place.gates]).sum()
-            values = values * torch.where(present > 0, site.size / present.clamp_min(1e-6), 1.0)
+            values = values * torch.where(present > 0, len(site.kept) / present.clamp_min(1e-6), 1.0)
         return values[self.get_buffer(f"owners_{site.index}")]
 
     def values(self, place: Place) -> torch.Tensor:
@@ -184,7 +186,7 @@ class LearnedGates(Installed):
             assert self.noise is not None
             self._refuse_another_noise()
             if log_alpha.requires_grad:
-                log_alpha.register_hook(functools.partial(self._observe, place))
+                at_gradient(log_alpha, functools.partial(self._observe, place))
             return distribution.draw(log_alpha, self.noise[place.gates], straight_through=self.config.straight_through)
         decided = (self.open() if is_open is None else is_open)[place.gates].to(log_alpha)
         if self.config.straight_through:
@@ -261,7 +263,7 @@ class LearnedGates(Installed):
         if self.training:
             self.taken += 1
         if value.requires_grad and self.observing:
-            value.register_hook(self._see_scale)
+            at_gradient(value, self._see_scale)
         return value
 
     def _see_scale(self, gradient: torch.Tensor) -> None:

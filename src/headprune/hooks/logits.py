@@ -10,21 +10,29 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
+from headprune.batches import to_device
 from headprune.hooks.calls import gives, standing_in
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating, largest_difference, numbers
-from headprune.tasks import Task
-from headprune.tasks.batch import to_device
-from headprune.units.offload import input_device
 
 LIMIT = 1 << 28  # bytes of logits in float32 above which they are made in blocks
 BLOCK = 1 << 25  # bytes of logits in float32 that are made together
+
+
+class Predicts(Protocol):
+    """What is needed to know of a task."""
+
+    @property
+    def name(self) -> str: ...
+    def logits(self, output: Any) -> torch.Tensor: ...
+
 
 Start = Callable[[torch.Tensor, slice], tuple[torch.Tensor, torch.Tensor]]  # (logits, tokens) -> (root, gradient at it)
 
@@ -85,7 +93,7 @@ class States:
         return found
 
 
-def forward(model: PreTrainedModel, task: Task, inputs: Mapping[str, Any]) -> Any:
+def forward(model: PreTrainedModel, task: Predicts, inputs: Mapping[str, Any]) -> Any:
     """The model's output, or `States` where its logits are large and can be made in blocks. Either way all that is
     inside the body has run once, so hooks there have seen one pass."""
     return _forward(model, inputs) if task.name == "causal-lm" else model(**inputs)
@@ -123,7 +131,7 @@ def _forward(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
         return model(**inputs)
 
 
-def logits_of(task: Task, output: Any) -> Any:
+def logits_of(task: Predicts, output: Any) -> Any:
     """The logits of what `forward` gave, which are `States` where they are made in blocks."""
     return output if isinstance(output, States) else task.logits(output)
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from headprune.tasks.batch import to_device
-from headprune.units.offload import input_device
+from headprune.batches import to_device
+from headprune.hooks.offload import input_device
 
 # Outputs that repeat the inputs' cost or depend on labels are not what a model is compared by.
 NOT_COMPARED = ("loss", "past_key_values", "attentions", "decoder_attentions", "cross_attentions", "encoder_attentions")

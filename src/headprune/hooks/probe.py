@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -22,25 +22,38 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from headprune.errors import UnsupportedModelError
+from headprune.hooks.attach import HookedSite, hooks
+from headprune.hooks.attention_implementation import attention_implementation
 from headprune.hooks.rows import Attention, Rows
-from headprune.hooks.watch import hooks
-from headprune.units import AttentionSite
-from headprune.units.attending import attending
 
-Callback = Callable[[AttentionSite, Rows], None]
+
+class AttentionModule(HookedSite, Protocol):
+    """What is needed to know of an attention module beyond that."""
+
+    @property
+    def attention(self) -> str:
+        """ "self" or "cross"."""
+
+    @property
+    def stack(self) -> str:
+        """ "encoder", "decoder", ..."""
+
+
+AnyAttention = TypeVar("AnyAttention", bound=AttentionModule)
+Callback = Callable[[AnyAttention, Rows], None]
 PREFIX = "headprune_"
 IMPLEMENTATIONS = ("eager", "sdpa")
-_watching: dict[int, tuple[AttentionSite, Callback, bool]] = {}
+_watching: dict[int, tuple[Any, Callable[[Any, Rows], None], bool]] = {}
 
 
 @contextmanager
 def probabilities(
-    model: PreTrainedModel, sites: Sequence[AttentionSite], callback: Callback, *, whole: bool = False
+    model: PreTrainedModel, sites: Sequence[AnyAttention], callback: Callback[AnyAttention], *, whole: bool = False
 ) -> Iterator[None]:
     """Call back with the attention probabilities of every site, application after application: in blocks of queries,
     in order, or each `whole`."""
-    through_interface: list[tuple[AttentionSite, nn.Module]] = []
-    own_code: list[tuple[AttentionSite, nn.Module]] = []
+    through_interface: list[tuple[AnyAttention, nn.Module]] = []
+    own_code: list[tuple[AnyAttention, nn.Module]] = []
     for site in sites:
         if site.kept:
             module: Any = model.get_submodule(site.path)
@@ -51,7 +64,7 @@ def probabilities(
             yield
             return
         mine = {id(module): (site, callback, whole) for site, module in through_interface}
-        with attending(model, _watching_name):
+        with attention_implementation(model, _watching_name):
             _watching.update(mine)
             try:
                 yield
@@ -111,7 +124,7 @@ for _name in IMPLEMENTATIONS:
     AttentionMaskInterface.register(PREFIX + _name, ALL_MASK_ATTENTION_FUNCTIONS[_name])
 
 
-def _dropout(site: AttentionSite, module: nn.Module) -> nn.Module:
+def _dropout(site: HookedSite, module: nn.Module) -> nn.Module:
     for name in ("attention_dropout", "dropout", "attn_dropout"):
         child = getattr(module, name, None)
         if isinstance(child, nn.Module):
@@ -122,7 +135,7 @@ def _dropout(site: AttentionSite, module: nn.Module) -> nn.Module:
     )
 
 
-def _dropout_hook(site: AttentionSite, callback: Callback) -> Callable[..., None]:
+def _dropout_hook(site: AnyAttention, callback: Callback[AnyAttention]) -> Callable[..., None]:
     def watch(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         weights = args[0].detach()
         if weights.dim() == 4:

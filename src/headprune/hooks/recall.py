@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from headprune.units import Site
-from headprune.units.paths import layer_path
+from headprune.hooks.attach import HookedSite
+from headprune.hooks.paths import layer_path
 
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
 MISSING = object()
 
 
-def remembering(model: nn.Module, sites: Sequence[Site]) -> list[tuple[str, nn.Module]]:
+def remembering(model: nn.Module, sites: Sequence[HookedSite]) -> list[tuple[str, nn.Module]]:
     """The layers of these sites, by path. One that runs again and again in a pass (ALBERT's) changes as a whole, if it
     does, and would fill the memory for nothing."""
     again = {layer_path(site.path) for site in sites if site.applications > 1}

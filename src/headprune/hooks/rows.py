@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headprune.tasks.batch import widened
+from headprune.batches import widened
 
 BLOCK = 1 << 22  # bytes of probabilities in float32 that are made together
 FEWEST = 32  # queries of a block, however many keys and heads there are

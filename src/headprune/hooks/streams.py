@@ -14,18 +14,17 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headprune.hooks.watch import hooks
-from headprune.units import Site
+from headprune.hooks.attach import AnySite, hooks
 
 ADDITIONS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
 
 
 @contextmanager
-def streams(model: nn.Module, sites: Sequence[Site], see: Callable[[Site, torch.Tensor], None]) -> Iterator[None]:
+def streams(model: nn.Module, sites: Sequence[AnySite], see: Callable[[AnySite, torch.Tensor], None]) -> Iterator[None]:
     """Call back with the stream that each site's output is added to, application after application."""
     watching = _Additions(see)
 
-    def given(site: Site) -> Callable[..., None]:
+    def given(site: AnySite) -> Callable[..., None]:
         def note(module: nn.Module, args: Any, output: torch.Tensor) -> None:
             watching.given = (site, output)
 
@@ -39,10 +38,10 @@ def streams(model: nn.Module, sites: Sequence[Site], see: Callable[[Site, torch.
 class _Additions(TorchDispatchMode):
     """Looks at additions only, and at the output that was given last only."""
 
-    def __init__(self, see: Callable[[Site, torch.Tensor], None]) -> None:
+    def __init__(self, see: Callable[[Any, torch.Tensor], None]) -> None:
         super().__init__()
         self.see = see
-        self.given: tuple[Site, torch.Tensor] | None = None
+        self.given: tuple[Any, torch.Tensor] | None = None
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.given is not None and function in ADDITIONS and not (kwargs or {}).get("alpha"):

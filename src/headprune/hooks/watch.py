@@ -1,30 +1,15 @@
-"""The one owner of every hook. What is attached here is a context manager, and always comes off again."""
+"""What flows through sites, seen by callbacks for the length of a block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from headprune.units import AttentionSite, Site
-
-
-@contextmanager
-def hooks(
-    pairs: Sequence[tuple[nn.Module, Callable[..., Any]]], *, before: bool = False, first: bool = False
-) -> Iterator[None]:
-    """Attach one forward hook (or, `before`, forward pre-hook) per module for the length of the block.
-
-    A `first` hook runs before those that are there already, such as the gates of an enclosing block.
-    """
-    with ExitStack() as stack:
-        for module, hook in pairs:
-            attach = module.register_forward_pre_hook if before else module.register_forward_hook
-            stack.callback(attach(hook, prepend=first).remove)
-        yield
+from headprune.hooks.attach import AnySite, hooks
 
 
 @contextmanager
@@ -49,10 +34,10 @@ def frozen(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def watched(
     model: nn.Module,
-    sites: Sequence[Site],
+    sites: Sequence[AnySite],
     *,
-    projection: Callable[[Any, str, torch.Tensor, torch.Tensor], None] | None = None,
-    output: Callable[[Site, torch.Tensor], None] | None = None,
+    projection: Callable[[AnySite, str, torch.Tensor, torch.Tensor], None] | None = None,
+    output: Callable[[AnySite, torch.Tensor], None] | None = None,
 ) -> Iterator[None]:
     """Call back with what flows through each site, application after application.
 
@@ -65,8 +50,9 @@ def watched(
     after, before = [], []
     for site in sites:
         if projection is not None and site.kept:
-            paths = _maps(site)
-            after += [(model.get_submodule(path), _projection_hook(site, path, projection)) for path in paths]
+            after += [
+                (model.get_submodule(path), _projection_hook(site, path, projection)) for path in site.producing_maps
+            ]
         if output is not None and site.kept:
             before.append((model.get_submodule(site.o), _output_hook(site, output)))
     with hooks(after), hooks(before, before=True):
@@ -84,21 +70,14 @@ def captured_outputs(modules: Sequence[tuple[str, nn.Module]], into: dict[str, A
         yield
 
 
-def _maps(site: Site) -> Sequence[str]:
-    """The linear maps that produce the members of a site, each once."""
-    if isinstance(site, AttentionSite):
-        return list(dict.fromkeys(projection.module for projection in site.roles))
-    return list(dict.fromkeys(getattr(site, "maps", ())))
-
-
-def _projection_hook(site: Site, path: str, callback: Callable[..., None]) -> Callable[..., None]:
+def _projection_hook(site: AnySite, path: str, callback: Callable[..., None]) -> Callable[..., None]:
     def watch(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         callback(site, path, args[0], _tracked(output))
 
     return watch
 
 
-def _output_hook(site: Site, callback: Callable[..., None]) -> Callable[..., None]:
+def _output_hook(site: AnySite, callback: Callable[..., None]) -> Callable[..., None]:
     def watch(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         callback(site, _tracked(args[0]))
 

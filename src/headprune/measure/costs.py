@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune.hooks.paths import layer_path
 from headprune.measure.examples import default_tokens, example_inputs, image_tokens, like
 from headprune.measure.operations import MAPS, Counted, count
 from headprune.units import AttentionSite, Kind, NeuronSite, Site
-from headprune.units.paths import layer_path
 
 BYTES_PER_PARAMETER = 4  # as in the published tables: MB = 4 bytes per parameter / 2^20
 MEBIBYTE = 2**20

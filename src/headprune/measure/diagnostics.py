@@ -11,7 +11,8 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from headprune.errors import DataError
-from headprune.hooks.gates import gated
+from headprune.hooks.gates import gate_sites
+from headprune.hooks.offload import input_device, refuse_offloaded
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import frozen
 from headprune.signals.objectives import logit_norms
@@ -19,7 +20,6 @@ from headprune.surgery.check import check_removable
 from headprune.tasks import batch_size, task_of
 from headprune.units import AttentionSite, Head, as_members, resolve, widest
 from headprune.units.linear import is_transposed
-from headprune.units.offload import input_device, refuse_offloaded
 from headprune.units.spec import ROLES
 
 
@@ -75,7 +75,7 @@ def _weight_gradients(
     totals: dict[str, torch.Tensor] = {}
     task = task_of(model)
     samples = 0
-    with evaluating(model), frozen(model), gated(model, gates, sites=sites):
+    with evaluating(model), frozen(model), gate_sites(model, sites, gates):
         weights: dict[str, Any] = {path: model.get_submodule(path).weight for path in paths}
         try:
             for weight in weights.values():

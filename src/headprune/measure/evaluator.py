@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 from headprune import distributed
 from headprune.errors import NonFiniteError
 from headprune.hooks.logits import States, forward
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
+from headprune.hooks.paths import layer_path
 from headprune.hooks.recall import Calls, Held, Recall, remembering
 from headprune.measure.quality import Quality
 from headprune.tasks import Task, own_batches, task_of
 from headprune.units import Site
-from headprune.units.offload import input_device
-from headprune.units.paths import layer_path
 
 CACHE_BYTES = 1 << 30
 

@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.measure.examples import example_inputs
-from headprune.units.offload import input_device
 
 
 def made_up(model: PreTrainedModel, batch_size: int, length: int) -> dict[str, Any]:

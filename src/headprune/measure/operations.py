@@ -19,11 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from headprune.hooks.watch import hooks
+from headprune.hooks.attach import hooks
+from headprune.hooks.offload import undress
 from headprune.measure.examples import Inputs, default_tokens
 from headprune.units import AttentionSite, NeuronSite, Site
 from headprune.units.cutting.record import NAMES
-from headprune.units.offload import undress
 
 
 def _grouped_products(rows: Any, maps: Any, *args: Any, **options: Any) -> int:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.measure.costs import MEBIBYTE, Flops, flops, megabytes, parameters_by_module, total_parameters
 from headprune.measure.energy import energy_per_thousand
@@ -21,7 +22,6 @@ from headprune.measure.timing import Timed, turns, using_threads
 from headprune.tasks import Task, batch_size, rows_of, task_of, to_device
 from headprune.units import Kind, Site, sites_of
 from headprune.units.cutting.record import removed_members
-from headprune.units.offload import input_device
 
 REPEATS = 7
 SMALL_SHARE = 0.25  # of the FLOPs: below it, heads are not where the time goes

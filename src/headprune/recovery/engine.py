@@ -16,7 +16,7 @@ from transformers import Trainer
 from transformers.trainer_pt_utils import safe_globals
 
 from headprune.errors import NonFiniteError, TrainingError
-from headprune.hooks.gates import Installed
+from headprune.hooks.gates import InstalledGates
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric
 from headprune.measure.quality import Quality
@@ -45,7 +45,7 @@ def without_chance(model: nn.Module) -> None:
     """A model in evaluation mode has gradients as well, and draws nothing; but for gates that learn, which have to."""
     model.eval()
     for module in model.modules():
-        if isinstance(module, Installed):
+        if isinstance(module, InstalledGates):
             module.train()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 
+from headprune.hooks.offload import refuse_offloaded
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Measured, Metric, MetricFunction, choose_metric
 from headprune.measure.quality import Quality
@@ -22,7 +23,6 @@ from headprune.recovery.trainer import Fitted, fit
 from headprune.store.checkpoint import load
 from headprune.tasks import Task, task_of
 from headprune.units.linear import refuse_quantized
-from headprune.units.offload import refuse_offloaded
 
 
 @dataclass(frozen=True, repr=False)

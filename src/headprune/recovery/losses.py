@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from headprune.batches import widened
 from headprune.errors import TrainingError
 from headprune.tasks import Task, batch_size
-from headprune.tasks.batch import widened
 from headprune.tasks.classification import MULTIPLE, REGRESSION
 
 STATES = ("hidden_states", "encoder_hidden_states", "decoder_hidden_states")

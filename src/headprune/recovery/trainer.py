@@ -20,7 +20,7 @@ from headprune.data import Examples
 from headprune.errors import TrainingError
 from headprune.extras import need
 from headprune.gates.callback import GateCallback
-from headprune.hooks.gates import Installed
+from headprune.hooks.gates import InstalledGates
 from headprune.hooks.outputs import evaluating
 from headprune.measure.metrics import MetricFunction, choose_metric
 from headprune.recovery import checkpoints
@@ -182,7 +182,7 @@ def _refuse_gates_alone(model: nn.Module, config: TrainConfig, callbacks: Sequen
     watched = any(isinstance(callback, GateCallback) for callback in callbacks)
     if watched and config.lora:
         raise TrainingError("Gates learn with all weights here; leave LoRA out, or put peft's on before the gates.")
-    if not watched and any(isinstance(module, Installed) for module in model.modules()):
+    if not watched and any(isinstance(module, InstalledGates) for module in model.modules()):
         raise TrainingError(
             "This model has learned gates on it; end them with gates.remove(), or train them with a GateCallback."
         )

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune.batches import rows_of
 from headprune.hooks.logits import few_logits
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
 from headprune.repair.plan import apply_repairs, plan_repairs
 from headprune.repair.solve import Repair
 from headprune.surgery.cut import cut
 from headprune.tasks import Task
-from headprune.tasks.batch import rows_of
 from headprune.units import Member, Site
 from headprune.units.members import by_site
-from headprune.units.offload import input_device
 
 
 def remove_by_site(

@@ -15,10 +15,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune import distributed
+from headprune.batches import widened
+from headprune.hooks.attach import at_gradient, hooks
 from headprune.hooks.logits import few_logits, forward, logits_of
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.streams import streams
-from headprune.hooks.watch import frozen, hooks
+from headprune.hooks.watch import frozen
 from headprune.repair.passes import Passes
 from headprune.repair.solve import Compensation, Repair
 from headprune.repair.sweep import Target, sweep
@@ -27,9 +30,7 @@ from headprune.signals.objectives import start_backward
 from headprune.signals.sensitivity import token_weights
 from headprune.signals.spec import is_expert
 from headprune.tasks import Task, own_batches
-from headprune.tasks.batch import widened
 from headprune.units import Site
-from headprune.units.offload import input_device
 
 
 class DenseOutputs:
@@ -87,7 +88,7 @@ class DenseOutputs:
                 flat.setdefault(site.index, []).append(output.dim() == 2)
                 given.setdefault(site.index, []).append(real_outputs(site, batch, output, self.task)[0].cpu())
                 if weighted:
-                    output.register_hook(lambda gradient: _note_pull(pulls, site, batch, gradient, self.task))
+                    at_gradient(output, lambda gradient: _note_pull(pulls, site, batch, gradient, self.task))
                 return output
 
             return note

@@ -15,15 +15,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune.hooks.attach import hooks
 from headprune.hooks.logits import few_logits
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.recall import Calls, Recall, remembering
 from headprune.hooks.streams import streams as streams_of
-from headprune.hooks.watch import hooks
 from headprune.signals.moments import real_outputs
 from headprune.tasks import Task, own_batches
 from headprune.units import Site
-from headprune.units.offload import input_device
 
 MEMORY = 4 << 30  # bytes of layer outputs that are remembered
 

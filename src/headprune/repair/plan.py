@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.errors import DataError
+from headprune.hooks.offload import put, stored
 from headprune.repair.solve import BUDGETS_ONLY, Compensation, Repair, solve
 from headprune.signals.moments import Moments, gather
 from headprune.tasks import Task
 from headprune.units import Member, Site, by_site, resolve
 from headprune.units.linear import is_transposed
-from headprune.units.offload import put, stored
 
 log = logging.getLogger(__name__)
 

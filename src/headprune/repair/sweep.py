@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
+from headprune.hooks.offload import stored
 from headprune.repair.passes import SitePasses
 from headprune.repair.plan import apply_repairs, owners_of
 from headprune.repair.scale import best_scales
@@ -23,7 +24,6 @@ from headprune.repair.towards import RIDGES, Pairs, best_map, pairs_of_all
 from headprune.signals.moments import FOLDS
 from headprune.units import Site
 from headprune.units.linear import is_transposed
-from headprune.units.offload import stored
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from headprune import distributed
 from headprune.data import Examples
 from headprune.errors import DataError
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.measure.metrics import choose_metric
 from headprune.measure.quality import Quality
@@ -40,7 +41,6 @@ from headprune.store.places import model_folder
 from headprune.store.shelf import give_memory_back
 from headprune.tasks import Task, task_of
 from headprune.units import kept_mask, resolve, sites_of, survey
-from headprune.units.offload import input_device
 from headprune.vocabulary.shrink import RECORD, Shrunk
 
 __all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from headprune.criteria import elimination_math
 from headprune.hooks.logits import at_once, makes_few
+from headprune.hooks.paths import layer_path
 from headprune.measure import evaluator
 from headprune.measure.costs import total_parameters
 from headprune.measure.examples import default_tokens
@@ -27,7 +28,6 @@ from headprune.signals.sensitivity import DRAWS
 from headprune.tasks import task_of
 from headprune.units import Site, all_sites
 from headprune.units.linear import PLAIN, in_features, out_features
-from headprune.units.paths import layer_path
 
 BASE = 540 * 2**20  # Python, torch and transformers with nothing loaded
 WIDE = 8  # bytes of a float64, in which moments are summed and solved

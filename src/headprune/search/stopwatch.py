@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from headprune import distributed
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.measure.examples import default_tokens
 from headprune.measure.inputs import made_up
@@ -15,7 +16,6 @@ from headprune.measure.latency import LatencyTable, latency_table
 from headprune.measure.timing import Timed, own_clock, turns, using_threads
 from headprune.search.budget import Prices, units
 from headprune.units import Site
-from headprune.units.offload import input_device
 
 REPEATS = 15
 

@@ -13,15 +13,16 @@ from typing import Any, ClassVar
 import torch
 from transformers import PreTrainedModel
 
+from headprune.batches import widened
 from headprune.errors import DataError, UnsupportedModelError
+from headprune.hooks.attach import hooks
 from headprune.hooks.logits import few_logits, forward, logits_of
 from headprune.hooks.probe import probabilities
 from headprune.hooks.rows import Rows
-from headprune.hooks.watch import hooks, watched
+from headprune.hooks.watch import watched
 from headprune.signals.entropy import real_entries
 from headprune.signals.objectives import start_backward
 from headprune.signals.spec import Meter, Request, View
-from headprune.tasks.batch import widened
 from headprune.units import AttentionSite
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from headprune.batches import widened
 from headprune.signals.gradient_norms import gram_is_cheaper, gram_matrix, squared_block_norms
 from headprune.signals.projection_gradients import Call, ProjectionMeter, by_query_head
 from headprune.signals.spec import GradientRequest, Meter, Objective, View
-from headprune.tasks.batch import widened
 from headprune.units import AttentionSite, Projection
 from headprune.units.spec import ROLES
 

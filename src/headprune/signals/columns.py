@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.hooks.logits import few_logits
+from headprune.hooks.offload import input_device, stored
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
 from headprune.signals.moments import real_outputs
 from headprune.tasks import Task, own_batches
 from headprune.units import Site
 from headprune.units.linear import is_transposed
-from headprune.units.offload import input_device, stored
 
 
 @dataclass

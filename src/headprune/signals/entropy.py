@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 import torch
 
+from headprune.batches import widened
 from headprune.hooks.rows import Rows
 from headprune.signals.spec import Meter, Request, View
-from headprune.tasks.batch import widened
 from headprune.units import AttentionSite
 
 

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import torch
 
+from headprune.batches import widened
+from headprune.hooks.attach import at_gradient
 from headprune.signals.spec import GradientRequest, Meter, View, unit_sums
-from headprune.tasks.batch import widened
 from headprune.units import Kind, Site
 
 
@@ -38,7 +39,7 @@ class GateMeter(Meter):
             if self.is_current:
                 self.read(site, values, self.view.per_sample(gradient, site))
 
-        columns.register_hook(note)
+        at_gradient(columns, note)
 
     def read(self, site: Site, values: torch.Tensor, gradient: torch.Tensor) -> None:
         products = (self.values(site, values) * widened(gradient)).sum(1)

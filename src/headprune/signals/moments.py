@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.hooks.logits import few_logits
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
 from headprune.tasks import Task, batch_size, own_batches, task_of
 from headprune.units import Site
-from headprune.units.offload import input_device
 
 FOLDS = 2  # parts of the samples, so that what is fitted to one can be tried on the other
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from headprune.batches import real_keys, widened
 from headprune.errors import DataError
 from headprune.hooks.logits import Start, States
 from headprune.tasks import IGNORED, Labels, Task
-from headprune.tasks.batch import real_keys, widened
 
 BLOCK = 1 << 18  # signs that are drawn together
 STRIDE = 0x9E3779B1  # from the seed of one draw to that of the next; the generator looks at 32 bits

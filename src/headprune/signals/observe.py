@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.hooks.logits import States, forward, logits_of
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.probe import probabilities
 from headprune.hooks.rows import Rows
@@ -20,7 +21,6 @@ from headprune.signals.objectives import start_backward, targets_of
 from headprune.signals.spec import Fit, Meter, NotPerSampleError, Request, View
 from headprune.tasks import Labels, Task, batch_size, samples_of
 from headprune.units import AttentionSite, Site, kept_mask
-from headprune.units.offload import input_device
 
 # (batch, output, logits), where logits in blocks are both
 See = Callable[[Mapping[str, Any], Any, torch.Tensor | States], None]

@@ -15,10 +15,10 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
+from headprune.batches import widened
 from headprune.signals.moments import Moments
 from headprune.signals.residuals import RIDGE, ResidualMap, residual_map
 from headprune.signals.spec import unit_sums
-from headprune.tasks.batch import widened
 from headprune.units import Site
 
 LIMIT = 1 << 29  # bytes that are kept

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from headprune.hooks.attach import at_gradient
 from headprune.signals.spec import GradientRequest, Meter, View
 from headprune.units import AttentionSite, NeuronSite, Projection, Site
 
@@ -50,7 +51,7 @@ class ProjectionMeter(Meter):
                 if all(other.delta is not None for other in calls):
                     self._contract(site, path)
 
-        outputs.register_hook(read)
+        at_gradient(outputs, read)
 
     def _tokens(self, site: Site, tensor: torch.Tensor) -> torch.Tensor:
         """[samples, tokens, features]; for a gradient of the whole batch, all tokens are one sample's."""

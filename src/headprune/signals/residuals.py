@@ -14,16 +14,16 @@ from typing import Any, ClassVar
 import torch
 from transformers import PreTrainedModel
 
+from headprune.batches import widened
+from headprune.hooks.offload import stored
+from headprune.hooks.paths import layer_path
 from headprune.hooks.watch import captured_outputs
 from headprune.signals.gate_gradients import GateMeter
 from headprune.signals.late import Late
 from headprune.signals.moments import Moments
 from headprune.signals.spec import Fit, GradientRequest, Meter, Objective, Request, View, is_expert
-from headprune.tasks.batch import widened
 from headprune.units import Kind, Site
 from headprune.units.linear import is_transposed
-from headprune.units.offload import stored
-from headprune.units.paths import layer_path
 
 RIDGE = 1e-3  # relative to the mean square of the outputs
 

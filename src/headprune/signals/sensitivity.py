@@ -14,15 +14,16 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
+from headprune.batches import widened
+from headprune.hooks.attach import hooks
 from headprune.hooks.logits import States, few_logits, forward, logits_of
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.watch import frozen, hooks
+from headprune.hooks.watch import frozen
 from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
 from headprune.tasks import Task, own_batches
-from headprune.tasks.batch import widened
 from headprune.units import Site
-from headprune.units.offload import input_device
 
 DRAWS = 2  # of random signs, where there are enough logits for them to differ
 FLOOR = 0.1  # weight of a token that nothing depends on, relative to one that is sensitive on average

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
+from headprune.batches import widened
+from headprune.hooks.offload import stored
 from headprune.signals.projection_gradients import Call, ProjectionMeter, by_query_head
 from headprune.signals.spec import GradientRequest, Meter, View
-from headprune.tasks.batch import widened
 from headprune.units import Kind, Projection, Site
-from headprune.units.offload import stored
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from transformers import AutoModel, PreTrainedModel
 
 from headprune.errors import CheckpointError, HeadpruneError
-from headprune.hooks.gates import Installed
+from headprune.hooks.gates import InstalledGates
+from headprune.hooks.offload import is_offloaded, state_of
 from headprune.models import OWN
 from headprune.store import fingerprint, portability, proof
 from headprune.store.configs import read_config, write_settings
@@ -35,7 +36,6 @@ from headprune.units.cutting.record import (
 )
 from headprune.units.dense import dense_class, dense_config_class
 from headprune.units.linear import is_quantized
-from headprune.units.offload import is_offloaded, state_of
 
 FORMS: dict[Kind, str] = {"heads": "lists of head numbers", "neurons": 'ranges of neuron numbers such as "0-3,7"'}
 
@@ -59,7 +59,7 @@ def save(
         raise CheckpointError(
             f"headprune.save writes transformers models; {type(model).__name__} is none: use torch.save(model, path)."
         )
-    if any(isinstance(module, Installed) for module in model.modules()):
+    if any(isinstance(module, InstalledGates) for module in model.modules()):
         raise CheckpointError("This model has learned gates on it; close them with gates.remove() before you save it.")
     quantized = any(is_quantized(parameter) for parameter in model.parameters())
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from headprune.errors import CheckpointError, ExportError, UnsupportedModelError
 from headprune.extras import need, require
+from headprune.hooks.offload import refuse_offloaded
 from headprune.units.linear import is_quantized, refuse_quantized
-from headprune.units.offload import refuse_offloaded
 
 NAME = "quantized.safetensors"
 VARIANT = "quantized"  # in the name of the other weights: without these ones, plain transformers must not load them

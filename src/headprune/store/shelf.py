@@ -23,10 +23,10 @@ from transformers import PreTrainedModel
 
 from headprune.errors import CheckpointError
 from headprune.extras import need
+from headprune.hooks.offload import undress
+from headprune.hooks.paths import submodule
 from headprune.store.checkpoint import load
 from headprune.store.files import umask
-from headprune.units.offload import undress
-from headprune.units.paths import submodule
 
 INDEX = "model.safetensors.index.json"
 MAPPED = 1 << 20  # bytes from which a block is mapped by itself

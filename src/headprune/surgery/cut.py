@@ -10,15 +10,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import EquivalenceError, GateError, UnsupportedModelError
-from headprune.hooks.gates import Installed, gated
+from headprune.hooks.gates import InstalledGates, gate_sites
 from headprune.hooks.logits import compared
+from headprune.hooks.offload import input_device, is_dispatched
 from headprune.hooks.outputs import largest_difference
 from headprune.surgery.check import check_removable
 from headprune.surgery.proven import require_proof
 from headprune.units import AttentionSite, Member, Site, all_sites, as_members, survey, widest
 from headprune.units.cutting.removal import remaining, take_out
 from headprune.units.cutting.undo import Undo
-from headprune.units.offload import input_device, is_dispatched
 from headprune.units.quirks import QUIRKS
 
 
@@ -64,7 +64,7 @@ def cut(
 
 def refuse_gates(model: nn.Module) -> None:
     """Gates that are installed fit the units that were there then."""
-    if any(isinstance(module, Installed) for module in model.modules()):
+    if any(isinstance(module, InstalledGates) for module in model.modules()):
         raise GateError("This model has learned gates on it; end them with gates.remove() or gates.detach() first.")
 
 
@@ -92,5 +92,5 @@ def _gated_outputs(
     gates = torch.ones(len(sites), widest(sites), device=input_device(model))
     rows, columns = torch.tensor(members).T.to(gates.device)  # tens of thousands of neurons at once
     gates[rows, columns] = 0.0
-    with gated(model, gates, sites=sites):
+    with gate_sites(model, sites, gates):
         return compared(model, batch)

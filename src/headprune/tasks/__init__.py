@@ -1,6 +1,6 @@
 """What a model predicts: its inputs, its targets, its loss per sample, its predictions, its metric."""
 
-from headprune.tasks.batch import IGNORED, batch_size, own_batches, rows_of, samples_of, to_device
+from headprune.batches import IGNORED, batch_size, own_batches, rows_of, samples_of, to_device
 from headprune.tasks.resolve import task_of
 from headprune.tasks.spec import TASKS, Labels, Task
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from headprune.batches import batch_size
 from headprune.errors import DataError
-from headprune.tasks.batch import batch_size
 
 # Inputs that a model takes, and how many axes they have at least, that of the samples included.
 AXES = {"input_ids": 2, "attention_mask": 2, "decoder_input_ids": 2, "inputs_embeds": 3}

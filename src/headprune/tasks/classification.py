@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from headprune.batches import IGNORED, batch_size, widened
 from headprune.errors import DataError
-from headprune.tasks.batch import IGNORED, batch_size, widened
 from headprune.tasks.spec import Parts, Task, counted_parts, cross_entropies, task
 
 SINGLE, MULTIPLE, REGRESSION = "single_label_classification", "multi_label_classification", "regression"

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from headprune.batches import widened
 from headprune.errors import DataError
-from headprune.tasks.batch import widened
 from headprune.tasks.spec import task
 from headprune.tasks.tokens import PerToken
 

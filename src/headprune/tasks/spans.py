@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from headprune.batches import IGNORED
 from headprune.errors import DataError
-from headprune.tasks.batch import IGNORED
 from headprune.tasks.spec import Parts, Task, cross_entropies, task
 
 

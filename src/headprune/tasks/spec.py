@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import nn
 
+from headprune.batches import IGNORED, real_keys, to_device, widened
 from headprune.errors import DataError
-from headprune.tasks.batch import IGNORED, real_keys, to_device, widened
 from headprune.units import Site
 
 Labels = Literal["given", "self"]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from headprune.batches import IGNORED
 from headprune.errors import DataError
-from headprune.tasks.batch import IGNORED
 from headprune.tasks.spec import Parts, Task, counted_parts, cross_entropies, task
 
 

@@ -12,11 +12,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
+from headprune.hooks.paths import absolute, submodule
 from headprune.units.cutting.record import removed_members
 from headprune.units.dense import dense_class
 from headprune.units.families import Family, Layout, family_of
 from headprune.units.linear import in_features, is_plain, out_features
-from headprune.units.paths import absolute, submodule
 from headprune.units.placeholders import Bias, Zeros
 from headprune.units.quirks import is_empty
 from headprune.units.spec import ROLES, AttentionSite, Projection, Role

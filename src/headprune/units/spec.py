@@ -162,6 +162,11 @@ class Site:
         places = [position * self.width + column for position in positions for column in range(self.width)]
         return [self.order[place] for place in places] if self.order else places
 
+    @property
+    def producing_maps(self) -> Sequence[str]:
+        """The paths of the linear maps whose outputs become the members, each once."""
+        raise NotImplementedError
+
     def producers(self, positions: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
         """(module, output rows) elsewhere that produce the columns of these members; rows of one module may come in
         several pieces."""
@@ -234,6 +239,10 @@ class AttentionSite(Site):
                 "heads give, such as residual-gradient or his."
             )
         return self.q, self.k, self.v
+
+    @property
+    def producing_maps(self) -> Sequence[str]:
+        return list(dict.fromkeys(projection.module for projection in self.roles))
 
     @property
     def place(self) -> str:

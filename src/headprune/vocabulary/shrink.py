@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from headprune.errors import VocabularyError
+from headprune.hooks.offload import refuse_offloaded
 from headprune.hooks.outputs import largest_difference, run
 from headprune.units.cutting.undo import Undo
-from headprune.units.offload import refuse_offloaded
 from headprune.vocabulary import rewriting
 from headprune.vocabulary.ids import configs_of, named_ids, own_configs, renumber
 from headprune.vocabulary.pieces import Pieces

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice, product
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+
+from headprune.hooks.attach import hooks
 
 from .audio_inputs import Sounds
 from .block_inputs import block_inputs
@@ -98,15 +100,12 @@ def quiet(model: nn.Module) -> Iterator[None]:
 def watching(model: nn.Module, paths: set[str]) -> Iterator[set[str]]:
     """The paths of those modules that have run since the set was cleared."""
     touched: set[str] = set()
-    handles = []
-    for path in paths:
-        hook = lambda module, inputs, output, path=path: touched.add(path)  # noqa: E731
-        handles.append(model.get_submodule(path).register_forward_hook(hook))
-    try:
+
+    def note(path: str) -> Callable[..., None]:
+        return lambda module, inputs, output: touched.add(path)
+
+    with hooks([(model.get_submodule(path), note(path)) for path in paths]):
         yield touched
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def working_inputs(model: nn.Module, path: str, touched: set[str]) -> dict[str, Any] | None:

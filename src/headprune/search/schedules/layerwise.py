@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from headprune import distributed
 from headprune.errors import ScheduleError
+from headprune.hooks.offload import input_device
 from headprune.search.schedules.schedule import Removal, RunState
 from headprune.search.stopwatch import Stopwatch
 from headprune.search.sweep.sweep import Sweep
-from headprune.units.offload import input_device
 
 
 class Layerwise:

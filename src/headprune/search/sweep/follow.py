@@ -24,11 +24,11 @@ from headprune.hooks.calls import (
     stream_in,
 )
 from headprune.hooks.outputs import evaluating
+from headprune.hooks.paths import layer_path
 from headprune.repair.passes import FarEnoughError, Look, Seen
 from headprune.search.sweep.streams import Kept
 from headprune.tasks import Task, batch_size
 from headprune.units import Site
-from headprune.units.paths import layer_path
 
 Which = Literal["dense", "pruned"]
 WHICH: tuple[Which, ...] = ("dense", "pruned")

@@ -12,9 +12,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.criteria import Criterion
+from headprune.hooks.attach import hooks
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.streams import streams
-from headprune.hooks.watch import hooks
 from headprune.repair.solve import Compensation, Repair
 from headprune.repair.sweep import Target
 from headprune.repair.sweep import sweep as repair_sites

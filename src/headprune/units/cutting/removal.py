@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from headprune.hooks.offload import bring_in, rewrap
 from headprune.units.cutting.plan import plan
 from headprune.units.cutting.record import write_record
 from headprune.units.cutting.slices import Slices
 from headprune.units.members import Member, by_site
 from headprune.units.neurons.spec import NeuronSite
-from headprune.units.offload import bring_in, rewrap
 from headprune.units.quirks import restructure
 from headprune.units.spec import AttentionSite, Site
 

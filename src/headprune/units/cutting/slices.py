@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from headprune.errors import UnsupportedModelError
+from headprune.hooks.offload import put, stored
 from headprune.units.linear import is_transposed
-from headprune.units.offload import put, stored
 
 
 class Slices:

@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from headprune.errors import UnsupportedModelError
+from headprune.hooks.paths import absolute, submodule
 from headprune.units.families import FeedForward
 from headprune.units.linear import in_features, is_plain, is_transposed, out_features
 from headprune.units.neurons.spec import LAST_NEURON, NeuronSite, Strip
-from headprune.units.paths import absolute, submodule
 from headprune.units.placeholders import is_bias
 
 

@@ -54,6 +54,10 @@ class NeuronSite(Site):
         return self.obstacle or self.last_stays
 
     @property
+    def producing_maps(self) -> Sequence[str]:
+        return list(dict.fromkeys(self.maps))
+
+    @property
     def place(self) -> str:
         return f"{self.stack} feed-forward"
 

@@ -8,16 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from headprune.units.placeholders import ConfigView
-
 
 @contextmanager
-def attending(model: nn.Module, choose: Callable[[str | None], str]) -> Iterator[None]:
+def attention_implementation(model: nn.Module, choose: Callable[[str | None], str]) -> Iterator[None]:
     """Every config of the model names the implementation that `choose` gives for its own one."""
     configs: dict[int, Any] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
-        config = config._base if isinstance(config, ConfigView) else config
+        config = getattr(config, "_base", config)  # of a pruned module with head counts of its own
         if hasattr(config, "_attn_implementation"):
             configs[id(config)] = config
     before = [(config, config._attn_implementation) for config in configs.values()]
