@@ -14,12 +14,10 @@ import transformers
 
 import headprune
 from headprune.measure.costs import total_parameters
-from headprune.repair.dense import DenseOutputs
-from headprune.repair.passes import Passes
-from headprune.repair.sweep import sweep as repair_all
+from headprune.repair.dense_targets import DenseTargets
 from headprune.runs.experiment import in_precision_of
 from headprune.search.config import PruneConfig
-from headprune.search.forecast import Calibration, Need, Shape, backward, plan, rounds
+from headprune.search.forecast import Calibration, Need, Shape, backward, plan
 from headprune.search.forecast import repair_passes as planned_passes
 from headprune.search.pruner import Pruner
 from headprune.signals.sensitivity import draws_for
@@ -188,7 +186,7 @@ def test_scoring_takes_as_many_passes_as_planned(schedule: str) -> None:
     planned = needs[schedule].per_step
     if schedule == "rounds":  # without the repair
         shape = Shape.of(tiny(), torch.float32)
-        planned -= planned_passes(shape, 1.0)
+        planned -= planned_passes(shape)
         assert draws_for(torch.zeros(1, 8, 50)) == 2
     assert (count.forwards + 2 * count.backwards) / len(data) == planned
 
@@ -213,21 +211,20 @@ def test_one_shot_scores_once_and_then_takes_a_pass_as_far_as_a_site() -> None:
     assert len(passed) == len(data) * (site + 1)  # layers up to the one that lost a head
 
 
-@pytest.mark.parametrize("known", [1.0, 0.0])
-def test_repairs_take_as_many_passes_as_planned(known: float) -> None:
+def test_repairs_take_as_many_passes_as_planned() -> None:
+    """Counted in layers; the last one need not run once it is repaired, and the first tells how layers are called."""
     model, data = tiny(), batches(2, 3)
     task, sites = task_of(model), all_sites(model)
-    dense = DenseOutputs(model, sites, data, task)
-    passes = Passes(model, sites, data, task, memory=int(known * 2**30))
-    repair_all(model, sites, dense.targets, passes)
-    assert passes.forwards == pytest.approx(planned_passes(Shape.of(model, torch.float32), known))
-    assert dense.forwards == 3.0
-
-
-def test_layers_that_are_not_remembered_make_rounds_dearer() -> None:
-    shape = Shape.of(tiny(), torch.float32)
-    few, many = (rounds(shape, Calibration(samples=samples)) for samples in (128, 2**23))
-    assert many.per_step > few.per_step
+    with Counter(model, 3) as count:
+        dense = DenseTargets(model, sites, data, task)
+    assert count.forwards + 2 * count.backwards == 3 * len(data)
+    runs: list[int] = []
+    handles = [layer.self_attn.register_forward_pre_hook(lambda *_: runs.append(1)) for layer in model.model.layers]
+    dense.repair(model, sites, "lstsq")
+    for handle in handles:
+        handle.remove()
+    passes = len(runs) / len(data) / len(model.model.layers)
+    assert passes == planned_passes(Shape.of(model, torch.float32))
 
 
 def test_a_backward_pass_keeps_about_what_the_plan_says() -> None:

@@ -23,6 +23,7 @@ ORDER = (
     {"surgery"},
     {"vocabulary"},
     {"signals"},
+    {"layerwise"},
     {"measure"},
     {"criteria"},
     {"repair"},

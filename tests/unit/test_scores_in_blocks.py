@@ -17,7 +17,7 @@ from headprune.errors import EquivalenceError, NonFiniteError
 from headprune.hooks import logits
 from headprune.measure.savings import _TensorMeter
 from headprune.repair.bysite import running_order
-from headprune.repair.dense import DenseOutputs
+from headprune.repair.dense_targets import DenseTargets
 from headprune.signals.columns import gather_columns
 from headprune.signals.objectives import TokenSigns, sign_gradient, start_backward, targets_of
 from headprune.signals.sensitivity import gather_sensitivity
@@ -129,9 +129,9 @@ def test_gradients_of_all_draws_are_those_of_whole_logits(name: str) -> None:
 def test_repairs_towards_the_dense_model_are_those_of_whole_logits(name: str) -> None:
     model, batches = built(name), batches_of(name)
     sites, task = all_sites(model), task_of(model)
-    whole = DenseOutputs(model, sites, batches, task).targets
+    whole = DenseTargets(model, sites, batches, task).targets
     with in_blocks(model), made_logits(model) as made:
-        found = DenseOutputs(model, sites, batches, task).targets
+        found = DenseTargets(model, sites, batches, task).targets
     assert max(made) == 2
     assert list(found) == list(whole)
     for index, own in found.items():
@@ -274,7 +274,7 @@ WORK: dict[str, Callable[[Any, list[Batch]], Any]] = {
     "own labels": lambda model, data: headprune.score(model, data, criterion="his", labels="self"),
     "attribution": lambda model, data: headprune.score(model, data, criterion="attribution(steps=1)"),
     "columns": lambda model, data: headprune.score(model, data, criterion="wanda"),
-    "dense": lambda model, data: DenseOutputs(model, all_sites(model), data, task_of(model)),
+    "dense": lambda model, data: DenseTargets(model, all_sites(model), data, task_of(model)),
     "rounds": lambda model, data: headprune.prune(
         model, data, keep_parameters=0.99, schedule="rounds", rounds=1, units="heads,neurons"
     ),
@@ -307,7 +307,7 @@ def test_scores_in_blocks_need_a_fraction_of_the_logits() -> None:
 
 PASSES: dict[str, Callable[[Any, list[Batch]], Any]] = {
     "columns": lambda model, data: gather_columns(model, all_sites(model), data, task_of(model)),
-    "outputs": lambda model, data: DenseOutputs(model, all_sites(model), data, task_of(model), weighted=False),
+    "outputs": lambda model, data: DenseTargets(model, all_sites(model), data, task_of(model), weighted=False),
     "tokens": lambda model, data: gather_sensitivity(model, all_sites(model), data, task_of(model), gradients=False),
     "order": lambda model, data: running_order(model, all_sites(model), data[0], task_of(model)),
 }

@@ -14,16 +14,16 @@ import torch
 import headprune
 from headprune.criteria.elimination_math import eliminate
 from headprune.errors import ScheduleError, UnsupportedModelError
+from headprune.layerwise.activation_store import ActivationStore
+from headprune.layerwise.check import require_walkable
+from headprune.layerwise.site_passes import SitePasses
+from headprune.layerwise.walker import stacks_of
 from headprune.repair.bysite import running_order
-from headprune.repair.dense import DenseOutputs
-from headprune.repair.passes import Passes
-from headprune.repair.sweep import sweep as repair_sites
+from headprune.repair.dense_targets import DenseTargets
+from headprune.repair.front_to_back import repair_front_to_back
 from headprune.repair.towards import RIDGES
 from headprune.search.config import PruneConfig
-from headprune.search.sweep.follow import stacks_of
 from headprune.search.sweep.leaving import leaving, precision_for
-from headprune.search.sweep.proof import require_followable
-from headprune.search.sweep.streams import Kept
 from headprune.search.sweep.sweep import Sweep
 from headprune.store.checkpoint import save_weights_of
 from headprune.store.shelf import DiskShelf, load_on_disk
@@ -50,17 +50,17 @@ def by_whole_passes(
     """The same computation with nothing but whole passes over the whole model: slow and plain."""
     task = task_of(model)
     sites = sites_of(model, KINDS)
-    dense = DenseOutputs(copy.deepcopy(model), sites, batches, task, weighted=False)
+    dense = DenseTargets(copy.deepcopy(model), sites, batches, task, weighted=False)
     for index in running_order(model, sites, batches[0], task):
         sites = sites_of(model, KINDS)
-        passes = Passes(model, [], batches, task)
+        passes = SitePasses(model, sites, batches, task, walkable=False)
         count = len(sites[index].units()) - keep[index]
         gone = leaving(settings.made_criterion, model, sites, sites[index], passes, count)
         if gone:
             cut(model, gone)
         sites = sites_of(model, KINDS)
         towards = {index: dense.targets[index]}
-        repair_sites(model, sites, towards, passes, "lstsq", precision=precision_for(sites[index]))
+        repair_front_to_back(model, sites, towards, passes, "lstsq", precision=precision_for(sites[index]))
 
 
 def same_weights(one: Any, other: Any) -> None:
@@ -89,7 +89,7 @@ def test_layers_one_by_one_are_the_whole_model(name: str, tmp_path: Path) -> Non
     layers = [path for stack in stacks_of(model, sites_of(model, KINDS)).values() for path in stack]
     (tmp_path / "parts").mkdir()
     shelf = DiskShelf(model, layers, tmp_path / "parts")
-    sweep = Sweep(model, batches, settings, task, shelf=shelf, structure=dense, scratch=tmp_path / "parts")
+    sweep = Sweep(model, batches, settings, task, weights=shelf, structure=dense, scratch=tmp_path / "parts")
     there: list[int] = []
     for swept in sweep.layers(sweep.widths(), done=lambda layer, _: _note(model, layers, layer.path, there, shelf)):
         assert all(repair.weight is None and repair.bias is None for repair in swept.repairs)  # nothing piles up
@@ -162,12 +162,12 @@ def test_what_cannot_be_followed_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     """The proof on a small twin fails if layers one by one give anything else than the model."""
     monkeypatch.setenv("HEADPRUNE_CACHE", str(tmp_path))
     model = ZOO["bert"].build()
-    require_followable(model)
-    put = Kept.put
-    monkeypatch.setattr(Kept, "put", lambda self, number, tensor: put(self, number, tensor * 1.5))
+    require_walkable(model)
+    put = ActivationStore.put
+    monkeypatch.setattr(ActivationStore, "put", lambda self, number, tensor: put(self, number, tensor * 1.5))
     monkeypatch.setenv("HEADPRUNE_CACHE", str(tmp_path / "other"))
     with pytest.raises(UnsupportedModelError, match="something else than the model"):
-        require_followable(model)
+        require_walkable(model)
 
 
 def test_sites_that_do_not_run_are_left_whole_and_the_budget_is_met() -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from headprune.hooks.streams import streams
-from headprune.repair.dense import DenseOutputs
-from headprune.repair.passes import Passes
+from headprune.layerwise.site_passes import SitePasses
+from headprune.repair.bysite import running_order
+from headprune.repair.dense_targets import DenseTargets
 from headprune.repair.towards import Pairs, best_map
 from headprune.signals.sensitivity import FLOOR, token_weights
 from headprune.surgery.cut import cut
@@ -107,7 +108,7 @@ def pruned(name: str) -> tuple:
     batches = [ZOO[name].batch(seed) for seed in range(4)]
     task = task_of(model)
     sites = all_sites(model)
-    dense = DenseOutputs(model, sites, batches, task)
+    dense = DenseTargets(model, sites, batches, task)
     gone = [m for site in sites for unit in site.units()[::2] for m in unit if site.size > site.group]
     cut(model, gone)
     return model, batches, task, dense
@@ -123,13 +124,16 @@ def test_no_site_is_worse_after_its_repair(name: str) -> None:
         assert repair.error <= repair.error_without
 
 
-@pytest.mark.parametrize("name", ["bert", "llama-gqa", "t5"])
-def test_passes_with_memory_see_what_whole_passes_see(name: str) -> None:
-    """After every change at a site, what reaches the next is what a fresh forward pass brings there."""
+@pytest.mark.parametrize("forwards", [True, False])
+@pytest.mark.parametrize("name", ["bert", "albert", "llama-gqa", "t5"])
+def test_passes_see_what_fresh_passes_see(name: str, forwards: bool) -> None:
+    """After every change at a site, what reaches the next is what a fresh forward pass brings there, whether sites come
+    in the order in which they run or not."""
     model, batches, task, _ = pruned(name)
     sites = all_sites(model)
-    passes = Passes(model, sites, batches, task)
-    for site in sites[::-1]:  # in another order than they run
+    passes = SitePasses(model, sites, batches, task, walkable=name != "albert")
+    order = [sites[index] for index in running_order(model, sites, batches[0], task)]
+    for site in order if forwards else order[::-1]:
         expected: list[torch.Tensor] = []
         handle = model.get_submodule(site.o).register_forward_pre_hook(
             lambda m, args, into=expected: into.append(args[0].detach())
@@ -147,11 +151,38 @@ def test_passes_with_memory_see_what_whole_passes_see(name: str) -> None:
             model.get_submodule(site.o).weight.mul_(0.5)
 
 
-def test_a_sweep_costs_a_few_passes_whatever_the_depth() -> None:
-    model, _, _, dense = pruned("bert")
-    before = dense.forwards
+def test_a_repair_runs_every_layer_three_times_whatever_the_depth() -> None:
+    """For either of its sites, and once it is repaired; not the last one then, and the first once more, which tells how
+    layers are called."""
+    model, batches, _, dense = pruned("bert")
+    layers = [layer.attention for layer in model.bert.encoder.layer]  # a layer that stands in for itself runs none
+    runs: list[torch.nn.Module] = []
+    handles = [layer.register_forward_pre_hook(lambda module, args: runs.append(module)) for layer in layers]
     dense.repair(model, all_sites(model), "lstsq")
-    assert dense.forwards - before <= 3.0  # six sites would be six passes
+    for handle in handles:
+        handle.remove()
+    assert dense.walkable
+    assert [runs.count(layer) / len(batches) for layer in layers] == [4.0, 3.0, 2.0]
+
+
+def test_a_model_that_cannot_be_walked_through_is_repaired_by_whole_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same weights come out, from more passes."""
+    found = []
+    for reason in ("", "it is said not to be"):
+        monkeypatch.setattr(
+            "headprune.repair.dense_targets.reason_against", lambda *args, reason=reason, **settings: reason
+        )
+        model, _, _, dense = pruned("bert")
+        assert dense.walkable == (not reason)
+        dense.repair(model, all_sites(model), "lstsq")
+        found.append(model.state_dict())
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name]), name
+
+
+def test_whether_a_model_can_be_walked_through_is_tried_on_itself() -> None:
+    assert pruned("t5")[-1].walkable
+    assert not pruned("albert")[-1].walkable  # whose layers run again and again
 
 
 def test_means_go_into_biases() -> None:
@@ -168,9 +199,9 @@ def test_a_site_without_units_gives_what_the_dense_one_gave_on_average() -> None
     model = ZOO["bert"].build().eval()
     batches = [ZOO["bert"].batch(seed) for seed in range(4)]
     task, sites = task_of(model), all_sites(model)
-    dense = DenseOutputs(model, sites, batches, task, weighted=False)
+    dense = DenseTargets(model, sites, batches, task, weighted=False)
     empty = sites[-1]
-    wanted = torch.cat(dense.targets[empty.index].outputs)
+    wanted = torch.cat(list(dense.targets[empty.index].outputs))
     cut(model, [Member(empty.index, member) for member in empty.kept])
     dense.targets = {empty.index: dense.targets[empty.index]}  # with all before it as it was
     dense.repair(model, all_sites(model), "lstsq")

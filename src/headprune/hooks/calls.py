@@ -15,15 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from headprune.hooks.stop import StopForwardError
+
 MISSING = object()
 
 
 class UnfollowableError(Exception):
     """The model does something between its layers, or calls them in another way; the text says what."""
-
-
-class _EndedError(Exception):
-    """What was asked for has been recorded, so the rest of the pass is not needed."""
 
 
 class _Stream:
@@ -101,7 +99,7 @@ def first_reached(model: nn.Module, inputs: Mapping[str, Any], done: Done, layer
     def stop(path: str) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             reached.append(path)
-            raise _EndedError
+            raise StopForwardError
 
         return forward
 
@@ -127,7 +125,7 @@ def record(
         calls.append(_call(args, kwargs, stream))
         given.append(compute(*args, **kwargs))
         if len(stack) == 1:
-            raise _EndedError
+            raise StopForwardError
         return given[0]
 
     def later(number: int) -> Callable[..., Any]:
@@ -136,7 +134,7 @@ def record(
                 raise UnfollowableError("its layers do not run one after the other")
             calls.append(_shared(calls[-1], _call(args, kwargs, stream_in(given[0]))))
             if number == len(stack) - 1:
-                raise _EndedError
+                raise StopForwardError
             return given[0]
 
         return forward
@@ -165,7 +163,7 @@ def gives(output: Any) -> Callable[..., Any]:
 def _run(model: nn.Module, inputs: Mapping[str, Any]) -> None:
     try:
         model(**inputs)
-    except _EndedError:
+    except StopForwardError:
         return
 
 

@@ -21,6 +21,7 @@ from headprune.batches import to_device
 from headprune.hooks.calls import gives, standing_in
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating, largest_difference, numbers
+from headprune.hooks.stop import StopForwardError
 
 LIMIT = 1 << 28  # bytes of logits in float32 above which they are made in blocks
 BLOCK = 1 << 25  # bytes of logits in float32 that are made together
@@ -161,10 +162,6 @@ def _is_large(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
     return ids.numel() * int(classes) * 4 > LIMIT and not {"labels", "logits_to_keep"} & set(inputs)
 
 
-class _ReachedError(Exception):
-    """The pass has come to the first module inside the model."""
-
-
 def _body(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
     """The part of the model that makes hidden states, if that is what its forward begins with; nothing of it runs."""
     reached: list[nn.Module] = []
@@ -172,12 +169,12 @@ def _body(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
     def stop(module: nn.Module, args: Any) -> None:
         if module is not model:
             reached.append(module)
-            raise _ReachedError
+            raise StopForwardError
 
     handle = register_module_forward_pre_hook(stop)  # before those of the module itself, so that nobody sees it
     try:
         model(**inputs, logits_to_keep=1)
-    except _ReachedError:
+    except StopForwardError:
         pass
     finally:
         handle.remove()

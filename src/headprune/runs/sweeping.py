@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.errors import DataError, RunError, ScheduleError
+from headprune.layerwise.walker import Layer, stacks_of
 from headprune.measure.metrics import choose_metric
 from headprune.measure.trajectory import Step
 from headprune.repair.solve import Repair
@@ -27,7 +28,6 @@ from headprune.search.config import Experiment
 from headprune.search.pruner import PruneResult
 from headprune.search.schedules.schedule import Removal
 from headprune.search.step import describe
-from headprune.search.sweep.follow import Layer, stacks_of
 from headprune.search.sweep.layers import Swept
 from headprune.search.sweep.sweep import Sweep
 from headprune.store.checkpoint import load_structure, save_weights_of
@@ -74,7 +74,7 @@ def sweep_into(
             experiment,
             task,
             evaluation=evaluation or (),
-            shelf=shelf,
+            weights=shelf,
             structure=structure,
             device=device,
             scratch=scratch if experiment.activations_on_disk else None,

@@ -20,7 +20,6 @@ from headprune.hooks.paths import layer_path
 from headprune.measure import evaluator
 from headprune.measure.costs import total_parameters
 from headprune.measure.examples import default_tokens
-from headprune.repair import passes
 from headprune.search.sweep import leaving
 from headprune.signals import late
 from headprune.signals.moments import FOLDS
@@ -305,15 +304,15 @@ def rounds(shape: Shape, data: Calibration, count: int = 6) -> Need:
     groups = tokens_of(shape.sites, data)
     most = max(sum(group) for group in groups)
     held = {**weights(shape), **evaluated(shape, data), **dense_outputs(shape, data)}
-    room = remembered(shape, data.tokens, passes.MEMORY)
+    streams = data.tokens * shape.width * shape.item
     scored = len(groups) * (1 + 2.0 * DRAWS)
-    repaired = repair_passes(shape, room / max(remembered(shape, data.tokens, 2**63), 1))
+    repaired = repair_passes(shape)
     return Need(
         "rounds",
         {
             "gathering": {**held, "tokens of sites": 2 * most, **backward(shape, data)},
             "eliminating": {**held, "tokens of sites": most, **eliminating(shape.sites, data)},
-            "repairing": {**held, "remembered inputs": room, **repairing(shape.sites), **passing(shape, data)},
+            "repairing": {**held, "activations": streams, **repairing(shape.sites), **passing(shape, data)},
             "saving": {**held, **_written(shape)},
         },
         count,
@@ -323,12 +322,9 @@ def rounds(shape: Shape, data: Calibration, count: int = 6) -> Need:
     )
 
 
-def repair_passes(shape: Shape, known: float) -> float:
-    """Of a repair front to back. Where layers are remembered, each runs for either site in it and once repaired, the
-    last but once less; where they are not, every site takes a pass as far as its layer."""
-    layers = max(shape.layers, 1)
-    each = len(shape.sites) / layers
-    return known * (each + 1 - 1 / layers) + (1 - known) * each * (layers + 1) / 2
+def repair_passes(shape: Shape) -> float:
+    """Of a repair front to back: every layer runs for either site in it and once repaired."""
+    return len(shape.sites) / max(shape.layers, 1) + 1
 
 
 def sweep(shape: Shape, data: Calibration) -> Need:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from headprune.repair.bysite import remove_by_site
-from headprune.repair.dense import DenseOutputs
+from headprune.repair.dense_targets import DenseTargets
 from headprune.repair.remove import remove_and_repair
 from headprune.search.schedules.layerwise import prune_layers
 from headprune.search.schedules.schedule import Removal, RunState
@@ -44,7 +44,7 @@ class RepairedModel:
     make good; by `site`, each only towards what it gave."""
 
     def __init__(self) -> None:
-        self.dense: DenseOutputs | None = None
+        self.dense: DenseTargets | None = None
 
     def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
         model, members, repair = run.model, removal.members, run.config.compensate
@@ -53,7 +53,7 @@ class RepairedModel:
             return replace(removal, repairs=repairs)
         if repair != "none" and self.dense is None:
             weighted = repair == "lstsq"  # ours alone asks which tokens the logits depend on
-            self.dense = DenseOutputs(model, run.sites, run.calibration, run.task, weighted=weighted)
+            self.dense = DenseTargets(model, run.sites, run.calibration, run.task, weighted=weighted)
         cut(model, members, sites=run.sites, verify=verify)
         if self.dense is None:
             return removal

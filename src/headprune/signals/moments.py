@@ -14,6 +14,7 @@ from headprune import distributed
 from headprune.hooks.logits import few_logits
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
+from headprune.hooks.stop import StopForwardError
 from headprune.hooks.watch import watched
 from headprune.tasks import Task, batch_size, own_batches, task_of
 from headprune.units import Site
@@ -103,10 +104,6 @@ class Moments:
         return self.about_point(torch.zeros_like(self.shift))
 
 
-class _NothingLeftToSeeError(Exception):
-    """All sites that were asked for have run, so the rest of the forward pass is not needed."""
-
-
 class Gathering:
     """Moments of sites, site by site and batch by batch as they run."""
 
@@ -152,7 +149,7 @@ def gather(
     wanted = [site for site in sites if site.kept]
     device = input_device(model)
     gathering = Gathering(task)
-    stopping = suppress(_NothingLeftToSeeError)
+    stopping = suppress(StopForwardError)
     with distributed.fail_together():
         for _, first, raw in own_batches(batches if wanted else ()):
             batch = task.prepare(raw, device)
@@ -164,7 +161,7 @@ def gather(
                 gathering.see(site, outputs, batch, first)
                 left[site.index] -= 1
                 if not any(count > 0 for count in left.values()):
-                    raise _NothingLeftToSeeError
+                    raise StopForwardError
 
             with torch.no_grad(), evaluating(model), watched(model, wanted, output=see), stopping:
                 model(**few_logits(model, task.inputs(batch)))

@@ -14,7 +14,7 @@ from headprune.criteria.elimination_math import eliminate
 from headprune.criteria.fitting import only
 from headprune.criteria.scoring_pass import finite
 from headprune.errors import NonFiniteError, ScheduleError
-from headprune.repair.passes import SitePasses
+from headprune.layerwise.site_tokens import SiteInputs
 from headprune.search.selection import ranked
 from headprune.signals.columns import Columns, add_columns, output_weight
 from headprune.units import Member, Site, kept_mask, nan_scores
@@ -44,7 +44,7 @@ def leaving(
     model: PreTrainedModel,
     sites: Sequence[Site],
     site: Site,
-    passes: SitePasses,
+    inputs: SiteInputs,
     count: int,
 ) -> list[Member]:
     """The members of so many units, least important first, on what reaches the site now."""
@@ -53,10 +53,10 @@ def leaving(
     if count >= len(site.units()):
         return [member for unit in site.units() for member in unit]
     if isinstance(criterion, Elimination):
-        return _eliminated(criterion, model, site, passes, count)
+        return _eliminated(criterion, model, site, inputs, count)
     if isinstance(criterion, ColumnCriterion):
         found: dict[int, Columns] = {}
-        for seen in passes.at(site):
+        for seen in inputs.at(site):
             add_columns(found, site, seen.columns)
         scores = nan_scores(sites)
         own = criterion.of_columns(output_weight(model, site), found.get(site.index))
@@ -69,13 +69,13 @@ def leaving(
 
 
 def _eliminated(
-    criterion: Elimination, model: PreTrainedModel, site: Site, passes: SitePasses, count: int
+    criterion: Elimination, model: PreTrainedModel, site: Site, inputs: SiteInputs, count: int
 ) -> list[Member]:
     """Backward elimination on the second moments of what the site is given."""
     units = site.units()
     for kind in dict.fromkeys((precision_for(site), torch.float64)):
         try:
-            gone = _order(criterion, model, site, passes, count, kind)
+            gone = _order(criterion, model, site, inputs, count, kind)
         except torch.linalg.LinAlgError:  # sums in float32 may say that something is less than nothing
             if kind == torch.float64:
                 raise
@@ -85,7 +85,7 @@ def _eliminated(
 
 
 def _order(
-    criterion: Elimination, model: PreTrainedModel, site: Site, passes: SitePasses, count: int, kind: torch.dtype
+    criterion: Elimination, model: PreTrainedModel, site: Site, inputs: SiteInputs, count: int, kind: torch.dtype
 ) -> list[int]:
     """The numbers of the units that leave first."""
     order = torch.tensor(site.columns(range(site.size)))
@@ -93,19 +93,19 @@ def _order(
     width = site.width * site.group
     gone: list[int] = []
     metric = torch.eye(len(weight), dtype=kind)
-    for units, _, _ in eliminate(weight, _spread(model, site, passes, kind), metric, width, criterion.ridge):
+    for units, _, _ in eliminate(weight, _spread(model, site, inputs, kind), metric, width, criterion.ridge):
         gone += units
         if len(gone) >= count:
             break
     return gone[:count]
 
 
-def _spread(model: PreTrainedModel, site: Site, passes: SitePasses, kind: torch.dtype) -> torch.Tensor:
+def _spread(model: PreTrainedModel, site: Site, inputs: SiteInputs, kind: torch.dtype) -> torch.Tensor:
     """E[z z^T], member after member, about the mean where the output map has a bias that can take it."""
     columns = site.size * site.width
     total, sums, shift = torch.zeros(columns, columns, dtype=kind), torch.zeros(columns, dtype=kind), None
     tokens = 0
-    for seen in passes.at(site):
+    for seen in inputs.at(site):
         if not len(seen.columns):
             continue
         given = site.split(seen.columns).flatten(-2).to(kind).cpu()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,18 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.errors import ScheduleError
+from headprune.errors import ScheduleError, UnsupportedModelError
+from headprune.hooks.calls import UnfollowableError
 from headprune.hooks.logits import States, forward
+from headprune.layerwise.check import require_walkable
+from headprune.layerwise.walker import Layer, LayerWeights, Walker, Which
 from headprune.measure.evaluator import finite_logits
 from headprune.measure.quality import Quality
 from headprune.search.budget import Budget, budget_of, check_reachable, prices
 from headprune.search.config import PruneConfig
 from headprune.search.selection import least_units
-from headprune.search.sweep.follow import Follower, InMemory, Layer, Shelf, Which, followed
 from headprune.search.sweep.layers import Swept, Turn
 from headprune.search.sweep.leaving import check_local
-from headprune.search.sweep.proof import require_followable
 from headprune.search.sweep.widths import errors_of, widths
 from headprune.tasks import Task, rows_of
 from headprune.units import Member, Site, by_site, sites_of
@@ -61,15 +63,15 @@ class Sweep:
         task: Task,
         *,
         evaluation: Sequence[Mapping[str, Any]] = (),
-        shelf: Shelf | None = None,
+        weights: LayerWeights | None = None,
         structure: PreTrainedModel | None = None,
         device: torch.device | None = None,
         scratch: Path | None = None,
     ) -> None:
         check_sweep(config)
-        require_followable(model)
+        require_walkable(model)
         self.model, self.config, self.task = model, config, task
-        self.shelf: Shelf = shelf or InMemory()
+        self.weights = weights
         self.batches = [*calibration, *evaluation]
         self.calibration, self.device, self.scratch = len(calibration), device, scratch
         self.sites: Sequence[Site] = sites_of(model, config.kinds)
@@ -77,7 +79,7 @@ class Sweep:
         counted = structure or model
         self.prices = prices(counted, sites_of(counted, config.kinds), self.budget.measure, config.kinds)
         check_reachable(self.budget, self.prices, self.sites, self._least)
-        self.follower: Follower | None = None
+        self.walker: Walker | None = None
 
     def _least(self, site: Site) -> int:
         return least_units(site, self.config)
@@ -86,8 +88,8 @@ class Sweep:
         """How many units every site keeps; by errors, that takes a pass over the calibration data."""
         uniform = self.config.widths == "uniform"  # for which it is enough to see what runs
         batches = [rows_of(self.batches[0], slice(0, 1))] if uniform else self.batches[: self.calibration]
-        with followed(self.model):
-            errors = errors_of(self._follow(batches, ("pruned",)), self.model, self.sites)
+        with _refusing(self.model):
+            errors = errors_of(self._walker(batches, ("pruned",)), self.model, self.sites)
         idle = [site.index for site in self.sites if site.kept and errors[site.index, list(site.kept)].isnan().any()]
         sites = [replace(site, obstacle=IDLE) if site.index in idle else site for site in self.sites]
         if idle:
@@ -107,15 +109,15 @@ class Sweep:
     ) -> Iterator[Swept]:
         """Prune one layer after the other. Of `known` layers the weights come by `again`; `chosen` are the members that
         leave where that was decided before. `done` is told when a layer is as it stays, and may write it."""
-        with followed(self.model):
-            self.follower = follower = self._follow(self.batches, ("dense", "pruned"))
+        with _refusing(self.model):
+            self.walker = walker = self._walker(self.batches, ("dense", "pruned"))
             going = by_site(chosen)
             decided = {site: [Member(site, member) for member in ids] for site, ids in going.items()}
             if chosen:
                 decided = {site.index: decided.get(site.index, []) for site in self.sites}
             turn = Turn(
                 self.model,
-                follower,
+                walker,
                 self.config.made_criterion,
                 self.config.compensate,
                 self.config.kinds,
@@ -123,26 +125,26 @@ class Sweep:
                 decided,
                 self.scratch,
             )
-            for layer in follower.layers():
+            for layer in walker.layers():
                 swept = (known or {}).get(layer.path)
                 if swept is not None and again is not None:
-                    follower.advance(layer, "dense")
+                    walker.advance(layer, "dense")
                     again(layer, swept)
                 else:
                     swept = turn.take(layer)
                     if done is not None:
                         done(layer, swept)
-                follower.advance(layer, "pruned")
+                walker.advance(layer, "pruned")
                 yield swept
 
     def quality(self, which: Which) -> Quality:
         """What the model says on the evaluation data, or where there is none on the calibration data."""
-        assert self.follower is not None
+        assert self.walker is not None
         quality = Quality(self.task)
         first = self.calibration if len(self.batches) > self.calibration else 0
         for number in range(first, len(self.batches)):
-            batch = self.follower.prepared(number)
-            with self.follower.behind(which, number) as inputs:
+            batch = self.walker.prepared(number)
+            with self.walker.behind(which, number) as inputs:
                 output = forward(self.model, self.task, inputs)
                 if isinstance(output, States):
                     blocks = (finite_logits(part, number) for part in output.blocks())
@@ -151,15 +153,26 @@ class Sweep:
             quality.add(batch, output, finite_logits(self.task.logits(output), number))
         return quality
 
-    def _follow(self, batches: Sequence[Mapping[str, Any]], which: Sequence[Which]) -> Follower:
-        return Follower(
+    def _walker(self, batches: Sequence[Mapping[str, Any]], which: Sequence[Which]) -> Walker:
+        return Walker(
             self.model,
             self.sites,
             batches,
             self.task,
-            self.shelf,
+            weights=self.weights,
             calibration=self.calibration,
             device=self.device,
             scratch=self.scratch,
             which=which,
         )
+
+
+@contextmanager
+def _refusing(model: PreTrainedModel) -> Iterator[None]:
+    """A model that cannot be walked through is refused in a sentence."""
+    try:
+        yield
+    except UnfollowableError as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be gone through layer by layer: {error}; use --schedule rounds."
+        ) from None

@@ -10,10 +10,10 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.hooks.watch import watched
+from headprune.layerwise.walker import Layer, Walker
 from headprune.search.budget import Prices, units
 from headprune.search.config import PruneConfig
 from headprune.search.selection import choose
-from headprune.search.sweep.follow import Follower, Layer
 from headprune.signals.columns import Columns, add_columns
 from headprune.signals.moments import real_outputs
 from headprune.units import Site, by_site, nan_scores
@@ -38,15 +38,15 @@ def widths(
     return {site.index: units(site) - len(gone.get(site.index, ())) // site.group for site in sites}
 
 
-def errors_of(follower: Follower, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
+def errors_of(walker: Walker, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
     """What the removal of every member would change of its site's output, relative to the stream that it goes into:
     the spread of its columns times their weights. NaN at sites that do not run on this data. One pass over it, layer
     after layer."""
     scores = nan_scores(sites)
-    for layer in follower.layers():
-        seen = _Seen(follower, layer)
+    for layer in walker.layers():
+        seen = _Seen(walker, layer)
         with watched(model, layer.sites, output=seen.columns):
-            follower.advance(layer, "pruned", before=seen.begin, after=seen.stream)
+            walker.advance(layer, "pruned", before=seen.begin, after=seen.stream)
         for site in layer.sites:
             if site.kept and site.index in seen.found:
                 own = _own_errors(model, site, seen.found[site.index])
@@ -65,21 +65,21 @@ def _own_errors(model: PreTrainedModel, site: Site, seen: Columns) -> torch.Tens
 class _Seen:
     """What passes in one layer: the columns of its sites, and the mean square of the stream behind it."""
 
-    def __init__(self, follower: Follower, layer: Layer) -> None:
-        self.follower, self.layer = follower, layer
+    def __init__(self, walker: Walker, layer: Layer) -> None:
+        self.walker, self.layer = walker, layer
         self.found: dict[int, Columns] = {}
         self.batch: Mapping[str, Any] = {}
         self.total, self.tokens = 0.0, 0
 
     def begin(self, number: int) -> None:
-        self.batch = self.follower.prepared(number)
+        self.batch = self.walker.prepared(number)
 
     def columns(self, site: Site, given: torch.Tensor) -> None:
-        add_columns(self.found, site, real_outputs(site, self.batch, given, self.follower.task)[0])
+        add_columns(self.found, site, real_outputs(site, self.batch, given, self.walker.task)[0])
 
     def stream(self, number: int, stream: torch.Tensor) -> None:
         for site in self.layer.sites[:1]:  # which knows the tokens that are not padding
-            real, _ = real_outputs(site, self.batch, stream, self.follower.task)
+            real, _ = real_outputs(site, self.batch, stream, self.walker.task)
             self.total += float(real.double().square().sum())
             self.tokens += len(real)
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from headprune.errors import RunError
 
 
-class Kept:
+class ActivationStore:
     """A list of tensors, one for each batch, that may lie on disk."""
 
     def __init__(self, folder: Path | None = None, name: str = "") -> None:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.hooks.offload import stored
-from headprune.repair.passes import SitePasses
+from headprune.layerwise.activation_store import ActivationStore
+from headprune.layerwise.site_tokens import SiteInputs
 from headprune.repair.plan import apply_repairs, owners_of
 from headprune.repair.scale import best_scales
 from headprune.repair.solve import Compensation, Repair
@@ -31,31 +32,22 @@ log = logging.getLogger(__name__)
 CATCH_UP: dict[Compensation, float] = {"lstsq": 0.75, "scale": 1.0, "mean": 0.0}
 
 
-class Tensors(Protocol):
-    """A list of tensors, one for each batch."""
-
-    def append(self, tensor: torch.Tensor, /) -> None: ...
-    def __getitem__(self, number: int, /) -> torch.Tensor: ...
-    def __iter__(self) -> Iterator[torch.Tensor]: ...
-    def __len__(self) -> int: ...
-
-
 @dataclass
 class Target:
     """What one site is repaired towards, batch after batch."""
 
-    outputs: Tensors  # [tokens x out]: what the dense model gives there
-    streams: Tensors | None  # [tokens x out]: what it is added to there; None where that is not known
+    outputs: ActivationStore  # [tokens x out]: what the dense model gives there
+    streams: ActivationStore | None  # [tokens x out]: what it is added to there; None where that is not known
     weights: list[torch.Tensor] | None  # [tokens]
     routed: bool = False  # whether it is given some tokens alone, which others choose
     numbers: list[int] = field(default_factory=list)  # of the batches, in all the data
 
 
-def sweep(
+def repair_front_to_back(
     model: PreTrainedModel,
     sites: Sequence[Site],
     targets: Mapping[int, Target],
-    passes: SitePasses,
+    inputs: SiteInputs,
     compensate: Compensation = "lstsq",
     *,
     ridges: tuple[float, ...] = RIDGES,
@@ -74,7 +66,7 @@ def sweep(
             continue
         # Which tokens an expert is given depends on what was pruned before it, so there is nothing to compare with.
         routed = targets[index].routed
-        pairs = None if routed else _gathered(passes, site, targets[index], CATCH_UP[compensate], precision)
+        pairs = None if routed else _gathered(inputs, site, targets[index], CATCH_UP[compensate], precision)
         repair = distributed.on_main(functools.partial(_planned, output, site, pairs, compensate, ridges, routed))
         apply_repairs(model, sites, [repair])
         repairs.append(repair)
@@ -91,12 +83,12 @@ def _planned(
     return _repaired(output, site, pairs, compensate, ridges)
 
 
-def _gathered(passes: SitePasses, site: Site, target: Target, catch_up: float, precision: torch.dtype) -> Pairs | None:
+def _gathered(inputs: SiteInputs, site: Site, target: Target, catch_up: float, precision: torch.dtype) -> Pairs | None:
     """Sums over all batches, which several processes share."""
     pairs: Pairs | None = None
     streams = target.streams is not None and catch_up > 0
     with distributed.fail_together():
-        for number, (seen, wanted) in enumerate(zip(passes.at(site, streams=streams), target.outputs, strict=True)):
+        for number, (seen, wanted) in enumerate(zip(inputs.at(site, streams=streams), target.outputs, strict=True)):
             if not len(wanted):
                 continue
             outputs = wanted

@@ -1,0 +1,72 @@
+"""Whether a model can be walked through layer by layer: what comes out must be what the model gives at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from headprune.cache import remembered
+from headprune.discovery.discover import NoTwinError, twin_of
+from headprune.discovery.twin import small_config
+from headprune.errors import UnsupportedModelError
+from headprune.hooks.calls import UnfollowableError
+from headprune.hooks.logits import compared, few_logits
+from headprune.layerwise.walker import Walker
+from headprune.tasks import Task, task_of
+from headprune.units import Site, sites_of
+from headprune.units.dense import dense_class, dense_config, quiet, structure_of
+
+DEPTH = 3
+
+
+def require_walkable(model: PreTrainedModel) -> None:
+    """Raise unless a small random twin of this class, which may be on disk, gives the same layer by layer."""
+    kind, config = dense_class(model), dense_config(model.config)
+    reason = remembered(kind, "layers " + structure_of(config), lambda: _reason_of_twin(kind, config))
+    if reason:
+        raise UnsupportedModelError(
+            f"{kind.__name__} cannot be gone through layer by layer: {reason}; use --schedule rounds."
+        )
+
+
+def _reason_of_twin(kind: Any, config: Any) -> str:
+    with torch.device("cpu"), quiet():
+        try:
+            twin, runs = twin_of(kind, small_config(config, keep_heads=False, depth=DEPTH))
+        except (NoTwinError, ValueError, TypeError, KeyError, AttributeError) as error:
+            return f"no small twin of it runs ({error})"
+        whole = [run.inputs for run in runs if run.path == ""]
+        if not whole:
+            return "no small twin of it runs as a whole"
+        return reason_against(twin, sites_of(twin, ("heads", "neurons")), whole, task_of(twin))
+
+
+def reason_against(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    batches: Sequence[Mapping[str, Any]],
+    task: Task,
+    *,
+    all_logits: bool = True,
+) -> str:
+    """Why these batches cannot be taken through the layers one by one; empty where they can."""
+    asked = dict if all_logits else functools.partial(few_logits, model)
+    try:
+        walker = Walker(model, sites, batches, task, which=("dense",))
+        for layer in walker.layers():
+            walker.advance(layer, "dense")
+        for number in range(len(batches)):
+            expected = compared(model, asked(task.inputs(walker.prepared(number))))
+            with walker.behind("dense", number) as inputs:
+                actual = compared(model, asked(inputs))
+            if not all(map(torch.equal, expected, actual)):
+                return "its layers one by one give something else than the model"
+    except UnfollowableError as error:
+        return str(error)
+    except Exception as error:  # whatever a layer says to what it is given out of its turn
+        return f"its layers do not run one by one ({' '.join(str(error).split())[:200]})"
+    return ""

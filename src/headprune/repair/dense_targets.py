@@ -1,0 +1,188 @@
+"""What a dense model gives at its sites on the calibration data: what its pruned self is repaired towards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from headprune import distributed
+from headprune.batches import rows_of, widened
+from headprune.hooks.attach import at_gradient, hooks
+from headprune.hooks.logits import few_logits, forward, logits_of
+from headprune.hooks.offload import input_device
+from headprune.hooks.outputs import evaluating
+from headprune.hooks.streams import streams
+from headprune.hooks.watch import frozen
+from headprune.layerwise.activation_store import ActivationStore
+from headprune.layerwise.check import reason_against
+from headprune.layerwise.site_passes import SitePasses
+from headprune.repair.front_to_back import Target, repair_front_to_back
+from headprune.repair.solve import Compensation, Repair
+from headprune.signals.moments import real_outputs
+from headprune.signals.objectives import start_backward
+from headprune.signals.sensitivity import token_weights
+from headprune.signals.spec import is_expert
+from headprune.tasks import Task, own_batches
+from headprune.units import Site
+
+
+@dataclass
+class _Parts:
+    """What one site gave in one batch, application after application."""
+
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    streams: list[torch.Tensor] = field(default_factory=list)
+    squares: list[torch.Tensor] = field(default_factory=list)  # of the gradients, the last application first
+    routed: bool = False
+
+    @property
+    def added(self) -> bool:
+        """Whether every output is simply added to a stream."""
+        shapes = [part.shape for part in self.streams]
+        return shapes == [part.shape for part in self.outputs]
+
+
+class TargetRecorder:
+    """Records what sites give to real tokens while batches pass, and the streams that this is added to; with gradients
+    recorded, also how much they pull at each token. Where nothing is to be `kept`, only which sites run, and in which
+    order."""
+
+    def __init__(self, task: Task, *, kept: bool = True, scratch: Path | None = None) -> None:
+        self.task, self.kept, self.scratch = task, kept, scratch
+        self.targets: dict[int, Target] = {}  # in the order in which sites run
+        self._batch: Mapping[str, Any] | None = None
+        self._parts: dict[int, _Parts] = {}
+
+    @contextmanager
+    def watching(self, model: PreTrainedModel, sites: Sequence[Site]) -> Iterator[None]:
+        pairs = [(model.get_submodule(site.o), self._output_hook(site)) for site in sites]
+        with hooks(pairs), streams(model, sites, self._see_stream):
+            yield
+
+    def begin(self, batch: Mapping[str, Any] | None) -> None:
+        """What passes from here on belongs to this batch, or to none that counts."""
+        self._batch, self._parts = batch, {}
+
+    def end(self, number: int) -> None:
+        """The batch has this number in all the data."""
+        for index, parts in self._parts.items():
+            if index not in self.targets:
+                outputs, added = (ActivationStore(self.scratch, f"{name}-{index}") for name in ("wanted", "stream"))
+                self.targets[index] = Target(outputs, added, [] if torch.is_grad_enabled() else None)
+            target = self.targets[index]
+            target.numbers.append(number)
+            target.routed |= parts.routed
+            if self.kept:
+                target.outputs.append(_joined(parts.outputs))
+                if target.streams is not None and parts.added:
+                    target.streams.append(_joined(parts.streams))
+                else:
+                    target.streams = None
+            if target.weights is not None:
+                nothing = [torch.zeros(sum(len(part) for part in parts.outputs))]
+                target.weights.append(_joined(parts.squares[::-1] or nothing))
+
+    def _output_hook(self, site: Site) -> Any:
+        def note(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            if self._batch is None:
+                return output
+            batch, parts = self._batch, self._parts.setdefault(site.index, _Parts())
+            parts.routed |= is_expert(site) and output.dim() == 2
+            if self.kept:
+                parts.outputs.append(real_outputs(site, batch, output, self.task)[0].cpu())
+            if not torch.is_grad_enabled():
+                return output
+            output = output if output.requires_grad else output.detach().requires_grad_(True)
+
+            def pull(gradient: torch.Tensor) -> None:
+                tokens, _ = real_outputs(site, batch, gradient, self.task)
+                parts.squares.append(widened(tokens).square().sum(1).cpu())
+
+            at_gradient(output, pull)
+            return output
+
+        return note
+
+    def _see_stream(self, site: Site, stream: torch.Tensor) -> None:
+        if self._batch is not None and self.kept:
+            real, _ = real_outputs(site, self._batch, stream, self.task)
+            self._parts[site.index].streams.append(real.cpu())
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+class DenseTargets:
+    """The targets of all sites, from one pass over the data, for repairs of what becomes of the model.
+
+    Of several processes, each keeps those of its own batches.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sites: Sequence[Site],
+        batches: Sequence[Mapping[str, Any]],
+        task: Task,
+        *,
+        weighted: bool = True,
+    ) -> None:
+        self.batches, self.task = batches, task
+        sample = [rows_of(batches[0], slice(0, 1))]
+        self.walkable = not reason_against(model, sites, sample, task, all_logits=False)
+        recorder = TargetRecorder(task)
+        with distributed.fail_together(), evaluating(model), frozen(model), torch.set_grad_enabled(weighted):
+            for number, _, raw in own_batches(batches):
+                batch = task.prepare(raw, input_device(model))
+                recorder.begin(batch)
+                with recorder.watching(model, sites):
+                    inputs = task.inputs(batch)
+                    output = forward(model, task, inputs) if weighted else model(**few_logits(model, inputs))
+                if weighted:
+                    root, gradient = start_backward("logit-signs", "sample", task, logits_of(task, output), None, batch)
+                    if root.requires_grad:
+                        root.backward(gradient)
+                recorder.end(number)
+        self.targets = self._of_all_processes(recorder.targets, weighted)
+        if weighted:
+            for target in self.targets.values():
+                target.weights = _weights(target.weights or [], target.numbers)
+
+    def _of_all_processes(self, own: dict[int, Target], weighted: bool) -> dict[int, Target]:
+        """All processes know the same sites in the same order, and do without streams where one of them has none."""
+        about = {index: (target.streams is None, target.routed) for index, target in own.items()}
+        whole: dict[int, tuple[bool, bool]] = {}
+        for share in distributed.all_gather(about):
+            for index, (bare, routed) in share.items():
+                known = whole.get(index, (False, False))
+                whole[index] = known[0] or bare, known[1] or routed
+        targets = {}
+        for index, (bare, routed) in whole.items():
+            nothing = Target(ActivationStore(), ActivationStore(), [] if weighted else None)
+            targets[index] = own.get(index, nothing)
+            targets[index].routed = routed
+            targets[index].streams = None if bare else targets[index].streams
+        return targets
+
+    def repair(self, model: PreTrainedModel, sites: Sequence[Site], compensate: Compensation) -> list[Repair]:
+        """Repair all sites of the model as it is now."""
+        passes = SitePasses(model, sites, self.batches, self.task, walkable=self.walkable)
+        return repair_front_to_back(model, sites, self.targets, passes, compensate)
+
+
+def _weights(squares: Sequence[torch.Tensor], numbers: Sequence[int]) -> list[torch.Tensor]:
+    """From the squared gradients of this process's batches, whose mean is that over the batches of all processes."""
+    own = dict(zip(numbers, [(part.double().sum(), len(part)) for part in squares], strict=True))
+    sums = {number: part for share in distributed.all_gather(own) for number, part in share.items()}
+    # Added up in the order of batches, whoever has them: a mean that differs in its last bit would show in the weights.
+    total = sum(sums[number][0] for number in sorted(sums))
+    mean = torch.as_tensor(total, dtype=torch.float64) / max(1, sum(count for _, count in sums.values()))
+    return [token_weights(part, mean) for part in squares]
