@@ -53,6 +53,33 @@ def settings(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
+def earlier(**changes: Any) -> Callable[[Path], None]:
+    """The same for a checkpoint of an earlier version, which carries no layout."""
+
+    def change(folder: Path) -> None:
+        settings(**changes)(folder)
+        old = json.loads((folder / "config.json").read_text())
+        del old["headprune"]["layout"]
+        (folder / "config.json").write_text(json.dumps(old))
+
+    return change
+
+
+def layout(*path: str | int, value: Any) -> Callable[[Path], None]:
+    """Change one thing in the layout."""
+
+    def change(folder: Path) -> None:
+        old = json.loads((folder / "config.json").read_text())
+        place = old["headprune"]
+        for part in ("layout", *path)[:-1]:
+            place = place[part]
+        place[("layout", *path)[-1]] = value
+        (folder / "config.json").write_text(json.dumps(old))
+        (folder / "headprune.json").unlink()
+
+    return change
+
+
 def weights(change: Callable[[dict[str, torch.Tensor]], Any], keep_fingerprint: bool = False) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         tensors = load_file(folder / "model.safetensors")
@@ -100,6 +127,8 @@ def double(tensors: dict[str, torch.Tensor]) -> None:
 
 
 FIT = "do not fit its config.json"
+LAYOUT = "layout in the config of"
+QUERY = "bert.encoder.layer.1.attention.self.query"
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no-config": (lambda folder: (folder / "config.json").unlink(), says("has no config.json", "give the folder")),
     "config-not-json": (
@@ -143,10 +172,27 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing-tensor": (weights(lambda t: t.pop("classifier.weight")), says(FIT, "classifier.weight is missing")),
     "unexpected-tensor": (weights(lambda t: t.update(extra=torch.ones(1))), says(FIT, "extra is unexpected")),
     "other-shape": (weights(double), says(FIT)),
-    "other-record": (settings(pruned_heads={"0": [0, 1, 2, 3]}), says(FIT)),
-    "no-record": (settings(pruned_heads={}), says(FIT)),
-    "site-out-of-range": (settings(pruned_heads={"5": [0]}), says("record of removed heads", "(5, 0) does not exist")),
-    "head-out-of-range": (settings(pruned_heads={"1": [9]}), says("record of removed heads", "(1, 9) does not exist")),
+    "earlier-other-record": (earlier(pruned_heads={"0": [0, 1, 2, 3]}), says(FIT)),
+    "earlier-no-record": (earlier(pruned_heads={}), says(FIT)),
+    "earlier-no-site": (earlier(pruned_heads={"5": [0]}), says("record of removed heads", "(5, 0) does not exist")),
+    "earlier-no-head": (earlier(pruned_heads={"1": [9]}), says("record of removed heads", "(1, 9) does not exist")),
+    "other-record": (settings(pruned_heads={"0": [0, 1, 2, 3]}), says(LAYOUT, "the 0 of site 1 in pruned_heads")),
+    "no-record": (settings(pruned_heads={}), says(LAYOUT, "the 0 of site 0 in pruned_heads")),
+    "site-out-of-range": (settings(pruned_heads={"5": [0]}), says(LAYOUT)),
+    "head-out-of-range": (settings(pruned_heads={"1": [9]}), says(LAYOUT)),
+    "layout-a-word": (layout(value="all"), says(LAYOUT)),
+    "layout-a-number": (layout(value=1), says(LAYOUT)),
+    "layout-of-words": (layout(value=["all"]), says(LAYOUT)),
+    "layout-empty": (layout(value=[]), says(LAYOUT, "of site 0 in pruned_heads")),
+    "layout-twice": (layout(1, "site", value=0), says(LAYOUT, "names a site twice")),
+    "layout-other-kind": (layout(0, "kind", value="experts"), says(LAYOUT)),
+    "layout-other-count": (layout(1, "left", value=4), says(LAYOUT, "of site 1 in pruned_heads")),
+    "layout-other-kept": (layout(1, "kept", value=[0, 1, 2, 3]), says(LAYOUT, "of site 1 in pruned_heads")),
+    "layout-no-number": (layout(1, "attributes", "num_attention_heads", value="2"), says(LAYOUT, "is no number")),
+    "layout-other-quirk": (layout(1, "quirk", value="none"), says("layout in the config", "does not fit Bert")),
+    "layout-nowhere": (layout(1, "path", value="nowhere"), says(FIT)),
+    "layout-other-shape": (layout(1, "linears", QUERY, value=[16, 4]), says(FIT)),
+    "layout-below-nothing": (layout(1, "linears", QUERY, value=[16, -4]), says("layout in the config", "does not fit")),
     "record-a-list": (settings(pruned_heads=[[0, 1]]), says("must map site numbers to lists of head numbers")),
     "record-of-words": (settings(pruned_heads={"first": [0]}), says("must map site numbers", "{'first': [0]}")),
     "record-of-text": (settings(pruned_heads={"0": "0123"}), says("must map site numbers", "{'0': '0123'}")),

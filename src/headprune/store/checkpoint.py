@@ -20,6 +20,7 @@ from headprune.models import OWN
 from headprune.store import fingerprint, portability, proof
 from headprune.store.configs import read_config, write_settings
 from headprune.store.files import replaced_directory
+from headprune.store.layout import apply_layout, layout_of, read_layout
 from headprune.store.native import PER_LAYER, dense_numbers, native_numbers
 from headprune.store.places import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.store.processors import carry_processor, outdated
@@ -125,12 +126,15 @@ def _write(
     settings = _dense_settings(json.loads((folder / "config.json").read_text()), portability.can_ship(model))
     (folder / f"{portability.MODULE}.py").unlink(missing_ok=True)  # of the checkpoint that the model came from
     # Neither plain classes nor the code that comes along know integers.
+    layout = layout_of(model, sites)
+    if layout:
+        settings["headprune"] = layout
     native = None if quantized or not portability.can_ship(model) else _native(model, sites, settings, folder, believed)
     if native is not None:
         settings = native
     elif portable and not quantized and portability.can_ship(model):
-        if any(site.size < site.original for site in sites):
-            portability.write(model, sites, settings, folder)
+        if layout:
+            portability.write(model, settings, folder)
         elif dense_class(model).__name__ in OWN:
             portability.ship_own(model, settings, folder)
     write_settings(folder, settings)
@@ -150,7 +154,7 @@ def _native(
     ours = dense_class(model).__name__ in OWN
     dense = dense_numbers(numbers, dense_config_class(model).from_dict(dict(settings)).to_dict())
     changed = with_numbers(settings, numbers)
-    changed["headprune"] = {"dense": dense, "native": True}
+    changed["headprune"] = {**settings["headprune"], "dense": dense, "native": True}
     if ours:
         portability.ship_own(model, changed, folder)
     write_settings(folder, changed)
@@ -166,12 +170,10 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
     folder = _folder(path, options)
     _refuse_unreadable(folder)
     fingerprint.verify(folder)
-    config, removed = _read_config(folder)
+    config, removed, layout = _read_config(folder)
     dense = model_class or _model_class(config, folder)
-    if removed:
-        learn_layout(dense, config, removed)
     options.pop("trust_remote_code", None)
-    kind = _pruned(dense, removed)
+    kind = _pruned(dense, config, removed, layout, folder)
     if has_quantized(folder):
         expect_quantized(kind, folder, options)
     try:
@@ -183,6 +185,8 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
             ignore_mismatched_sizes=True,  # they are reported, and refused below with the name of the tensor
             **options,
         )
+    except CheckpointError:
+        raise
     except HeadpruneError as error:
         raise _unfitting(removed, folder, error) from None
     except (RuntimeError, ValueError, SafetensorError, OSError) as error:
@@ -207,7 +211,7 @@ def load_structure(path: str | Path) -> PreTrainedModel:
     refuse_missing_structure(path)
     path = str(model_folder(path))
     try:
-        config, removed = _read_config(path)
+        config, removed, layout = _read_config(path)
     except OSError as error:
         raise CheckpointError(
             f"{path} is neither a folder with a config.json nor a model that could be fetched from the hub "
@@ -215,10 +219,12 @@ def load_structure(path: str | Path) -> PreTrainedModel:
         ) from None
     dense = _model_class(config, path) if config.architectures else AutoModel._model_mapping[type(config)]
     try:
-        if removed:
-            learn_layout(dense, config, removed)
+        kind = _pruned(dense, config, removed, layout, path)
         with torch.device("meta"):
-            return _pruned(dense, removed)(config)
+            pruned: PreTrainedModel = kind(config)
+            return pruned
+    except CheckpointError:
+        raise
     except HeadpruneError as error:
         raise _unfitting(removed, path, error) from None
 
@@ -231,8 +237,8 @@ def _unfitting(removed: Removed, place: str | Path, error: HeadpruneError) -> Ch
     return CheckpointError(f"The record of removed {what} in {place} does not fit its model: {error}")
 
 
-def _read_config(path: str | Path) -> tuple[Any, Removed]:
-    """The config of the dense model, and what was removed from it."""
+def _read_config(path: str | Path) -> tuple[Any, Removed, dict[str, Any]]:
+    """The config of the dense model, what was removed from it, and the layout of what is left."""
     try:
         config = read_config(path)
         put_numbers(config, dense_numbers_of(config))
@@ -240,18 +246,25 @@ def _read_config(path: str | Path) -> tuple[Any, Removed]:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The config of {path} cannot be read: {reason[:300]}") from None
     removed: Removed = {kind: own for kind in NAMES if (own := _removed(config, kind, path))}
+    layout = read_layout(config, removed, path)
     for name in ("headprune", "auto_map", *NAMES.values()):  # the record comes back when the shapes have shrunk
         if hasattr(config, name):
             delattr(config, name)
-    return config, removed
+    return config, removed, layout
 
 
-def _pruned(dense: type[PreTrainedModel], removed: Removed) -> Any:
+def _pruned(
+    dense: type[PreTrainedModel], config: Any, removed: Removed, layout: dict[str, Any], place: str | Path
+) -> Any:
     """The dense class, but built with the shapes of the pruned model: it lives for one `from_pretrained` only."""
+    if removed and not layout:  # a checkpoint of an earlier version
+        learn_layout(dense, config, removed)
 
     def init(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         dense.__init__(self, config, *args, **kwargs)
-        if removed:
+        if layout:
+            apply_layout(self, layout, removed, place)
+        elif removed:
             shrink(self, removed)
 
     members = {"__init__": init, "__module__": dense.__module__, "headprune_dense": dense}
@@ -318,7 +331,8 @@ def _model_class(config: Any, place: str | Path) -> type[PreTrainedModel]:
 def _dense_settings(settings: Mapping[str, Any], known: bool) -> dict[str, Any]:
     """Undo what an earlier save changed, so that ids and shapes start from the dense model again. What is `known`
     needs nobody's code, whatever the config that it came with names."""
-    numbers = (settings.get("headprune") or {}).get("dense", {})
-    dropped = known or "headprune" in settings  # a checkpoint of somebody's own code keeps its auto_map
+    record = settings.get("headprune") or {}
+    numbers = record.get("dense", {})
+    dropped = known or "dense" in record  # a checkpoint of somebody's own code keeps its auto_map
     kept = {name: value for name, value in settings.items() if name not in ("headprune", "auto_map" if dropped else "")}
     return with_numbers(kept, numbers)

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.models.auto import modeling_auto
@@ -24,8 +23,7 @@ from transformers.models.auto import modeling_auto
 from headprune.models import OWN
 from headprune.store import shipped
 from headprune.store.configs import TYPE
-from headprune.units import Site, placeholders, quirks, torch_attention
-from headprune.units.cutting.plan import plan
+from headprune.units import placeholders, quirks, torch_attention
 from headprune.units.cutting.record import entries, number_of, with_numbers
 from headprune.units.dense import dense_class, dense_config_class, quiet
 
@@ -62,18 +60,13 @@ def ship_own(model: PreTrainedModel, settings: dict[str, Any], folder: Path) -> 
     settings["auto_map"] = _ship(dense_class(model), folder)
 
 
-def write(model: PreTrainedModel, sites: Sequence[Site], settings: dict[str, Any], folder: Path) -> None:
-    """Write the code file, point `auto_map` in the config's `settings` to it, and make plain classes refuse them."""
+def write(model: PreTrainedModel, settings: dict[str, Any], folder: Path) -> None:
+    """Write the code file, point `auto_map` in the config's `settings`, which have the layout of the model, to it, and
+    make plain classes refuse them."""
     dense, config = dense_class(model), dense_config_class(model)
-    kept = {site.index: site.kept for site in sites if site.size < site.original}
     instead = {"model_type": TYPE + settings["model_type"], **_refused(model, settings)}
-    prefix = dense.base_model_prefix
-    settings["headprune"] = {
-        "plan": plan(model, sites, kept),
-        "prefix": f"{prefix}." if isinstance(getattr(model, prefix or "-", None), nn.Module) else "",
-        "dense": {name: number_of(settings, name) for name in instead},
-        "instead": instead,
-    }
+    dense_names = {name: number_of(settings, name) for name in instead}
+    settings["headprune"] = {**settings["headprune"], "dense": dense_names, "instead": instead}
     settings.update(with_numbers(settings, instead))
     served = dict(_served(model))
     own = dense.__name__ in OWN

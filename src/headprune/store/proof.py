@@ -22,7 +22,6 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.cache import remembered
-from headprune.discovery.twin import sample_runs
 from headprune.hooks.outputs import evaluating
 from headprune.store import reload_program
 from headprune.units.dense import dense_class
@@ -157,6 +156,8 @@ def _try(model: PreTrainedModel, folder: Path, ours: bool) -> bool:
 
 def _said(model: PreTrainedModel) -> Mapping[str, Any] | None:
     """Small inputs, and what the model gives for them; None where it gives nothing to compare."""
+    from headprune.discovery.twin import sample_runs  # loading needs none of it
+
     with torch.no_grad(), evaluating(model):
         inputs = next((run.inputs for run in sample_runs(model) if not run.path), None)
         if inputs is None:

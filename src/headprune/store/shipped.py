@@ -3,7 +3,7 @@
 As units/quirks.py, which it needs, this file is carried by the checkpoint itself: it depends on torch and transformers
 alone. The config's entry `headprune` has
 
-    plan, prefix     what `restructure` does, and the name that paths in it give to the model without its head
+    layout, prefix   what `restructure` does, and the name that paths in it give to the model without its head
     dense            what the config of the dense model says
     instead          what config.json says in its place, so that no plain class takes the checkpoint for a dense one
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,18 @@ def put(settings: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def fitting(model: Any, record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The plan in the paths of this class, which may have another head than the one that was saved, or none, or be a
+def fitting(model: Any, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The layout in the paths of this class, which may have another head than the one that was saved, or none, or be a
     part of it alone."""
+    if "layout" not in record:
+        raise ValueError(
+            "More was removed from this model after its checkpoint was made, and it was saved without its new layout: "
+            "load it with headprune.load, and save it with headprune.save."
+        )
     head = isinstance(getattr(model, model.base_model_prefix or "-", None), nn.Module)
     own = f"{model.base_model_prefix}." if head else ""
     found = []
-    for entry in record["plan"]:
+    for entry in record["layout"]:
         for moved in (_moved(entry, record["prefix"], own), entry):
             if _has(model, moved["path"]):
                 found.append(moved)

@@ -1,33 +1,32 @@
-"""A freshly built dense model in the shapes of a pruned one."""
+"""A freshly built dense model in the shapes of a pruned one, for checkpoints of earlier versions, which carry no
+layout."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from headprune.discovery.discover import NoTwinError, verdict_for
-from headprune.errors import HeadSelectionError
+from headprune.errors import HeadSelectionError, UnsupportedModelError
 from headprune.surgery.check import check_removable
 from headprune.units import Kind, Member, sites_of
 from headprune.units.cutting.plan import plan
 from headprune.units.cutting.record import write_record
 from headprune.units.cutting.removal import remaining
-from headprune.units.everything import layouts_for
-from headprune.units.families import family_of
+from headprune.units.dense import quiet
 from headprune.units.quirks import restructure
 
 
 def learn_layout(kind: type[PreTrainedModel], config: PreTrainedConfig, kinds: Collection[Kind]) -> None:
-    """Measure the layout of a class now, if it has to be: a loader builds models in a state of its own, where nothing
-    else can be built."""
-    family = family_of(config.model_type)
-    if family is None:
-        with suppress(NoTwinError):  # said again, in a sentence, where the layout is asked for
-            verdict_for(kind, config)
-    if "neurons" in kinds and (family is None or not family.feed_forward):
-        layouts_for(kind, config)
+    """Have the layout of a class at hand, if it has to be discovered: a loader builds models in a state of its own,
+    where nothing else can be built."""
+    with suppress(UnsupportedModelError), quiet():  # said again, where the layout is asked for
+        with torch.device("meta"):
+            model = kind(copy.deepcopy(config))
+        sites_of(model, kinds)
 
 
 def shrink(model: PreTrainedModel, removed: Mapping[Kind, Mapping[int, Sequence[int]]]) -> None:

@@ -29,6 +29,9 @@ def write_record(model: Any, kind: Kind, removed: Mapping[int, Sequence[int]]) -
     record = {str(site): shown(removed[site]) for site in sorted(removed) if kind == "heads" or removed[site]}
     if hasattr(model, "config"):
         setattr(model.config, NAMES[kind], record)
+        carried = getattr(model.config, "headprune", None) or {}
+        if "layout" in carried:  # of the checkpoint that the model came from, and not what it is like now
+            model.config.headprune = {name: value for name, value in carried.items() if name != "layout"}
     else:
         setattr(model, OWN[kind], record)
 

@@ -9,7 +9,7 @@ from torch import nn
 from headprune.units.cutting.record import NAMES
 
 PARTS = ("_parameters", "_buffers", "_modules")  # dictionaries of a module that surgery writes into
-RECORDS = tuple(NAMES.values())  # entries of the config that surgery writes
+RECORDS = (*NAMES.values(), "headprune")  # entries of the config that surgery writes
 
 
 class Undo:
