@@ -23,10 +23,11 @@ from headprune.repair.dense_targets import DenseTargets
 from headprune.repair.front_to_back import repair_front_to_back
 from headprune.repair.towards import RIDGES
 from headprune.search.config import PruneConfig
-from headprune.search.sweep.leaving import leaving, precision_for
-from headprune.search.sweep.sweep import Sweep
+from headprune.search.layerwise.choose import choose_units, precision_for
+from headprune.search.layerwise.prune_layer import PrunedLayer
+from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.store.checkpoint import save_weights_of
-from headprune.store.shelf import DiskShelf, load_on_disk
+from headprune.store.layer_files import LayerFiles, load_on_disk
 from headprune.surgery.cut import cut
 from headprune.tasks import task_of
 from headprune.units import sites_of
@@ -55,7 +56,7 @@ def by_whole_passes(
         sites = sites_of(model, KINDS)
         passes = SitePasses(model, sites, batches, task, walkable=False)
         count = len(sites[index].units()) - keep[index]
-        gone = leaving(settings.made_criterion, model, sites, sites[index], passes, count)
+        gone = choose_units(settings.made_criterion, model, sites, sites[index], passes, count)
         if gone:
             cut(model, gone)
         sites = sites_of(model, KINDS)
@@ -77,7 +78,7 @@ def test_layers_one_by_one_are_the_whole_model(name: str, tmp_path: Path) -> Non
     dense.save_pretrained(tmp_path / "dense", max_shard_size="20KB")
     settings = config()
     slow, quick = copy.deepcopy(dense), copy.deepcopy(dense)
-    keep = Sweep(slow, batches, settings, task_of(slow)).widths()
+    keep = LayerwisePruning(slow, batches, settings, task_of(slow)).widths()
     by_whole_passes(slow, batches, keep, settings)
     result = headprune.prune(quick, batches, config=settings)
     assert result.result.model_flops <= 0.6 * result.trajectory[0].model_flops
@@ -88,21 +89,34 @@ def test_layers_one_by_one_are_the_whole_model(name: str, tmp_path: Path) -> Non
     task = task_of(model)
     layers = [path for stack in stacks_of(model, sites_of(model, KINDS)).values() for path in stack]
     (tmp_path / "parts").mkdir()
-    shelf = DiskShelf(model, layers, tmp_path / "parts")
-    sweep = Sweep(model, batches, settings, task, weights=shelf, structure=dense, scratch=tmp_path / "parts")
-    there: list[int] = []
-    for swept in sweep.layers(sweep.widths(), done=lambda layer, _: _note(model, layers, layer.path, there, shelf)):
-        assert all(repair.weight is None and repair.bias is None for repair in swept.repairs)  # nothing piles up
-    assert set(there) == {1}  # layers that had their weights while one was pruned
-    save_weights_of(model, tmp_path / "pruned", shelf.write_weights)
+    storage = OnDisk(model, layers, tmp_path / "parts")
+    sweep = LayerwisePruning(
+        model, batches, settings, task, storage=storage, structure=dense, scratch=tmp_path / "parts"
+    )
+    for pruned in sweep.layers(sweep.widths()):
+        assert all(repair.weight is None and repair.bias is None for repair in pruned.repairs)  # nothing piles up
+    assert set(storage.there) == {1}
+    save_weights_of(model, tmp_path / "pruned", storage.write_weights)
     same_weights(headprune.load(tmp_path / "pruned"), slow)
     assert torch.equal(sweep.quality("pruned").predictions, result_predictions(slow, batches))
 
 
-def _note(model: Any, layers: Sequence[str], path: str, there: list[int], shelf: DiskShelf) -> None:
-    real = [own for own in layers if any(p.device.type != "meta" for p in model.get_submodule(own).parameters())]
-    there.append(len(real))
-    shelf.keep(path)
+class OnDisk(LayerFiles):
+    """Layers in files, without a run; `there` are how many had their weights while one was pruned."""
+
+    known: Mapping[str, PrunedLayer] = {}
+
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        self.there: list[int] = []
+
+    def restore(self, pruned: PrunedLayer) -> None:
+        raise AssertionError
+
+    def keep(self, pruned: PrunedLayer) -> None:
+        modules = [self.model.get_submodule(path) for path in self.layers]
+        self.there.append(sum(any(p.device.type != "meta" for p in module.parameters()) for module in modules))
+        self.write(pruned.layer)
 
 
 def result_predictions(model: Any, batches: Sequence[Mapping[str, Any]]) -> torch.Tensor:
@@ -131,8 +145,8 @@ def test_wide_sites_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> No
     """What sums in float64 would choose and solve is what comes out, up to the rounding of float32."""
     found = []
     for wide in (1000, 10):
-        monkeypatch.setattr("headprune.search.sweep.leaving.WIDE", wide)
-        monkeypatch.setattr("headprune.search.sweep.layers.FEW_RIDGES", RIDGES)
+        monkeypatch.setattr("headprune.search.layerwise.choose.WIDE", wide)
+        monkeypatch.setattr("headprune.search.layerwise.prune_layer.FEW_RIDGES", RIDGES)
         model, batches = ZOO["llama"].build().eval(), batches_of("llama")
         kinds = {precision_for(site) for site in sites_of(model, KINDS)}
         assert kinds == {torch.float64 if wide == 1000 else torch.float32}
@@ -158,7 +172,7 @@ def test_elimination_in_float32_orders_as_in_float64() -> None:
     assert sorted(orders[0]) == list(range(6))
 
 
-def test_what_cannot_be_followed_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_cannot_be_walked_through_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The proof on a small twin fails if layers one by one give anything else than the model."""
     monkeypatch.setenv("HEADPRUNE_CACHE", str(tmp_path))
     model = ZOO["bert"].build()
@@ -189,7 +203,7 @@ def test_sites_that_do_not_run_are_left_whole_and_the_budget_is_met() -> None:
 def test_padding_changes_no_width() -> None:
     model, batches = ZOO["bert"].build().eval(), batches_of("bert")
     longer = [{name: torch.nn.functional.pad(value, (0, 12)) for name, value in own.items()} for own in batches]
-    found = [Sweep(model, data, config(), task_of(model)).widths() for data in (batches, longer)]
+    found = [LayerwisePruning(model, data, config(), task_of(model)).widths() for data in (batches, longer)]
     assert found[0] == found[1]
 
 
@@ -199,7 +213,7 @@ def test_logits_of_a_sweep_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr("headprune.hooks.logits.LIMIT", limit)
         monkeypatch.setattr("headprune.hooks.logits.BLOCK", 4 * 3 * 61 * 2)  # two tokens at a time
         model, batches = ZOO["llama"].build().eval(), batches_of("llama")
-        sweep = Sweep(model, batches, config(), task_of(model))
+        sweep = LayerwisePruning(model, batches, config(), task_of(model))
         for _ in sweep.layers(sweep.widths()):
             pass
         losses.append(sweep.quality("pruned").loss)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import headprune as library
-from headprune.runs import sweeping
+from headprune.runs import layerwise
 from headprune.runs.experiment import run_experiment
 from headprune.search.config import Experiment
-from headprune.search.sweep.layers import Swept
-from headprune.store.shelf import PROGRAMS
+from headprune.search.layerwise.prune_layer import PrunedLayer
+from headprune.store.layer_files import PROGRAMS
 from runs import headprune, material, steps_of
 
 
@@ -40,7 +40,7 @@ class _KilledError(Exception):
 
 
 def killed_after(layers: int) -> Any:
-    def on_layer(done: int, of: int, swept: Swept) -> None:
+    def on_layer(done: int, of: int, swept: PrunedLayer) -> None:
         if done == layers:
             raise _KilledError
 
@@ -61,13 +61,13 @@ def test_a_sweep_goes_on_at_the_layer_it_was_at(tmp_path: Path, monkeypatch: pyt
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_experiment(experiment(), whole, publish=False)
     taken: list[str] = []
-    take = sweeping.SweepJournal.add
+    kept = layerwise.LayerFolder.keep
 
-    def add(self: sweeping.SweepJournal, swept: Swept) -> None:
-        taken.append(swept.layer)
-        take(self, swept)
+    def keep(self: layerwise.LayerFolder, pruned: PrunedLayer) -> None:
+        taken.append(pruned.layer)
+        kept(self, pruned)
 
-    monkeypatch.setattr(sweeping.SweepJournal, "add", add)
+    monkeypatch.setattr(layerwise.LayerFolder, "keep", keep)
     for layers, more in ((1, {}), (2, {"activations_on_disk": True})):
         with pytest.raises(_KilledError):
             run_experiment(experiment(**more), parts, publish=False, on_layer=killed_after(layers))

@@ -17,7 +17,7 @@ from headprune.report.words import left_text
 
 if TYPE_CHECKING:
     from headprune.measure.trajectory import Step
-    from headprune.search.sweep.layers import Swept
+    from headprune.search.layerwise.prune_layer import PrunedLayer
 
 WIDTH, HEIGHT = 64, 10
 LEFT = {
@@ -52,7 +52,7 @@ class LiveCurve:
             self.drawn = now
             self.console.print(self.status(), highlight=False, soft_wrap=True)
 
-    def layer(self, done: int, layers: int, swept: Swept) -> None:
+    def layer(self, done: int, layers: int, swept: PrunedLayer) -> None:
         """A sweep has passed one more layer."""
         gone = len(swept.removed)
         seconds = time.monotonic() - self.started

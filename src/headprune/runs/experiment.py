@@ -27,8 +27,8 @@ from headprune.report.card import model_card
 from headprune.report.exports import forget_exports
 from headprune.report.page import write_report
 from headprune.runs.journal import Run, opened
+from headprune.runs.layerwise import OnLayer, check_prunable, clear_parts, prune_on_disk, refuse_unsuited
 from headprune.runs.subject import Subject, find_device, load_subject, read_examples
-from headprune.runs.sweeping import OnLayer, check_sweepable, clear_parts, refuse_unsweepable, sweep_into
 from headprune.search.config import Experiment, migrated, stop_settings
 from headprune.search.pruner import PruneResult, prune
 from headprune.search.rescore import AUTO
@@ -37,8 +37,8 @@ from headprune.store.checkpoint import load as load_model
 from headprune.store.checkpoint import save
 from headprune.store.configs import stored_dtype
 from headprune.store.files import write_text
+from headprune.store.layer_files import give_memory_back
 from headprune.store.places import model_folder
-from headprune.store.shelf import give_memory_back
 from headprune.tasks import Task, task_of
 from headprune.units import kept_mask, resolve, sites_of, survey
 from headprune.vocabulary.shrink import RECORD, Shrunk
@@ -121,7 +121,7 @@ def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None
     sites = sites_of(model, experiment.kinds)
     experiment.stop.units_left(sum(site.size for site in sites if site.kind in experiment.kinds))
     if experiment.pace == "sweep":
-        check_sweepable(experiment, model, task)
+        check_prunable(experiment, model, task)
     refuse_unreachable(model, experiment)
     check_compensation(experiment.compensate, model, published=experiment.method is not None)
     sample = Quality(task)
@@ -150,7 +150,7 @@ def run_experiment(
     """
     if experiment.pace != "sweep":
         return _run(experiment, out, overwrite, measure, publish, on_step)
-    refuse_unsweepable(experiment)
+    refuse_unsuited(experiment)
     give_memory_back()
     with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
         return _run(experiment, out, overwrite, False, publish, on_step, on_layer, Path(folder))
@@ -187,7 +187,7 @@ def _run(
             assert run is not None  # of several processes it is refused
             given = run, experiment, subject.model, subject.task, calibrating, held_out
             device = find_device(experiment.device)
-            result = sweep_into(*given, device=device, on_step=on_step, on_layer=on_layer)
+            result = prune_on_disk(*given, device=device, on_step=on_step, on_layer=on_layer)
         else:
             result = prune(
                 subject.model,

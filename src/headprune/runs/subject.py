@@ -17,8 +17,8 @@ from headprune.data.wording import refuse_others, texts_of, tokens_in
 from headprune.errors import DataError
 from headprune.search.config import Experiment
 from headprune.store.checkpoint import load
+from headprune.store.layer_files import load_on_disk
 from headprune.store.places import model_folder
-from headprune.store.shelf import load_on_disk
 from headprune.tasks import Task, task_of
 from headprune.vocabulary.shrink import shrink_vocabulary
 from headprune.vocabulary.tables import rows_of

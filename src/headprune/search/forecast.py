@@ -20,7 +20,7 @@ from headprune.hooks.paths import layer_path
 from headprune.measure import evaluator
 from headprune.measure.costs import total_parameters
 from headprune.measure.examples import default_tokens
-from headprune.search.sweep import leaving
+from headprune.search.layerwise import choose
 from headprune.signals import late
 from headprune.signals.moments import FOLDS
 from headprune.signals.sensitivity import DRAWS
@@ -336,7 +336,7 @@ def sweep(shape: Shape, data: Calibration) -> Need:
     layer = {**held, "two layers": 2 * shape.layer * shape.item}
     passes_of_all = 3.0 + 2 * most  # widths, dense, pruned; two for each site
     widest = max(shape.sites, key=lambda site: site.given)
-    size = WIDE if widest.given <= leaving.WIDE else SINGLE
+    size = WIDE if widest.given <= choose.WIDE else SINGLE
     pairs = widest.given * (widest.given + widest.gives) * size
     return Need(
         "sweep",

@@ -8,9 +8,9 @@ from dataclasses import replace
 from headprune import distributed
 from headprune.errors import ScheduleError
 from headprune.hooks.offload import input_device
+from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.search.schedules.schedule import Removal, RunState
 from headprune.search.stopwatch import Stopwatch
-from headprune.search.sweep.sweep import Sweep
 
 
 class Layerwise:
@@ -21,7 +21,7 @@ class Layerwise:
     def __init__(self, run: RunState) -> None:
         if distributed.is_distributed():
             raise ScheduleError("A sweep runs in one process; prune outside of the group, or use another schedule.")
-        self.budget = sweep_of(run).budget
+        self.budget = pruning_of(run).budget
         self.measure = self.budget.measure
         self.points: Mapping[int, str] = {}
 
@@ -30,15 +30,15 @@ class Layerwise:
 
     def removals(self, run: RunState) -> Iterator[Removal]:
         if len(run.steps) == 1:
-            yield Removal(widths=sweep_of(run).widths())
+            yield Removal(widths=pruning_of(run).widths())
 
 
-def sweep_of(run: RunState) -> Sweep:
-    return Sweep(run.model, run.calibration, run.config, run.task, device=input_device(run.model))
+def pruning_of(run: RunState) -> LayerwisePruning:
+    return LayerwisePruning(run.model, run.calibration, run.config, run.task, device=input_device(run.model))
 
 
 def prune_layers(run: RunState, removal: Removal) -> Removal:
     """Go through the layers: units leave each, by its widths or as was chosen, and what stays is repaired."""
-    swept = list(sweep_of(run).layers(removal.widths or {}, chosen=removal.members))
-    members = tuple(sorted(member for layer in swept for member in layer.removed))
-    return replace(removal, members=members, repairs=[repair for layer in swept for repair in layer.repairs])
+    pruned = list(pruning_of(run).layers(removal.widths or {}, removal.members))
+    members = tuple(sorted(member for layer in pruned for member in layer.removed))
+    return replace(removal, members=members, repairs=[repair for layer in pruned for repair in layer.repairs])

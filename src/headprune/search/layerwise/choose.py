@@ -39,7 +39,7 @@ def check_local(criterion: Criterion) -> None:
     )
 
 
-def leaving(
+def choose_units(
     criterion: Criterion,
     model: PreTrainedModel,
     sites: Sequence[Site],

@@ -76,7 +76,7 @@ def _read_as(model: PreTrainedModel, dtype: torch.dtype) -> None:
     model.config.dtype = dtype
 
 
-class DiskShelf:
+class LayerFiles:
     """The layers of a model that is on disk; what is done is written to `parts`, in the precision `stored`."""
 
     def __init__(
@@ -120,7 +120,7 @@ class DiskShelf:
     def part(self, path: str) -> Path:
         return self.parts / f"layer-{self.layers.index(path):05}.safetensors"
 
-    def keep(self, path: str) -> None:
+    def write(self, path: str) -> None:
         """Write a layer as it is now; from here on it has the numbers that were written."""
         layer = self.model.get_submodule(path)
         state = {f"{path}.{name}": self._rounded(tensor) for name, tensor in layer.state_dict().items()}
@@ -130,7 +130,7 @@ class DiskShelf:
             if self.stored is not None and tensor.is_floating_point() and tensor.dtype != self.stored:
                 tensor.data = tensor.data.to(self.stored).to(tensor.dtype)
 
-    def take_again(self, path: str) -> None:
+    def read(self, path: str) -> None:
         """The layer, cut to the shapes that it was written in, gets what was written."""
         for name, tensor in load_file(self.part(path)).items():
             before = _tensor(self.model, name)
@@ -158,7 +158,7 @@ class DiskShelf:
         for path in self.layers:
             if not self.part(path).is_file():  # of a tower that does not run on the data
                 self.fetch(path)
-                self.keep(path)
+                self.write(path)
                 self.put_back(path)
             names = [f"{path}.{name}" for name in self.model.get_submodule(path).state_dict()]
             target = folder / f"part-{len(files)}"

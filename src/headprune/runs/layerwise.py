@@ -1,4 +1,4 @@
-"""A sweep as the command line runs it: the model stays on disk, and a kill costs at most the layer in progress.
+"""Layer-wise pruning as the command line runs it: the model stays on disk, and a kill costs at most one layer.
 
 sweep/widths.json                 how many units every site keeps
 sweep/layers.jsonl                one line per layer that is done, on disk before the next begins
@@ -7,7 +7,6 @@ sweep/layer-00003.safetensors     its weights; at the end they become the shards
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,33 +18,34 @@ from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.errors import DataError, RunError, ScheduleError
-from headprune.layerwise.walker import Layer, stacks_of
+from headprune.layerwise.walker import stacks_of
 from headprune.measure.metrics import choose_metric
 from headprune.measure.trajectory import Step
 from headprune.repair.solve import Repair
 from headprune.runs.journal import Run
 from headprune.search.config import Experiment
+from headprune.search.layerwise.prune_layer import PrunedLayer
+from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.search.pruner import PruneResult
 from headprune.search.schedules.schedule import Removal
 from headprune.search.step import describe
-from headprune.search.sweep.layers import Swept
-from headprune.search.sweep.sweep import Sweep
 from headprune.store.checkpoint import load_structure, save_weights_of
 from headprune.store.configs import stored_dtype
 from headprune.store.files import write_text
+from headprune.store.layer_files import LayerFiles, scratch_folder
 from headprune.store.places import model_folder
-from headprune.store.shelf import DiskShelf, scratch_folder
 from headprune.surgery.cut import cut
 from headprune.tasks import Task
 from headprune.units import Member, kept_mask, sites_of
 from headprune.units.cutting.record import from_ranges, to_ranges
 from headprune.units.members import by_site
 
+FOLDER = "sweep"  # in the directory of a run
 Batches = Sequence[Mapping[str, Any]]
-OnLayer = Callable[[int, int, Swept], None]  # (layers done, layers in all, what happened at the last)
+OnLayer = Callable[[int, int, PrunedLayer], None]  # (layers done, layers in all, what happened at the last)
 
 
-def sweep_into(
+def prune_on_disk(
     run: Run,
     experiment: Experiment,
     model: PreTrainedModel,
@@ -57,47 +57,33 @@ def sweep_into(
     on_step: Callable[[Step], None] | None = None,
     on_layer: OnLayer | None = None,
 ) -> PruneResult:
-    """Sweep over a model that is on disk into the run's directory, going on after the last layer that is done there;
-    its checkpoint is written to model/."""
-    source = model_folder(experiment.model)
+    """Prune a model that is on disk into the run's directory, going on after the last layer that is done there; its
+    checkpoint is written to model/."""
     structure = load_structure(experiment.model)
-    journal = SweepJournal(run)
-    sites = sites_of(model, experiment.kinds)
-    layers = [path for stack in stacks_of(model, sites).values() for path in stack]
-    shelf = DiskShelf(model, layers, journal.folder, stored=stored_dtype(str(source)), device=device)
-    journal.without_weights(shelf)
+    precision = stored_dtype(str(model_folder(experiment.model)))
+    layers = [path for stack in stacks_of(model, sites_of(model, experiment.kinds)).values() for path in stack]
+    storage = LayerFolder(run, model, layers, stored=precision, device=device)
     started = time.perf_counter()
-    with scratch_folder(journal.folder / "activations") as scratch:
-        sweep = Sweep(
+    with scratch_folder(storage.parts / "activations") as scratch:
+        pruning = LayerwisePruning(
             model,
             calibration,
             experiment,
             task,
             evaluation=evaluation or (),
-            weights=shelf,
+            storage=storage,
             structure=structure,
             device=device,
             scratch=scratch if experiment.activations_on_disk else None,
         )
-        keep = journal.widths(sweep.widths)
-
-        def done(layer: Layer, swept: Swept) -> None:
-            shelf.keep(layer.path)
-            journal.add(swept)
-
-        def again(layer: Layer, swept: Swept) -> None:
-            if swept.removed:
-                cut(model, swept.removed)
-            shelf.take_again(layer.path)
-
-        swept: list[Swept] = []
-        for one in sweep.layers(keep, journal.known, done=done, again=again):
-            swept.append(one)
+        done: list[PrunedLayer] = []
+        for layer in pruning.layers(storage.widths(pruning.widths)):
+            done.append(layer)
             if on_layer is not None:
-                on_layer(len(swept), len(layers), one)
-        result = _measured(run, experiment, structure, sweep, swept, on_step, time.perf_counter() - started)
-    model.config.dtype = stored_dtype(str(source)) or model.config.dtype  # whatever was computed in
-    save_weights_of(model, run.path / "model", shelf.write_weights)
+                on_layer(len(done), len(layers), layer)
+        result = _measured(run, experiment, structure, pruning, done, on_step, time.perf_counter() - started)
+    model.config.dtype = precision or model.config.dtype  # whatever was computed in
+    save_weights_of(model, run.path / "model", storage.write_weights)
     return result
 
 
@@ -105,16 +91,16 @@ def _measured(
     run: Run,
     experiment: Experiment,
     structure: PreTrainedModel,
-    sweep: Sweep,
-    swept: Sequence[Swept],
+    pruning: LayerwisePruning,
+    layers: Sequence[PrunedLayer],
     on_step: Callable[[Step], None] | None,
     seconds: float,
 ) -> PruneResult:
     """Both steps of the run, the dense model and the pruned one, measured on what came out behind the last layer."""
-    dense, pruned = sweep.quality("dense"), sweep.quality("pruned")
+    dense, pruned = pruning.quality("dense"), pruning.quality("pruned")
     metric = choose_metric(experiment.metric, dense)
-    removed = tuple(sorted(member for layer in swept for member in layer.removed))
-    repairs = [repair for layer in swept for repair in layer.repairs]
+    removed = tuple(sorted(member for layer in layers for member in layer.removed))
+    repairs = [repair for layer in layers for repair in layer.repairs]
     steps = [_describe(structure, experiment, 0, Removal(), dense, dense, metric)]
     if removed:
         cut(structure, removed)
@@ -125,7 +111,7 @@ def _measured(
         if on_step is not None:
             on_step(step)
     mask = kept_mask(sites_of(structure, experiment.kinds))
-    rule = sweep.budget.rule() if experiment.budget is not None else f"keep {experiment.keep:g}"
+    rule = pruning.budget.rule() if experiment.budget is not None else f"keep {experiment.keep:g}"
     return PruneResult(structure, None, steps, 1, metric, mask, rule)
 
 
@@ -142,74 +128,79 @@ def _describe(
     return describe(structure, sites, experiment.kinds, number, removal, quality, dense, metric.of(quality, dense))
 
 
-class SweepJournal:
-    """What a sweep has done so far, in the directory of its run."""
+class LayerFolder(LayerFiles):
+    """The layers of a model on disk, and in the directory of a run what has been done to them so far."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(
+        self,
+        run: Run,
+        model: PreTrainedModel,
+        layers: Sequence[str],
+        *,
+        stored: torch.dtype | None,
+        device: torch.device,
+    ) -> None:
+        folder = run.path / FOLDER
+        folder.mkdir(exist_ok=True)
+        super().__init__(model, layers, folder, stored=stored, device=device)
         self.run = run
-        self.folder = run.path / "sweep"
-        self.folder.mkdir(exist_ok=True)
-        self.known: dict[str, Swept] = {}
-        file = self.folder / "layers.jsonl"
+        self.known: dict[str, PrunedLayer] = {}
+        file = folder / "layers.jsonl"
         for line in file.read_text().splitlines() if file.is_file() else ():
             try:
-                swept = _from_json(json.loads(line))
+                pruned = _from_json(json.loads(line))
             except (ValueError, KeyError, TypeError):
                 break  # torn by a kill; what follows is written again
-            self.known[swept.layer] = swept
-        self._rewrite()
-
-    def without_weights(self, shelf: DiskShelf) -> None:
-        """Forget layers whose weights are not there any more, and all that came after them."""
-        there = list(itertools.takewhile(lambda layer: shelf.part(layer).is_file(), self.known))
-        if len(there) < len(self.known):
-            self.known = {layer: self.known[layer] for layer in there}
-            self._rewrite()
-
-    def _rewrite(self) -> None:
-        write_text(
-            self.folder / "layers.jsonl", "".join(json.dumps(_to_json(own)) + "\n" for own in self.known.values())
-        )
+            if not self.part(pruned.layer).is_file():
+                break  # its weights are not there any more, and all that came after rests on them
+            self.known[pruned.layer] = pruned
+        write_text(file, "".join(json.dumps(_to_json(pruned)) + "\n" for pruned in self.known.values()))
 
     def widths(self, make: Callable[[], dict[int, int]]) -> dict[int, int]:
         """Those of an earlier process, or new ones."""
-        file = self.folder / "widths.json"
+        file = self.parts / "widths.json"
         if file.is_file():
             try:
                 return {int(site): int(count) for site, count in json.loads(file.read_text()).items()}
             except (ValueError, AttributeError):
                 raise RunError(f"{file} is damaged; start again with --overwrite.") from None
-        found = make()
-        write_text(file, json.dumps(found) + "\n")
-        return found
+        widths = make()
+        write_text(file, json.dumps(widths) + "\n")
+        return widths
 
-    def add(self, swept: Swept) -> None:
-        self.run.write_line("sweep/layers.jsonl", json.dumps(_to_json(swept)))
-        self.known[swept.layer] = swept
+    def restore(self, pruned: PrunedLayer) -> None:
+        if pruned.removed:
+            cut(self.model, pruned.removed)
+        self.read(pruned.layer)
+
+    def keep(self, pruned: PrunedLayer) -> None:
+        self.write(pruned.layer)
+        self.run.write_line(f"{FOLDER}/layers.jsonl", json.dumps(_to_json(pruned)))
+        self.known[pruned.layer] = pruned
 
 
-def _to_json(swept: Swept) -> dict[str, Any]:
-    removed = {site: to_ranges(ids) for site, ids in sorted(by_site(swept.removed).items())}
-    return {"layer": swept.layer, "removed": removed, "repairs": [repair.to_json() for repair in swept.repairs]}
+def _to_json(pruned: PrunedLayer) -> dict[str, Any]:
+    removed = {site: to_ranges(ids) for site, ids in sorted(by_site(pruned.removed).items())}
+    return {"layer": pruned.layer, "removed": removed, "repairs": [repair.to_json() for repair in pruned.repairs]}
 
 
-def _from_json(line: Mapping[str, Any]) -> Swept:
+def _from_json(line: Mapping[str, Any]) -> PrunedLayer:
     removed = [Member(int(site), member) for site, ids in line["removed"].items() for member in from_ranges(ids)]
-    return Swept(line["layer"], tuple(removed), tuple(Repair(**repair) for repair in line["repairs"]))
+    return PrunedLayer(line["layer"], tuple(removed), tuple(Repair(**repair) for repair in line["repairs"]))
 
 
-def check_sweepable(experiment: Experiment, model: PreTrainedModel, task: Task) -> None:
+def check_prunable(experiment: Experiment, model: PreTrainedModel, task: Task) -> None:
     """Refuse what a sweep would refuse, before anything is written."""
-    Sweep(model, (), experiment, task, structure=load_structure(experiment.model))
+    LayerwisePruning(model, (), experiment, task, structure=load_structure(experiment.model))
 
 
 def clear_parts(out: Path) -> None:
     """When the run is finished its checkpoint has the weights; what is left says how it came about."""
-    for part in (out / "sweep").glob("*.safetensors"):
+    for part in (out / FOLDER).glob("*.safetensors"):
         part.unlink(missing_ok=True)
 
 
-def refuse_unsweepable(experiment: Experiment) -> None:
+def refuse_unsuited(experiment: Experiment) -> None:
     """What a sweep over a model on disk cannot be asked for."""
     if distributed.launched():
         raise ScheduleError("A sweep runs in one process; start it without torchrun or accelerate launch.")

@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.criteria import Criterion
 from headprune.layerwise.activation_store import ActivationStore
 from headprune.layerwise.walker import Layer, Walker
 from headprune.repair.dense_targets import TargetRecorder
 from headprune.repair.front_to_back import Target, repair_front_to_back
 from headprune.repair.solve import Compensation, Repair
 from headprune.repair.towards import RIDGES
-from headprune.search.sweep.leaving import leaving, precision_for
+from headprune.search.config import PruneConfig
+from headprune.search.layerwise.choose import choose_units, precision_for
 from headprune.surgery.cut import cut
-from headprune.units import Kind, Member, Site, sites_of
+from headprune.units import Member, Site, sites_of
 
 FEW_RIDGES = (1e-3, 1e-2, 0.1, 1.0)  # to choose from at wide sites, where each costs a factorisation of its own
 
 
 @dataclass(frozen=True)
-class Swept:
+class PrunedLayer:
     """What happened at one layer."""
 
     layer: str
@@ -34,19 +34,17 @@ class Swept:
 
 
 @dataclass
-class Turn:
+class LayerPruner:
     """Prunes one layer after the other."""
 
     model: PreTrainedModel
     walker: Walker
-    criterion: Criterion
-    compensate: Compensation
-    kinds: Sequence[Kind]
-    keep: Mapping[int, int]  # site -> units
+    config: PruneConfig
+    widths: Mapping[int, int]  # site -> units that it keeps
     chosen: Mapping[int, Sequence[Member]] = field(default_factory=dict)  # where it is known who leaves
     scratch: Path | None = None
 
-    def take(self, layer: Layer) -> Swept:
+    def prune(self, layer: Layer) -> PrunedLayer:
         """Prune and repair this layer, and take the dense stream past it; the pruned one comes when it is written."""
         wanted = self._dense_pass(layer)
         removed: list[Member] = []
@@ -60,25 +58,25 @@ class Turn:
             for kept in (target.outputs, target.streams):
                 if kept is not None:
                     kept.clear()
-        return Swept(layer.path, tuple(removed), tuple(repairs))
+        return PrunedLayer(layer.path, tuple(removed), tuple(repairs))
 
     def _site(self, index: int, target: Target) -> tuple[list[Member], list[Repair]]:
-        sites = sites_of(self.model, self.kinds)
+        sites = sites_of(self.model, self.config.kinds)
         site = sites[index]
         if index in self.chosen:
             gone = list(self.chosen[index])
         else:
-            count = len(site.units()) - self.keep.get(index, len(site.units()))
-            gone = leaving(self.criterion, self.model, sites, site, self.walker, count)
-        if self.compensate == "site":
+            count = len(site.units()) - self.widths.get(index, len(site.units()))
+            gone = choose_units(self.config.made_criterion, self.model, sites, site, self.walker, count)
+        if self.config.compensate == "site":
             target = self._own_target(site)
         if gone:
             cut(self.model, gone)
-        sites = sites_of(self.model, self.kinds)
+        sites = sites_of(self.model, self.config.kinds)
         precision = precision_for(sites[index])
         ridges = RIDGES if precision == torch.float64 else FEW_RIDGES
-        how: Compensation = "lstsq" if self.compensate == "site" else self.compensate
-        if self.compensate == "site" and not gone:
+        how: Compensation = "lstsq" if self.config.compensate == "site" else self.config.compensate
+        if self.config.compensate == "site" and not gone:
             return gone, []
         return gone, repair_front_to_back(
             self.model, sites, {index: target}, self.walker, how, ridges=ridges, precision=precision
@@ -97,7 +95,9 @@ class Turn:
         """The targets of all sites of the layer in the order in which they run, from the pass that takes the dense
         stream past it."""
         walker = self.walker
-        recorder = TargetRecorder(walker.task, kept=self.compensate in ("lstsq", "scale", "mean"), scratch=self.scratch)
+        recorder = TargetRecorder(
+            walker.task, kept=self.config.compensate in ("lstsq", "scale", "mean"), scratch=self.scratch
+        )
         with recorder.watching(self.model, [site for site in layer.sites if site.kept]):
             walker.advance(
                 layer,

@@ -1,13 +1,14 @@
-"""A whole sweep: widths first, then layer after layer, and what the model gives at the end."""
+"""Pruning a model layer after layer, in memory or on disk: widths first, then the layers, and what comes out."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -16,22 +17,46 @@ from headprune.errors import ScheduleError, UnsupportedModelError
 from headprune.hooks.calls import UnfollowableError
 from headprune.hooks.logits import States, forward
 from headprune.layerwise.check import require_walkable
-from headprune.layerwise.walker import Layer, LayerWeights, Walker, Which
+from headprune.layerwise.walker import InMemory, LayerWeights, Walker, Which
 from headprune.measure.evaluator import finite_logits
 from headprune.measure.quality import Quality
 from headprune.search.budget import Budget, budget_of, check_reachable, prices
 from headprune.search.config import PruneConfig
+from headprune.search.layerwise.choose import check_local
+from headprune.search.layerwise.prune_layer import LayerPruner, PrunedLayer
+from headprune.search.layerwise.widths import errors_of, widths
 from headprune.search.selection import least_units
-from headprune.search.sweep.layers import Swept, Turn
-from headprune.search.sweep.leaving import check_local
-from headprune.search.sweep.widths import errors_of, widths
 from headprune.tasks import Task, rows_of
 from headprune.units import Member, Site, by_site, sites_of
 
 IDLE = "it does not run on the calibration data"
 log = logging.getLogger(__name__)
 
-Known = Mapping[str, Swept]  # layers of an earlier process
+
+class LayerStorage(LayerWeights, Protocol):
+    """Where layers are, and what an earlier process has done to them."""
+
+    @property
+    def known(self) -> Mapping[str, PrunedLayer]:
+        """What was done, by the paths of layers."""
+
+    def restore(self, pruned: PrunedLayer) -> None:
+        """The layer, which is dense, becomes what it became then."""
+
+    def keep(self, pruned: PrunedLayer) -> None:
+        """The layer is as it stays."""
+
+
+class EverythingInMemory(InMemory):
+    """Nothing has to be fetched, and nothing is kept for a later process."""
+
+    known: Mapping[str, PrunedLayer] = MappingProxyType({})
+
+    def restore(self, pruned: PrunedLayer) -> None:
+        raise AssertionError("no layer is known")
+
+    def keep(self, pruned: PrunedLayer) -> None:
+        pass
 
 
 def check_sweep(config: PruneConfig) -> None:
@@ -51,9 +76,9 @@ def check_sweep(config: PruneConfig) -> None:
         raise ScheduleError("A sweep reaches one point of a budget; give one number, or use --schedule rounds.")
 
 
-class Sweep:
-    """Prunes a model layer after layer, in place. `structure` is the dense model as prices are counted on it: itself
-    where it is all there."""
+class LayerwisePruning:
+    """Prunes a model layer after layer, in place, wherever its layers are. `structure` is the dense model as prices are
+    counted on it: itself where it is all there."""
 
     def __init__(
         self,
@@ -63,7 +88,7 @@ class Sweep:
         task: Task,
         *,
         evaluation: Sequence[Mapping[str, Any]] = (),
-        weights: LayerWeights | None = None,
+        storage: LayerStorage | None = None,
         structure: PreTrainedModel | None = None,
         device: torch.device | None = None,
         scratch: Path | None = None,
@@ -71,7 +96,7 @@ class Sweep:
         check_sweep(config)
         require_walkable(model)
         self.model, self.config, self.task = model, config, task
-        self.weights = weights
+        self.storage: LayerStorage = storage or EverythingInMemory()
         self.batches = [*calibration, *evaluation]
         self.calibration, self.device, self.scratch = len(calibration), device, scratch
         self.sites: Sequence[Site] = sites_of(model, config.kinds)
@@ -98,44 +123,29 @@ class Sweep:
         target = self.budget.last * self.prices.dense
         return widths(self.config, sites, self.prices, target, None if uniform else errors.nan_to_num())
 
-    def layers(
-        self,
-        keep: Mapping[int, int],
-        known: Known | None = None,
-        *,
-        chosen: Sequence[Member] = (),
-        done: Callable[[Layer, Swept], None] | None = None,
-        again: Callable[[Layer, Swept], None] | None = None,
-    ) -> Iterator[Swept]:
-        """Prune one layer after the other. Of `known` layers the weights come by `again`; `chosen` are the members that
-        leave where that was decided before. `done` is told when a layer is as it stays, and may write it."""
+    def layers(self, widths: Mapping[int, int], chosen: Sequence[Member] = ()) -> Iterator[PrunedLayer]:
+        """Prune one layer after the other to these widths, or take out the members that were `chosen` before; layers
+        that an earlier process has done are restored."""
+        storage = self.storage
+        going = by_site(chosen)
+        decided = {
+            site.index: [Member(site.index, member) for member in going.get(site.index, ())]
+            for site in self.sites
+            if chosen
+        }
         with _refusing(self.model):
             self.walker = walker = self._walker(self.batches, ("dense", "pruned"))
-            going = by_site(chosen)
-            decided = {site: [Member(site, member) for member in ids] for site, ids in going.items()}
-            if chosen:
-                decided = {site.index: decided.get(site.index, []) for site in self.sites}
-            turn = Turn(
-                self.model,
-                walker,
-                self.config.made_criterion,
-                self.config.compensate,
-                self.config.kinds,
-                keep,
-                decided,
-                self.scratch,
-            )
+            pruner = LayerPruner(self.model, walker, self.config, widths, decided, self.scratch)
             for layer in walker.layers():
-                swept = (known or {}).get(layer.path)
-                if swept is not None and again is not None:
-                    walker.advance(layer, "dense")
-                    again(layer, swept)
+                pruned = storage.known.get(layer.path)
+                if pruned is None:
+                    pruned = pruner.prune(layer)
+                    storage.keep(pruned)
                 else:
-                    swept = turn.take(layer)
-                    if done is not None:
-                        done(layer, swept)
+                    walker.advance(layer, "dense")
+                    storage.restore(pruned)
                 walker.advance(layer, "pruned")
-                yield swept
+                yield pruned
 
     def quality(self, which: Which) -> Quality:
         """What the model says on the evaluation data, or where there is none on the calibration data."""
@@ -159,7 +169,7 @@ class Sweep:
             self.sites,
             batches,
             self.task,
-            weights=self.weights,
+            weights=self.storage,
             calibration=self.calibration,
             device=self.device,
             scratch=self.scratch,
