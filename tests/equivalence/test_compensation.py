@@ -186,6 +186,7 @@ def test_a_greedy_run_compensates_after_every_removal(name: str, word: Any) -> N
         ZOO[name].build(),
         batches,
         compensate=word,
+        rescore="every",
         keep=sum(len(kept) for kept in kept_heads(model)),
         evaluation=batches_of(ZOO[name], 3)[2:],
     )
@@ -233,7 +234,7 @@ def test_a_resumed_run_is_the_same_byte_for_byte(tmp_path: Path, held_out: bool)
 
         with Run(folder, {"compensate": "lstsq"}) as run:
             return headprune.prune(
-                entry.build(), batches_of(entry), evaluation=evaluation, run=run, on_step=stop_there
+                entry.build(), batches_of(entry), evaluation=evaluation, run=run, on_step=stop_there, rescore="every"
             ).model
 
     whole = go(tmp_path / "whole")

@@ -129,7 +129,7 @@ CASES = {
 def test_other_criteria(case: str) -> None:
     name, criterion, oracle = CASES[case]
     batches = few_samples(name)
-    result = pruned_by(name, batches, criterion=criterion, evaluation=batches_of(name, 7))
+    result = pruned_by(name, batches, criterion=criterion, evaluation=batches_of(name, 7), rescore="every")
     assert removal_order(result.trajectory) == Loop(name, batches, oracle).greedy()
 
 

@@ -183,9 +183,9 @@ def test_settings_that_contradict_each_other(options: dict, said: str) -> None:
 
 
 def test_defaults_follow_from_what_is_asked_for() -> None:
-    assert (PruneConfig().kinds, PruneConfig().pace) == (("heads",), "greedy")
+    assert (PruneConfig().units, PruneConfig().schedule) == (("heads",), "greedy")
     asked = PruneConfig(speedup=2)
-    assert (asked.kinds, asked.pace, asked.budget) == (BOTH, "rounds", Budget("latency", (0.5,)))
+    assert (asked.units, asked.schedule, asked.budget) == (BOTH, "rounds", Budget("latency", (0.5,)))
     paper = PruneConfig(keep_flops=0.8, criterion="gnorm")  # which knows heads alone
-    assert paper.kinds == ("heads",)
-    assert PruneConfig(units="neurons", keep=0.5).pace == "rounds"
+    assert paper.units == ("heads",)
+    assert PruneConfig(units="neurons", keep=0.5).schedule == "rounds"

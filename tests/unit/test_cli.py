@@ -98,7 +98,7 @@ def test_score() -> None:
 
 def test_prune_then_everything_on_the_pruned_model(tmp_path: Path) -> None:
     m, out = material(), tmp_path / "run"
-    done = program(*prune_command(m.bert, m.data_csv, out, "--keep", "0.5", "--json"))
+    done = program(*prune_command(m.bert, m.data_csv, out, "--keep", "0.5", "--rescore", "every", "--json"))
     assert done.code == 0, done.err
     lines = steps_of(out)
     expected = {
@@ -134,7 +134,7 @@ def test_prune_then_everything_on_the_pruned_model(tmp_path: Path) -> None:
 
 def test_the_saved_model_is_the_one_at_the_stop_when_the_run_explores(tmp_path: Path) -> None:
     m, out = material(), tmp_path / "run"
-    done = program(*prune_command(m.bert, m.data_csv, out, "--keep", "9", "--explore", "--json"))
+    done = program(*prune_command(m.bert, m.data_csv, out, "--keep", "9", "--explore", "--rescore", "every", "--json"))
     assert done.json["heads_after"] == 9
     assert len(steps_of(out)) == 13
     kept = sum(site.heads for site in headprune.resolve(headprune.load(out / "model")))

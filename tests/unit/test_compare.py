@@ -236,7 +236,7 @@ def test_what_is_written_beside_the_runs(compared: tuple[Path, list[Any]], tmp_p
     expected = experiment()
     assert (parsed["model"], parsed["data"]) == ([expected.model], [expected.data])
     for name in ("calibration_samples", "batch_size", "every", "schedule", "seed"):
-        assert parsed[name] == getattr(expected, name)
+        assert parsed[name] == expected.asked[name]
 
 
 def test_random_is_the_mean_of_its_trials(compared: tuple[Path, list[Any]]) -> None:

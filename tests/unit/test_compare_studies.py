@@ -131,7 +131,7 @@ def test_a_file_asks_for_what_options_ask_for(tmp_path: Path) -> None:
         seeds=(0, 1),
         budgets=({"keep_flops": 0.7}, {"keep_flops": 0.5}),
         trials=3,
-        settings={"compensate": "none", "calibration_samples": 64, "same_data": True},
+        settings={"compensate": "none", "rescore": "every", "calibration_samples": 64, "same_data": True},
     )
 
 

@@ -51,7 +51,11 @@ def test_every_method_names_its_parts_and_its_paper() -> None:
         assert one.reference
         assert one.use
         config = headprune.PruneConfig(method=one.name, keep_flops=0.5)
-        assert {name: getattr(config, name) for name in one.settings()} == one.settings()
+        settings = config.settings()
+        assert {name: settings[name] for name in one.settings()} == {
+            **one.settings(),
+            "criterion": str(config.criterion),
+        }
 
 
 def test_a_wrong_name_is_answered_with_the_nearest_and_a_taken_one_refused() -> None:
@@ -65,12 +69,30 @@ def test_a_wrong_name_is_answered_with_the_nearest_and_a_taken_one_refused() -> 
 def test_a_users_method_works_by_its_name() -> None:
     headprune.register_method(Method("mine", "this test", "for this test", "his", widths="uniform"))
     config = headprune.PruneConfig(method="mine", keep_flops=0.5)
-    assert (config.criterion, config.widths, config.compensate, config.rounds) == ("his", "uniform", "none", 1)
+    assert (str(config.criterion), config.widths, config.compensate, config.rounds) == ("his", "uniform", "none", 1)
 
 
 def test_what_was_asked_for_goes_before_the_method() -> None:
     config = headprune.PruneConfig(method="flap", keep_flops=0.5, criterion="wanda", rounds=3)
-    assert (config.criterion, config.rounds, config.compensate) == ("wanda", 3, "mean")
+    assert (str(config.criterion), config.rounds, config.compensate) == ("wanda", 3, "mean")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_asked_for_goes_before_the_method_where_it_is_the_default_too(name: str) -> None:
+    usual = headprune.PruneConfig(keep_flops=0.5)
+    given = {"compensate": usual.compensate, "rounds": usual.rounds, "widths": usual.widths, "units": "heads"}
+    settings = headprune.PruneConfig(method=name, keep_flops=0.5, **given).settings()
+    assert {option: settings[option] for option in given} == given
+
+
+def test_other_options_of_a_config_decide_anew_what_was_not_given() -> None:
+    config = headprune.PruneConfig(keep_flops=0.5)
+    assert (str(config.criterion), config.units, config.schedule) == ("elimination", ("heads", "neurons"), "rounds")
+    other = config.with_options(keep_flops=None)
+    assert (str(other.criterion), other.units, other.schedule) == ("residual-gradient", ("heads",), "greedy")
+    assert config.with_options(criterion="entropy").units == ("heads",)
+    given = headprune.PruneConfig(keep_flops=0.5, units="neurons", schedule="rounds")
+    assert given.with_options(keep_flops=None, keep=0.5).units == ("neurons",)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class Watching(Observer):
 
 def test_a_pruner_takes_one_step_at_a_time() -> None:
     model, watching = ZOO["bert"].build(), Watching()
-    pruner = Pruner(model, batches(), PruneConfig(keep=8), observers=[watching])
+    pruner = Pruner(model, batches(), PruneConfig(keep=8, rescore="every"), observers=[watching])
     assert next(pruner).step == 0
     assert sum(len(kept) for kept in kept_heads(model)) == 12
     seen = [(step.step, step.heads, sum(len(kept) for kept in kept_heads(model))) for step in pruner]
@@ -53,22 +53,23 @@ def test_a_pruner_takes_one_step_at_a_time() -> None:
     assert [step.step for step in watching.steps] == [0, 1, 2, 3, 4]
     assert all(set(seconds) == {"seconds", "scoring"} for seconds in watching.seconds)
     assert pruner.decide().rule == "keep 8"
-    whole = headprune.prune(ZOO["bert"].build(), batches(), keep=8)
+    whole = headprune.prune(ZOO["bert"].build(), batches(), keep=8, rescore="every")
     assert removal_order(whole.trajectory) == removal_order(pruner.steps)
 
 
 def test_a_pruner_can_be_stopped_and_goes_on() -> None:
-    first = Pruner(ZOO["bert"].build(), batches(), PruneConfig(keep=6))
+    config = PruneConfig(keep=6, rescore="every")
+    first = Pruner(ZOO["bert"].build(), batches(), config)
     for step in first:
         if step.step == 2:
             first.stop()
     assert len(first.steps) == 3
     watching = Watching()
-    second = Pruner(ZOO["bert"].build(), batches(), PruneConfig(keep=6), known=first.steps, observers=[watching])
+    second = Pruner(ZOO["bert"].build(), batches(), config, known=first.steps, observers=[watching])
     told = list(second)
     assert [step.step for step in watching.again] == [0, 1, 2]
     assert [step.step for step in told] == [2, 3, 4, 5, 6]  # where it is, and what is new
-    whole = headprune.prune(ZOO["bert"].build(), batches(), keep=6)
+    whole = headprune.prune(ZOO["bert"].build(), batches(), config=config)
     assert [step.to_json() for step in second.steps] == [step.to_json() for step in whole.trajectory]
 
 
@@ -106,8 +107,8 @@ def test_an_interruption_leaves_the_model_as_it_was() -> None:
 def test_a_model_put_back_can_be_pruned_again() -> None:
     """What an undo gives back is not what the next removal writes into."""
     model = ZOO["bert"].build()
-    first = headprune.prune(model, batches(), keep=9, explore=True)
-    again = headprune.prune(ZOO["bert"].build(), batches(), keep=9)
+    first = headprune.prune(model, batches(), keep=9, explore=True, rescore="every")
+    again = headprune.prune(ZOO["bert"].build(), batches(), keep=9, rescore="every")
     assert kept_heads(model) == kept_heads(again.model)
     assert identical(outputs(model, batches()[0]), outputs(again.model, batches()[0]))
     assert len(first.trajectory) == 13
@@ -118,7 +119,7 @@ def test_a_model_put_back_can_be_pruned_again() -> None:
 
 def test_a_replayed_repair_must_do_what_the_journal_says() -> None:
     model = ZOO["bert"].build()
-    steps = headprune.prune(copy.deepcopy(model), batches(), keep=8).trajectory
+    steps = headprune.prune(copy.deepcopy(model), batches(), keep=8, rescore="every").trajectory
     Pruner(copy.deepcopy(model), batches()).replay(steps)  # as it was written
     (repair,) = steps[2].compensation
     wrong = {**repair, "error": repair["error"] + 0.01 * repair["error_without"]}
@@ -185,7 +186,7 @@ def test_a_config_refuses_what_makes_no_sense_before_anything_runs() -> None:
 
 def test_options_that_are_none_of_its_own_are_the_criterions() -> None:
     made = config_from({"criterion": "hies", "alpha": 0.25, "keep": 3})
-    assert (str(made.made_criterion), made.keep) == ("hies(alpha=0.25)", 3)
+    assert (str(made.criterion), made.keep) == ("hies(alpha=0.25)", 3)
     result = headprune.prune(ZOO["bert"].build(), batches(), criterion="hies", alpha=0.25, keep=11)
     assert result.result.heads == 11
 
@@ -211,7 +212,7 @@ def test_a_run_is_an_observer(tmp_path: Path) -> None:
 
 
 def test_a_result_is_a_line_and_not_pages() -> None:
-    result = headprune.prune(ZOO["bert"].build(), batches(), keep=8, max_drop=0.9)
+    result = headprune.prune(ZOO["bert"].build(), batches(), keep=8, max_drop=0.9, rescore="every")
     assert repr(result).startswith("<PruneResult: 4 of 12 heads removed, accuracy ")
     assert repr(result).endswith("stopped at step 4 of 4 by keep 8>")
     assert len(repr(result)) < 200

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import headprune
-from headprune.errors import ScheduleError
+from headprune.errors import RunError, ScheduleError
 from headprune.measure.trajectory import Step
 from headprune.runs.experiment import run_experiment
 from headprune.search import rescore
-from headprune.search.config import Experiment, PruneConfig
+from headprune.search.config import Experiment, PruneConfig, command_words
 from headprune.search.pruner import Pruner
 from headprune.search.step_rule import StepRule
 from headprune.units import Member, NeuronSite
@@ -189,6 +189,44 @@ def test_only_greedy_runs_of_heads_score_again(options: dict[str, Any]) -> None:
     with pytest.raises(ScheduleError, match="rescore goes with greedy runs that remove heads"):
         PruneConfig(rescore="auto", **options)
     assert PruneConfig(**options).rescore == "every"
+
+
+OURS = ["residual-gradient", "residual-gradient(residual=False)", "residual-error", "elimination"]
+
+
+@pytest.mark.parametrize("criterion", ["gnorm", "his", "hies", "entropy", "fisher", "magnitude", "random", *OURS])
+def test_by_default_our_criteria_take_several_at_once_and_published_ones_do_not(criterion: str) -> None:
+    config = PruneConfig(criterion=criterion)
+    assert config.settings()["rescore"] == config.rescore == ("auto" if criterion in OURS else "every")
+    assert config.with_options(criterion="gnorm").rescore == "every"
+    assert PruneConfig(criterion=criterion, rescore="every").settings()["rescore"] == "every"
+
+
+def test_the_default_is_not_written_into_commands() -> None:
+    for criterion in ("residual-gradient", "gnorm"):
+        experiment = Experiment(model="m", data="d", criterion=criterion)
+        assert "--rescore" not in command_words(experiment.settings())
+        other = experiment.with_options(rescore="every" if experiment.rescore == "auto" else "auto")
+        assert command_words(other.settings())[-2:] == ["--rescore", other.rescore]
+    assert "--rescore" not in command_words(experiment.with_options(rescore="every").settings(), "compare")
+
+
+def test_a_run_that_an_earlier_version_began_goes_on_as_it_began(tmp_path: Path) -> None:
+    data = {"model": material().bert, "data": material().data_csv, "calibration_samples": 10, "batch_size": 4}
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    for folder, rules in ((whole, {"keep": 0}), (out, {"keep": 6})):
+        run_experiment(Experiment(**data, rescore="every", **rules), folder, measure=False, publish=False)
+    for written in (True, False):
+        record = json.loads((out / "run.json").read_text())
+        if not written:  # by a version in which there was no other way
+            del record["settings"]["rescore"]
+            (out / "run.json").write_text(json.dumps(record))
+        run_experiment(Experiment(**data, keep=0 if written else 5), out, measure=False, publish=False)
+        steps = (out / "steps.jsonl").read_text().splitlines()
+        assert steps[:6] == (whole / "steps.jsonl").read_text().splitlines()[:6]
+    asked = Experiment(**data, rescore="auto", keep=0)
+    with pytest.raises(RunError, match="rescore was"):
+        run_experiment(asked, out, measure=False, publish=False)
 
 
 def lines(steps: Sequence[Step]) -> list[str]:

@@ -34,7 +34,7 @@ HELD_OUT = [labelled(ZOO["bert"], 7)]
 
 def go(path: Path, *, settings: Any = None, overwrite: bool = False, **options: Any) -> Any:
     """Prune the tiny BERT into a run directory, on held-out data unless told otherwise."""
-    options = {"evaluation": HELD_OUT, **options}
+    options = {"evaluation": HELD_OUT, "rescore": "every", **options}
     with Run(path, SETTINGS if settings is None else settings, overwrite=overwrite) as run:
         return headprune.prune(ZOO["bert"].build(), BATCHES, run=run, **options)
 
@@ -565,7 +565,7 @@ def test_settings_that_differ_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", ["1", "2"])
 def test_a_finished_run_is_taken_further_and_back(every: str, tmp_path: Path) -> None:
     """Only where to stop is another: the journal has what was done, and the end is that of a run that went there."""
-    m, more = material(), ("--every", every)
+    m, more = material(), ("--every", every, "--rescore", "every")
     for keep, place in (("9", "run"), ("0.5", "run"), ("0.5", "straight")):
         done = program(*prune_command(m.bert, m.data_csv, tmp_path / place, "--keep", keep, *more, "--json"))
         assert (done.code, done.json["heads_after"]) == (0, {"9": 9, "0.5": 6}[keep])

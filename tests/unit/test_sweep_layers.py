@@ -56,7 +56,7 @@ def by_whole_passes(
         sites = sites_of(model, KINDS)
         passes = SitePasses(model, sites, batches, task, walkable=False)
         count = len(sites[index].units()) - keep[index]
-        gone = choose_units(settings.made_criterion, model, sites, sites[index], passes, count)
+        gone = choose_units(settings.criterion, model, sites, sites[index], passes, count)
         if gone:
             cut(model, gone)
         sites = sites_of(model, KINDS)

@@ -113,7 +113,7 @@ def compare(
     if alpha == "sweep":
         experiment = groups[0].experiment
         names = expand(study.criteria, experiment.compensate)
-        swept = dataclasses.replace(experiment, compensate=check_sweep(names, experiment.compensate))
+        swept = experiment.with_options(compensate=check_sweep(names, experiment.compensate))
     with resumable(out):
         if swept is not None:
             best, areas = sweep_alpha(swept)

@@ -36,7 +36,7 @@ def run_demo(out: Path, console: Console | None = None) -> list[Comparison]:
         max_length=langid.MAX_LENGTH,
         seed=langid.SEED,
     )
-    own = str(experiment.made_criterion)
+    own = str(experiment.criterion)
     console.print(
         "\nPruning: score, remove the two least important heads, let the others take over what they can, score again.",
         highlight=False,

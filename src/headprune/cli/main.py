@@ -190,7 +190,7 @@ def score(
 
     quiet_transformers()
     experiment = experiment_of(model, options)
-    chosen = experiment.made_criterion
+    chosen = experiment.criterion
     if out is not None:
         check_target(out)
     distributed.start()
@@ -206,7 +206,7 @@ def score(
             labels=experiment.labels,  # type: ignore[arg-type]  # the config refuses other words
             task=subject.task,
             progress=advance,
-            units=experiment.kinds,
+            units=experiment.units,
         )
     if out is not None:
         distributed.on_main(lambda: write_scores(str(chosen), result, out))
@@ -224,7 +224,7 @@ def score(
                 "interval": None if measured is None or measured.interval is None else list(measured.interval),
                 "loss": result.loss,
                 "scores": score_rows(result),
-                **({"kinds": [site.kind for site in result.sites]} if experiment.kinds != ("heads",) else {}),
+                **({"kinds": [site.kind for site in result.sites]} if experiment.units != ("heads",) else {}),
             }
         )
     else:
@@ -258,7 +258,7 @@ def prune(
     experiment = experiment_of(model, options)
     distributed.start()
     measure = None if experiment.budget is None else experiment.budget.measure
-    with resumable(out), live_curve(f"Pruning by {experiment.made_criterion}", measure) as on_step:
+    with resumable(out), live_curve(f"Pruning by {experiment.criterion}", measure) as on_step:
         record = run_experiment(experiment, out, overwrite=overwrite, on_step=on_step, on_layer=on_step.layer)
     result = record["result"]
     if as_json:

@@ -206,6 +206,7 @@ def comparisons(
         model=checkpoint or protocol.checkpoint,
         data=str(data.evaluation),
         compensate="none",
+        rescore="every",
         pair_column="pair" if protocol.pair is not None else None,
         same_data=data.calibration is None,
         calibration=None if data.calibration is None else str(data.calibration),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -31,7 +32,7 @@ from headprune.runs.layerwise import OnLayer, check_prunable, clear_parts, prune
 from headprune.runs.subject import Subject, find_device, load_subject, read_examples
 from headprune.search.config import Experiment, migrated, stop_settings
 from headprune.search.pruner import PruneResult, prune
-from headprune.search.rescore import AUTO
+from headprune.search.rescore import AUTO, EVERY
 from headprune.search.schedules.rounds import refuse_unreachable
 from headprune.store.checkpoint import load as load_model
 from headprune.store.checkpoint import save
@@ -84,7 +85,7 @@ def load(experiment: Experiment, *, on_disk: Path | None = None) -> tuple[Subjec
     Calibration and evaluation are drawn apart from the same data by the seed, or come from two files.
     """
     subject = load_subject(experiment, on_disk=on_disk)
-    subject.check_labels(experiment.made_criterion, experiment.labels)
+    subject.check_labels(experiment.criterion, experiment.labels)
     if experiment.calibration is None:
         return subject, *drawn(experiment, subject.examples)
     other = read_examples(experiment, subject.model, subject.task, experiment.calibration, subject.processor)
@@ -118,9 +119,9 @@ def experiment_of(record: Mapping[str, Any]) -> Experiment:
 def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None:
     """Refuse what a run would refuse, before anything is written or an old run is overwritten."""
     model, task = subject.model, subject.task
-    sites = sites_of(model, experiment.kinds)
-    experiment.stop.units_left(sum(site.size for site in sites if site.kind in experiment.kinds))
-    if experiment.pace == "sweep":
+    sites = sites_of(model, experiment.units)
+    experiment.stop.units_left(sum(site.size for site in sites if site.kind in experiment.units))
+    if experiment.schedule == "sweep":
         check_prunable(experiment, model, task)
     refuse_unreachable(model, experiment)
     check_compensation(experiment.compensate, model, published=experiment.method is not None)
@@ -148,12 +149,24 @@ def run_experiment(
     A finished run is taken further, or back, when only its rules to stop are others. Several processes share the work;
     the first one alone writes. A sweep leaves the model on disk, and tells `on_layer` of each layer that is done.
     """
-    if experiment.pace != "sweep":
+    if experiment.schedule != "sweep":
         return _run(experiment, out, overwrite, measure, publish, on_step)
     refuse_unsuited(experiment)
     give_memory_back()
     with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
         return _run(experiment, out, overwrite, False, publish, on_step, on_layer, Path(folder))
+
+
+def _as_begun(experiment: Experiment, out: Path) -> Experiment:
+    """The experiment, with the default of the version that began the run in `out`: earlier ones scored before every
+    step."""
+    if experiment.asked["rescore"] is not None or experiment.rescore != AUTO:
+        return experiment
+    try:
+        begun = migrated(json.loads((out / "run.json").read_text())["settings"])
+    except (OSError, ValueError, KeyError, TypeError):  # no run, or a damaged one, which is refused with a sentence
+        return experiment
+    return experiment.with_options(rescore=EVERY) if begun["rescore"] == EVERY else experiment
 
 
 def _run(
@@ -166,24 +179,25 @@ def _run(
     on_layer: OnLayer | None = None,
     on_disk: Path | None = None,
 ) -> dict[str, Any]:
+    experiment = experiment if overwrite else distributed.on_main(lambda: _as_begun(experiment, out))
     with distributed.fail_together():
         subject, calibration, evaluation = load(experiment, on_disk=on_disk)
         check(experiment, subject, evaluation or calibration)
         # Rows are prepared when they are asked for, and one that cannot be must not leave half a run behind.
-        calibrating = calibration.batches(experiment.batch_size, full=experiment.made_criterion.by_batch)
+        calibrating = calibration.batches(experiment.batch_size, full=experiment.criterion.by_batch)
         held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
     # A sweep decides everything at its start, so none of its rules to stop can change on the way.
-    free = () if experiment.pace == "sweep" else stop_settings()
+    free = () if experiment.schedule == "sweep" else stop_settings()
     with opened(out, lambda: settings_of(experiment), overwrite=overwrite, free=free) as run:
         if distributed.broadcast(run is not None and run.finished):
             if on_step is not None:
                 for step in run.steps if run is not None else ():
                     on_step(step)
             return distributed.on_main(lambda: _published(out, run, publish))
-        if run is not None and run.changed and experiment.pace not in ("rounds", "sweep"):
+        if run is not None and run.changed and experiment.schedule not in ("rounds", "sweep"):
             units = None if experiment.rescore == AUTO else experiment.every
             run.drop_short_step(units, [site.group for site in resolve(subject.model)])
-        if experiment.pace == "sweep":
+        if experiment.schedule == "sweep":
             assert run is not None  # of several processes it is refused
             given = run, experiment, subject.model, subject.task, calibrating, held_out
             device = find_device(experiment.device)
@@ -225,7 +239,7 @@ def _concluded(
     out = run.path
     task = task_of(result.model, experiment.task)
     forget_exports(out)
-    if experiment.pace != "sweep":  # which has written it layer by layer
+    if experiment.schedule != "sweep":  # which has written it layer by layer
         save(in_precision_of(model_folder(experiment.model), result.model), out / "model")
     record["result"] = record_of(result)
     points = _settled(result)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,8 @@ class ExportRequest:
         if self.run is None:
             return Experiment(model=self.folder, data=self.data or "", **own)
         if self.data is None:
-            return replace(experiment_of(self.record), **own)
-        return replace(experiment_of(self.record), data=self.data, calibration=None, **own)
+            return experiment_of(self.record).with_options(**own)
+        return experiment_of(self.record).with_options(data=self.data, calibration=None, **own)
 
 
 def check_request(request: ExportRequest, *, overwrite: bool) -> None:

@@ -6,7 +6,6 @@ import functools
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +118,9 @@ def _by_turns(
     start, done = experiment.model, []
     for number, part in enumerate(plan, start=1):
         place = folder / f"round-{number}"
-        own = replace(experiment, model=str(start), **part)
+        own = experiment.with_options(model=str(start), **part)
         if number > 1 and experiment.vocabulary is not None:  # which was made smaller in the first round
-            own = replace(own, vocabulary=None, processor=None)
+            own = own.with_options(vocabulary=None, processor=None)
         start = str(place / "recovered")
         known = distributed.broadcast(_read_round(place))
         if known is not None:

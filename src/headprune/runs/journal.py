@@ -240,7 +240,7 @@ def _record_of(path: Path, settings: Mapping[str, Any], free: Collection[str]) -
     except (ValueError, KeyError, TypeError):
         raise RunError(f"{described} is damaged; start again with --overwrite.") from None
     if "compensate" in settings:  # an experiment's, which earlier versions wrote otherwise
-        known = migrated(known)
+        known, settings = migrated(known), migrated(settings)
     keys = dict.fromkeys([*known, *settings])
     silent = default_settings()
     different = [key for key in keys if known.get(key, silent.get(key)) != settings.get(key)]

@@ -61,7 +61,7 @@ def prune_on_disk(
     checkpoint is written to model/."""
     structure = load_structure(experiment.model)
     precision = stored_dtype(str(model_folder(experiment.model)))
-    layers = [path for stack in stacks_of(model, sites_of(model, experiment.kinds)).values() for path in stack]
+    layers = [path for stack in stacks_of(model, sites_of(model, experiment.units)).values() for path in stack]
     storage = LayerFolder(run, model, layers, stored=precision, device=device)
     started = time.perf_counter()
     with scratch_folder(storage.parts / "activations") as scratch:
@@ -110,7 +110,7 @@ def _measured(
     for step in steps:
         if on_step is not None:
             on_step(step)
-    mask = kept_mask(sites_of(structure, experiment.kinds))
+    mask = kept_mask(sites_of(structure, experiment.units))
     rule = pruning.budget.rule() if experiment.budget is not None else f"keep {experiment.keep:g}"
     return PruneResult(structure, None, steps, 1, metric, mask, rule)
 
@@ -124,8 +124,8 @@ def _describe(
     dense: Any,
     metric: Any,
 ) -> Step:
-    sites = sites_of(structure, experiment.kinds)
-    return describe(structure, sites, experiment.kinds, number, removal, quality, dense, metric.of(quality, dense))
+    sites = sites_of(structure, experiment.units)
+    return describe(structure, sites, experiment.units, number, removal, quality, dense, metric.of(quality, dense))
 
 
 class LayerFolder(LayerFiles):

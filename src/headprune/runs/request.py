@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ def load_setting(request: Request) -> Setting:
     calibration, evaluation = drawn(experiment, read_examples(experiment, model, task, experiment.data, place))
     evaluated = calibration if evaluation is None else evaluation
     asked: dict[str, Any] = {name: value for name, value in request.reading.items() if value is not None}
-    reading = replace(experiment, data=request.data, **asked)
+    reading = experiment.with_options(data=request.data, **asked)
     training, notes = _apart(request, task, read_examples(reading, model, task, request.data, place), evaluated)
     refuse_nothing_to_learn(task, training, request.teaches)
     teacher = _teacher(experiment) if request.teaches else None

@@ -22,13 +22,13 @@ def plan_rounds(experiment: Experiment, result: Mapping[str, Any], rounds: int) 
         shares = [1 - (1 - budget.last) * number / rounds for number in range(rounds + 1)]
         left = [now / before for before, now in itertools.pairwise(shares)]
         return [{**ends, name: (1 / share if name == "speedup" else share,)} for share in left]
-    if len(experiment.kinds) > 1:
+    if len(experiment.units) > 1:
         raise TrainingError("Rounds need a target, and the run has no budget; prune with one, or leave out --rounds.")
-    counts = (result.get("units") or {}).get(experiment.kinds[0])
+    counts = (result.get("units") or {}).get(experiment.units[0])
     before, after = counts or (result["heads_before"], result["heads_after"])
     if before - after < rounds:
         raise TrainingError(
-            f"The run removed {before - after} of {before} {experiment.kinds[0]}, too few for {rounds} rounds; ask for "
+            f"The run removed {before - after} of {before} {experiment.units[0]}, too few for {rounds} rounds; ask for "
             "fewer."
         )
     return [{**ends, "keep": before - round((before - after) * number / rounds)} for number in range(1, rounds + 1)]

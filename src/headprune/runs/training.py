@@ -82,8 +82,8 @@ class Training:
     def evaluated(self) -> Experiment:
         """The experiment as a run of `prune` would have it: its data evaluates."""
         if self.evaluation is None:
-            return replace(self.experiment, compensate="none")
-        return replace(self.experiment, data=self.evaluation, calibration=self.data, compensate="none")
+            return self.experiment.with_options(compensate="none")
+        return self.experiment.with_options(data=self.evaluation, calibration=self.data, compensate="none")
 
 
 @dataclass
@@ -229,7 +229,7 @@ def _finish(
 def _load(asked: Training) -> _Loaded:
     """The model in full precision, which training needs, the rows that train, and those that evaluate."""
     experiment = asked.evaluated
-    subject = load_subject(replace(experiment, dtype="float32"))
+    subject = load_subject(experiment.with_options(dtype="float32"))
     if asked.evaluation is not None:
         training = read_examples(experiment, subject.model, subject.task, asked.data, subject.processor)
     else:
@@ -239,7 +239,7 @@ def _load(asked: Training) -> _Loaded:
                 f"{asked.data} has {len(subject.examples)} rows, and {held} to evaluate on leave none to train on; "
                 "give other data with --evaluation, or fewer --evaluation-samples."
             )
-        experiment = replace(experiment, evaluation_samples=held, calibration_samples=1)
+        experiment = experiment.with_options(evaluation_samples=held, calibration_samples=1)
         training = subject.examples
     chosen = drawn(experiment, subject.examples)[1]
     assert chosen is not None  # calibration is apart

@@ -67,7 +67,7 @@ def budget_of(config: PruneConfig, sites: Sequence[Site]) -> Budget:
     if config.budget is not None:
         return config.budget
     if config.keep is not None:
-        total = sum(site.size for site in sites if site.kind in config.kinds)
+        total = sum(site.size for site in sites if site.kind in config.units)
         return Budget("units", (config.stop.units_left(total) / max(total, 1),))
     return Budget("flops", (EXPLORED,))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from headprune import defaults
 from headprune.errors import CriterionError, ScheduleError
@@ -17,13 +17,11 @@ from headprune.errors import CriterionError, ScheduleError
 # The command line reads this file before it knows what it is asked for, so torch is not imported here until a config
 # is made.
 if TYPE_CHECKING:
-    from headprune.criteria import Criterion
     from headprune.measure.metrics import MetricFunction
     from headprune.repair.solve import Compensation
     from headprune.search.budget import Budget, Measure
     from headprune.search.step_rule import StepRule
     from headprune.search.stop import Stop
-    from headprune.units import Kind
 
 
 BUDGETS: dict[str, Measure] = {
@@ -82,14 +80,16 @@ def parse_keep(text: str) -> float | int:
 class PruneConfig:
     """How a model is pruned: by what, how far, in which steps, measured by what."""
 
-    criterion: str | Criterion | None = option(
+    # Fields hold what is decided in the end, whatever of it was given; `asked` has what was. None is not given.
+    criterion: Any = option(
         None,
         f"Name as in `headprune criteria`; by default {defaults.CRITERION}, for budgets {defaults.BUDGET_CRITERION}.",
     )
     compensate: Compensation = option(
-        defaults.COMPENSATION,
+        None,
         "What makes up for removed heads: 'lstsq' (the heads that stay, by least squares), 'mean' (the output bias) or "
-        "'none'; with budgets also 'site' (least squares site after site) and 'scale' (a factor per unit).",
+        "'none'; with budgets also 'site' (least squares site after site) and 'scale' (a factor per unit). "
+        f"{defaults.COMPENSATION} by default, or what the method has.",
     )
     keep: float | int | None = option(
         None, "Stop at this share (0.5) or number (36) of heads left.", parse=parse_keep, stops=True
@@ -116,7 +116,7 @@ class PruneConfig:
     threads: int | None = option(
         None, "Threads that a speed-up is measured for; as many as are used by default.", word=int, minimum=1
     )
-    units: str | None = option(
+    units: Any = option(  # the kinds of units that may go
         None,
         "'heads', 'neurons' of feed-forward layers, or 'heads,neurons', which compete for one budget; heads alone by "
         "default, both where a budget is given and the criterion knows both.",
@@ -124,25 +124,31 @@ class PruneConfig:
     method: str | None = option(None, "A published method by its name, as in `headprune methods`.")
     knee: bool = option(False, "Stop at the inflection point of the full curve.", stops=True)
     explore: bool = option(False, "Follow the curve to its end, past the stop.", stops=True)
-    schedule: str | None = option(
+    schedule: str = option(
         None,
         "'greedy' scores again after every unit, 'one-shot' only once, 'rounds' reaches a budget in a few steps, "
         "'sweep' layer after layer with one of them in memory; 'rounds' by default where there is a budget or neurons "
         "go, 'greedy' otherwise.",
     )
     rescore: str = option(
-        "every",
+        None,
         "How often a greedy run scores again: before 'every' step, before every n-th (4), or 'auto', which takes "
-        "several units in a step where scoring in between would hardly choose others.",
+        "several units in a step where scoring in between would hardly choose others; 'auto' by default for this "
+        "project's criteria, 'every' for published ones.",
     )
-    rounds: int = option(6, "Steps in which a budget is reached.", minimum=1)
+    rounds: int = option(
+        None,
+        f"Steps in which a budget is reached; {defaults.ROUNDS} by default, or what the method has.",
+        word=int,
+        minimum=1,
+    )
     round_to: int = option(
         8, "Widths of feed-forward layers are multiples of this, which hardware likes.", minimum=1, flag="--round"
     )
     widths: str = option(
-        "global",
+        None,
         "How sites share a budget: 'global' by error for its price, 'uniform' the same share everywhere, 'threshold' "
-        "one score below which units leave.",
+        f"one score below which units leave; {defaults.WIDTHS} by default, or what the method has.",
     )
     every: int = option(1, "Units to remove per step.", minimum=1)
     min_per_site: int = option(0, "Leave at least this many units at every site.", minimum=0)
@@ -152,47 +158,80 @@ class PruneConfig:
     labels: str = option("given", "'given' in the data, or 'self' for the model's own predictions.")
     task: str | None = option(None, "What the model predicts, where its class does not say it: see the table of tasks.")
 
+    asked: ClassVar[Mapping[str, Any]]  # of every config its own: the fields as they were given
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "asked", {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+        self._resolve()
+        self._check()
+
+    def with_options(self, **changes: Any) -> Self:
+        """The same with other options; what was not given is decided anew."""
+        return type(self)(**{**self.asked, **changes})
+
+    def _resolve(self) -> None:
+        """Decide what was not given: by the method, by the budget, by the criterion."""
+        from headprune.criteria import make
+        from headprune.criteria.kinds import as_kinds
+        from headprune.search.budget import points
+        from headprune.search.methods import method_named
+        from headprune.search.rescore import AUTO, EVERY, check_rescore
+        from headprune.search.stop import check_keep
+
+        def decide(name: str, value: Any, *, given: bool = False) -> None:
+            if given or getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+        for name, value in ({} if self.method is None else method_named(self.method).settings()).items():
+            decide(name, value)
+        decide("keep", check_keep(self.keep), given=True)
+        for name in BUDGETS:
+            if getattr(self, name) is not None:
+                decide(name, points(getattr(self, name), name), given=True)
+        budgeted = any(getattr(self, name) is not None for name in BUDGETS)
+        if self.schedule == "sweep":
+            criterion = defaults.SWEEP_CRITERION
+        elif (budgeted and self.schedule in (None, "rounds")) or "neurons" in (self.units or ()):
+            criterion = defaults.BUDGET_CRITERION
+        else:
+            criterion = defaults.CRITERION
+        decide("criterion", make(self.criterion or criterion), given=True)
+        both = budgeted and "neurons" in self.criterion.kinds
+        decide("units", as_kinds(self.units or ("heads,neurons" if both else "heads")), given=True)
+        decide("schedule", "rounds" if budgeted or "neurons" in self.units else "greedy")
+        decide("compensate", defaults.COMPENSATION)
+        decide("rounds", defaults.ROUNDS)
+        decide("widths", defaults.WIDTHS)
+        ours = self.criterion.reference.startswith("this project")
+        decide("rescore", AUTO if ours and self._removes_heads_greedily else EVERY)
+        decide("rescore", check_rescore(self.rescore), given=True)
+
+    @property
+    def _removes_heads_greedily(self) -> bool:
+        return self.schedule == "greedy" and self.units == ("heads",)
+
+    def _check(self) -> None:
         from headprune.criteria.kinds import check_kinds
         from headprune.repair.plan import check_compensation
         from headprune.repair.solve import BUDGETS_ONLY
-        from headprune.search.budget import points
-        from headprune.search.rescore import check_rescore
-        from headprune.search.stop import check_keep
+        from headprune.search.rescore import EVERY
         from headprune.tasks.checks import check_labels_word
 
-        self._take_method()
-        object.__setattr__(self, "keep", check_keep(self.keep))
-        for name in BUDGETS:
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, points(getattr(self, name), name))
-        if self.pace not in SCHEDULES:
-            raise ScheduleError(f"There is no schedule {self.pace!r}; choose one of {', '.join(SCHEDULES)}.")
-        check_kinds([self.made_criterion], self.kinds)
-        if check_compensation(self.compensate) in BUDGETS_ONLY and self.pace not in ("rounds", "sweep"):
+        if self.schedule not in SCHEDULES:
+            raise ScheduleError(f"There is no schedule {self.schedule!r}; choose one of {', '.join(SCHEDULES)}.")
+        check_kinds([self.criterion], self.units)
+        if check_compensation(self.compensate) in BUDGETS_ONLY and self.schedule not in ("rounds", "sweep"):
             raise ScheduleError(
                 f"compensate={self.compensate!r} goes with a budget; give one, such as keep_flops=0.5, or use 'lstsq'."
             )
         check_labels_word(self.labels)
-        object.__setattr__(self, "rescore", check_rescore(self.rescore))
-        if self.rescore != "every" and (self.pace != "greedy" or self.kinds != ("heads",)):
+        if self.rescore != EVERY and not self._removes_heads_greedily:
             raise ScheduleError("rescore goes with greedy runs that remove heads; leave it out, or schedule='greedy'.")
         if self.widths not in WIDTHS:
             raise ScheduleError(
                 f"There is no way {self.widths!r} to share a budget; choose one of {', '.join(WIDTHS)}."
             )
-        _ = self.stop, self.steps, self.budget
-
-    def _take_method(self) -> None:
-        """What a published method decides, where nothing else was asked for."""
-        from headprune.search.methods import method_named
-
-        if self.method is None:
-            return
-        defaults_of = {field.name: field.default for field in dataclasses.fields(self)}
-        for name, value in method_named(self.method).settings().items():
-            if getattr(self, name) == defaults_of[name]:
-                object.__setattr__(self, name, value)
+        _ = self.stop, self.step_rule, self.budget
 
     @property
     def budget(self) -> Budget | None:
@@ -203,7 +242,7 @@ class PruneConfig:
         if len(asked) > 1 or (asked and self.keep is not None):
             first, second = [*asked, "keep"][:2]
             raise ScheduleError(f"One budget at a time: {first} and {second} are both given; leave one of them out.")
-        if self.keep is not None and len(self.kinds) > 1:
+        if self.keep is not None and len(self.units) > 1:
             raise ScheduleError(
                 "keep counts units of one kind, and heads and neurons go; say how much may be left with "
                 "keep_parameters, keep_flops, keep_memory or speedup."
@@ -215,52 +254,21 @@ class PruneConfig:
         return Budget(BUDGETS[asked[0]], shares)
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of units that may go."""
-        from headprune.criteria.kinds import as_kinds
-
-        if self.units is not None:
-            return as_kinds(self.units)
-        budgeted = any(getattr(self, name) is not None for name in BUDGETS)
-        return ("heads", "neurons") if budgeted and "neurons" in self.made_criterion.kinds else ("heads",)
-
-    @property
-    def pace(self) -> str:
-        """The schedule that was asked for, or the one that fits."""
-        if self.schedule is not None:
-            return self.schedule
-        rounds = "neurons" in self.kinds or any(getattr(self, name) is not None for name in BUDGETS)
-        return "rounds" if rounds else "greedy"
-
-    @property
     def stop(self) -> Stop:
         from headprune.search.stop import Stop
 
         return Stop(self.keep, self.max_drop, self.knee)
 
     @property
-    def steps(self) -> StepRule:
+    def step_rule(self) -> StepRule:
         from headprune.search.step_rule import StepRule
 
         return StepRule(self.every, self.min_per_site)
 
-    @property
-    def made_criterion(self) -> Criterion:
-        from headprune.criteria import make
-
-        if self.criterion is not None:
-            return make(self.criterion)
-        if self.schedule == "sweep":
-            return make(defaults.SWEEP_CRITERION)
-        budgeted = self.schedule in (None, "rounds") and any(getattr(self, name) is not None for name in BUDGETS)
-        neurons = self.units is not None and "neurons" in self.units
-        return make(defaults.BUDGET_CRITERION if budgeted or neurons else defaults.CRITERION)
-
     def settings(self) -> dict[str, Any]:
         """Its values in the order of declaration, as JSON can hold them."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values["criterion"] = str(self.made_criterion)
-        values["units"], values["schedule"] = ",".join(self.kinds), self.pace
+        values["criterion"], values["units"] = str(self.criterion), ",".join(self.units)
         for name in BUDGETS:
             values[name] = None if values[name] is None else list(values[name])
         values.pop("activations_on_disk", None)  # where they lie changes nothing, and may change on the way
@@ -274,12 +282,12 @@ def config_from(options: Mapping[str, Any], config: PruneConfig | None = None) -
     from headprune.criteria import make
 
     known = {field.name for field in dataclasses.fields(PruneConfig)}
-    own = {name: value for name, value in options.items() if name in known}
+    given = {name: value for name, value in options.items() if name in known}
     base = config or PruneConfig()
     rest = {name: value for name, value in options.items() if name not in known}
     if rest:
-        own["criterion"] = make(own.get("criterion") or base.made_criterion, **rest)
-    return dataclasses.replace(base, **own)
+        given["criterion"] = make(given.get("criterion") or base.criterion, **rest)
+    return base.with_options(**given)
 
 
 def stop_settings(kind: type[PruneConfig] = PruneConfig) -> list[str]:
@@ -327,14 +335,14 @@ class Experiment(PruneConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.activations_on_disk and self.pace != "sweep":
+        if self.activations_on_disk and self.schedule != "sweep":
             raise ScheduleError("--activations-on-disk is for --schedule sweep; leave it out.")
         files = [self.vocabulary] if isinstance(self.vocabulary, str) else self.vocabulary
         object.__setattr__(self, "vocabulary", tuple(files) if files else None)
 
 
-# Where a verb has other defaults than experiments: published methods are compared as published.
-VERB_DEFAULTS: dict[str, dict[str, Any]] = {"compare": {"compensate": "none"}}
+# Where a verb has other defaults than experiments: published methods are compared as published, in the same steps.
+VERB_DEFAULTS: dict[str, dict[str, Any]] = {"compare": {"compensate": "none", "rescore": "every"}}
 
 
 def command_words(settings: Mapping[str, Any], verb: str = "prune") -> list[str]:
@@ -364,21 +372,25 @@ def command_words(settings: Mapping[str, Any], verb: str = "prune") -> list[str]
     return words
 
 
-IMPLIED = ("units", "schedule", "criterion", "compensate", "widths", "rounds")  # what other settings may decide
+# What other settings may decide.
+IMPLIED = ("units", "schedule", "criterion", "compensate", "widths", "rounds", "rescore")
 
 
 def _implied(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What these settings would be if only the budget and the method had been given."""
+    """What these settings would be if only the budget and the method had been given; how often to score depends on the
+    criterion and the schedule too."""
     asked: dict[str, Any] = {name: settings.get(name) for name in (*BUDGETS, "method")}
+    chosen: dict[str, Any] = {name: settings.get(name) for name in ("criterion", "schedule", "units")}
     try:
-        return PruneConfig(**asked).settings()
+        return {**PruneConfig(**asked).settings(), "rescore": PruneConfig(**asked, **chosen).rescore}
     except (CriterionError, ScheduleError):  # a method of a plugin that is not there now
         return {}
 
 
 def migrated(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a run of any version as this one writes them."""
-    result = {"compensate": "none", **settings}  # runs from before there was any compensation had none
+    # Runs from before there was any compensation had none, and all scored before every step.
+    result = {"compensate": "none", "rescore": "every", **settings}
     for name, value in (result.pop("columns", None) or {}).items():
         result[f"{name}_column"] = value
     result["criterion"] = _full_name(result.get("criterion"))
@@ -387,7 +399,8 @@ def migrated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def default_settings() -> dict[str, Any]:
     """What settings are that a run, of an earlier version, does not mention."""
-    return {**{f.name: f.default for f in dataclasses.fields(Experiment)}, "units": "heads", "schedule": "greedy"}
+    before = {"units": "heads", "schedule": "greedy", "rescore": "every", "widths": "global", "rounds": 6}
+    return {**{f.name: f.default for f in dataclasses.fields(Experiment)}, **before}
 
 
 def _full_name(criterion: Any) -> Any:

@@ -114,12 +114,12 @@ class Pruner:
             held_out = calibration  # measured apart, as a step that does not score again has no pass to share
         self._evaluator = None if held_out is None else Evaluator(held_out, task)
         self._verified_empty = self._stopped = False
-        sites = _prunable_sites(model, config.kinds)
+        sites = _prunable_sites(model, config.units)
         self.state = RunState(model, config, task, calibration, Scorer(model, calibration, config, task), sites)
         schedules: dict[str, Callable[[RunState], Schedule]] = {"rounds": Rounds, "sweep": Layerwise}
-        self.schedule: Schedule = schedules.get(config.pace, Greedy)(self.state)
+        self.schedule: Schedule = schedules.get(config.schedule, Greedy)(self.state)
         self._removals = self.schedule.removals(self.state)
-        self._remover = remover_for(config.pace)
+        self._remover = remover_for(config.schedule)
 
     # --- going on ---
 
@@ -204,7 +204,7 @@ class Pruner:
     def replay(self, steps: Sequence[Step]) -> None:
         """Take the dense model to where these steps led, one by one: a repair depends on the model it was made for, and
         each must do what it did then."""
-        self._remover = remover_for(self.config.pace)
+        self._remover = remover_for(self.config.schedule)
         self._refresh()
         for step in steps[1:]:
             check_removable(self.state.sites, step.removed)
@@ -220,7 +220,7 @@ class Pruner:
 
     def _refresh(self) -> None:
         """The model has changed: its sites are resolved again, once, and its scores are not known any more."""
-        self.state.sites = sites_of(self.state.model, self.config.kinds)
+        self.state.sites = sites_of(self.state.model, self.config.units)
         self.state.scorer.forget()
 
     def _verification(self, chosen: Sequence[Member]) -> dict[str, Any] | None:
@@ -247,7 +247,7 @@ class Pruner:
         assert self.metric is not None
         seconds = time.perf_counter() - started
         measured = self.metric.of(quality, self.reference)
-        state, kinds = self.state, self.config.kinds
+        state, kinds = self.state, self.config.units
         step = describe(
             state.model, state.sites, kinds, len(self.steps), removal, quality, self.reference, measured, latency
         )

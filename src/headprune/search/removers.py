@@ -57,7 +57,7 @@ class RepairedModel:
         cut(model, members, sites=run.sites, verify=verify)
         if self.dense is None:
             return removal
-        return replace(removal, repairs=self.dense.repair(model, sites_of(model, run.config.kinds), repair))
+        return replace(removal, repairs=self.dense.repair(model, sites_of(model, run.config.units), repair))
 
 
 class RepairedLayers:

@@ -27,7 +27,7 @@ class Scorer:
         self, model: PreTrainedModel, calibration: Sequence[Mapping[str, Any]], config: PruneConfig, task: Task
     ) -> None:
         self.model, self.calibration, self.config, self.task = model, calibration, config, task
-        self.criterion = config.made_criterion
+        self.criterion = config.criterion
         self._scores: torch.Tensor | None = None
         self._result: ScoreResult | None = None  # that they come from
 
@@ -63,7 +63,7 @@ class Scorer:
 
     def asked(self, sites: Sequence[Site]) -> list[Site]:
         """The same sites; those of kinds that stay look as if nothing were left there."""
-        return only(sites, [site for site in sites if site.kind in self.config.kinds])
+        return only(sites, [site for site in sites if site.kind in self.config.units])
 
     def _pass(self, batches: Sequence[Mapping[str, Any]]) -> ScoreResult:
         labels: Any = self.config.labels
@@ -73,8 +73,8 @@ class Scorer:
             criterion=self.criterion,
             labels=labels,
             task=self.task,
-            units=self.config.kinds,
-            look_ahead=self.config.pace == "greedy" and self.config.rescore == AUTO,
+            units=self.config.units,
+            look_ahead=self.config.schedule == "greedy" and self.config.rescore == AUTO,
         )
         self._scores, self._result = result.scores, result
         return result

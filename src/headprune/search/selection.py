@@ -63,7 +63,7 @@ def least_left(site: Site, min_per_site: int) -> int:
 
 
 def least_units(site: Site, config: PruneConfig) -> int:
-    return least_left(site, config.min_per_site) if competes(site, config.kinds) else units(site)
+    return least_left(site, config.min_per_site) if competes(site, config.units) else units(site)
 
 
 def ranked(scores: torch.Tensor, site: Site) -> list[tuple[float, tuple[Member, ...]]]:

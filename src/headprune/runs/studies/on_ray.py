@@ -280,7 +280,7 @@ def memory_of(job: Job) -> int:
     from headprune.store.places import model_folder
 
     folder = model_folder(job.experiment.model)  # of the hub's models nothing may be here yet
-    if job.experiment.pace == "sweep":
+    if job.experiment.schedule == "sweep":
         return _memory_of_sweep(job)
     weights = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
     stored = stored_dtype(str(folder)) if weights else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from headprune.errors import CriterionError
 from headprune.repair.plan import check_compensation
 from headprune.repair.solve import Compensation
 from headprune.runs.studies.asked import Study
-from headprune.search.config import Experiment
+from headprune.search.config import VERB_DEFAULTS, Experiment
 
 WHOLE = "curve"  # in place of a budget, where runs go to the end
 
@@ -54,7 +54,9 @@ def plan_group(
     subject: int = 0,
 ) -> Group:
     """One run per criterion, and `trials` of random. A criterion may bring its own compensation, as in "gnorm+lstsq";
-    the others take the experiment's."""
+    the others take the experiment's. All score equally often, so that their curves have the same steps."""
+    rescore = experiment.asked["rescore"] or VERB_DEFAULTS["compare"]["rescore"]
+    experiment = experiment.with_options(rescore=rescore)
     budget = experiment.budget is not None
     rows: dict[str, tuple[Job, ...]] = {}
     for spec in expand(criteria, experiment.compensate, budget=budget):
@@ -65,7 +67,7 @@ def plan_group(
             specs = [f"random(seed={experiment.seed + trial}){suffix}" for trial in range(trials)]
         rows[spec] = tuple(
             Job(
-                replace(experiment, criterion=one.removesuffix(suffix), compensate=compensate, explore=not budget),
+                experiment.with_options(criterion=one.removesuffix(suffix), compensate=compensate, explore=not budget),
                 folder / run_name(one),
                 one,
                 place,

@@ -61,18 +61,18 @@ class LayerPruner:
         return PrunedLayer(layer.path, tuple(removed), tuple(repairs))
 
     def _site(self, index: int, target: Target) -> tuple[list[Member], list[Repair]]:
-        sites = sites_of(self.model, self.config.kinds)
+        sites = sites_of(self.model, self.config.units)
         site = sites[index]
         if index in self.chosen:
             gone = list(self.chosen[index])
         else:
             count = len(site.units()) - self.widths.get(index, len(site.units()))
-            gone = choose_units(self.config.made_criterion, self.model, sites, site, self.walker, count)
+            gone = choose_units(self.config.criterion, self.model, sites, site, self.walker, count)
         if self.config.compensate == "site":
             target = self._own_target(site)
         if gone:
             cut(self.model, gone)
-        sites = sites_of(self.model, self.config.kinds)
+        sites = sites_of(self.model, self.config.units)
         precision = precision_for(sites[index])
         ridges = RIDGES if precision == torch.float64 else FEW_RIDGES
         how: Compensation = "lstsq" if self.config.compensate == "site" else self.config.compensate

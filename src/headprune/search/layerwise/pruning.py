@@ -61,7 +61,7 @@ class EverythingInMemory(InMemory):
 
 def check_sweep(config: PruneConfig) -> None:
     """Refuse what a sweep cannot do, before anything is read."""
-    check_local(config.made_criterion)
+    check_local(config.criterion)
     budget = config.budget
     if budget is not None and budget.measure == "latency":
         raise ScheduleError(
@@ -99,10 +99,10 @@ class LayerwisePruning:
         self.storage: LayerStorage = storage or EverythingInMemory()
         self.batches = [*calibration, *evaluation]
         self.calibration, self.device, self.scratch = len(calibration), device, scratch
-        self.sites: Sequence[Site] = sites_of(model, config.kinds)
+        self.sites: Sequence[Site] = sites_of(model, config.units)
         self.budget: Budget = budget_of(config, self.sites)
         counted = structure or model
-        self.prices = prices(counted, sites_of(counted, config.kinds), self.budget.measure, config.kinds)
+        self.prices = prices(counted, sites_of(counted, config.units), self.budget.measure, config.units)
         check_reachable(self.budget, self.prices, self.sites, self._least)
         self.walker: Walker | None = None
 

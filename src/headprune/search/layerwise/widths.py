@@ -29,7 +29,7 @@ def widths(
         sites,
         known,
         target,
-        kinds=config.kinds,
+        kinds=config.units,
         round_to=config.round_to,
         min_per_site=config.min_per_site,
         widths=config.widths,

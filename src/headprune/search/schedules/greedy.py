@@ -38,20 +38,20 @@ class Greedy:
             yield Removal(tuple(chosen), value, scores, scoring)
 
     def _is_possible(self, run: RunState) -> bool:
-        return bool(run.config.steps.choose(torch.zeros(kept_mask(run.sites).shape), _removable(run)))
+        return bool(run.config.step_rule.choose(torch.zeros(kept_mask(run.sites).shape), _removable(run)))
 
     def _choose(self, run: RunState, scores: torch.Tensor) -> list[Member]:
         config, sites = run.config, _removable(run)
         left = sum(site.size for site in sites)
         target = config.stop.units_left(run.steps[0].left)
         most = left - target if config.keep is not None and left > target else None
-        if config.pace == "greedy" and config.rescore == AUTO:
-            return together(config.steps, run.steps, scores, sites, run.scorer.without, most)
-        return config.steps.choose(scores, sites, most)
+        if config.schedule == "greedy" and config.rescore == AUTO:
+            return together(config.step_rule, run.steps, scores, sites, run.scorer.without, most)
+        return config.step_rule.choose(scores, sites, most)
 
     def _scores(self, run: RunState) -> torch.Tensor:
         """Fresh ones where they are due; else those of an earlier step, as a journal keeps them."""
-        if run.config.pace == "greedy":
+        if run.config.schedule == "greedy":
             known = None if is_due(run.config.rescore, run.steps) else run.steps[-1].scores
         else:
             known = run.steps[1].scores if len(run.steps) > 1 else None
@@ -61,4 +61,4 @@ class Greedy:
 
 
 def _removable(run: RunState) -> Sequence[Site]:
-    return [site for site in run.sites if site.kind in run.config.kinds]
+    return [site for site in run.sites if site.kind in run.config.units]

@@ -34,7 +34,7 @@ class Rounds:
             self.watch = Stopwatch(run.model, config.latency_batch, config.latency_tokens, config.threads)
             self.prices = self.watch.prices(sites)
         else:
-            self.prices = prices(run.model, sites, self.measure, config.kinds)
+            self.prices = prices(run.model, sites, self.measure, config.units)
         if config.budget is None and config.keep is None:  # as far as it goes
             floor = least_share(self.prices, sites, self._least)
             self.budget = Budget("flops", (max(EXPLORED, 1.02 * floor),))
@@ -69,7 +69,7 @@ class Rounds:
 
     def removals(self, run: RunState) -> Iterator[Removal]:
         config = self.config
-        criterion = config.made_criterion
+        criterion = config.criterion
         labels: Any = config.labels
         while self._goes_on(run):
             started = time.perf_counter()
@@ -90,7 +90,7 @@ class Rounds:
                 run.sites,
                 self.prices,
                 self.target(len(run.steps)),
-                kinds=config.kinds,
+                kinds=config.units,
                 round_to=config.round_to,
                 min_per_site=config.min_per_site,
                 widths=config.widths,
@@ -100,7 +100,7 @@ class Rounds:
 
 def refuse_unreachable(model: PreTrainedModel, config: PruneConfig) -> None:
     """Refuse a budget that is not met with everything gone that may go; for one of time, measuring tells."""
-    if config.budget is not None and config.budget.measure != "latency" and config.pace == "rounds":
-        sites = sites_of(model, config.kinds)
-        known = prices(model, sites, config.budget.measure, config.kinds)
+    if config.budget is not None and config.budget.measure != "latency" and config.schedule == "rounds":
+        sites = sites_of(model, config.units)
+        known = prices(model, sites, config.budget.measure, config.units)
         check_reachable(config.budget, known, sites, lambda site: least_units(site, config))
