@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import headprune
+from headprune.repair.regression import Repair
 from headprune.repair.remove import remove_and_repair
-from headprune.repair.solve import Repair
 from headprune.runs.journal import Run
 from headprune.units import AttentionSite, Head
 from headprune.units.linear import is_transposed

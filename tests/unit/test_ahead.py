@@ -36,7 +36,7 @@ def least_squares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repairs and residuals by plain least squares."""
     monkeypatch.setattr("headprune.signals.residuals.RIDGE", 1e-12)
     monkeypatch.setattr(predicted_scores, "RIDGE", 1e-12)
-    monkeypatch.setattr("headprune.repair.solve.RIDGES", (1e-12,))
+    monkeypatch.setattr("headprune.repair.apply.SITE_RIDGES", (1e-12,))
 
 
 @pytest.mark.usefixtures("least_squares")

@@ -19,10 +19,9 @@ import runs
 from headprune.cli.main import app
 from headprune.errors import DataError, RegistrationError, ScheduleError
 from headprune.measure.costs import flops
-from headprune.repair.bysite import remove_by_site, running_order
-from headprune.repair.plan import plan_repairs
-from headprune.repair.scale import best_scales
-from headprune.repair.towards import Pairs
+from headprune.repair.apply import plan_repairs
+from headprune.repair.front_to_back import remove_front_to_back, running_order
+from headprune.repair.regression import Sums, fit
 from headprune.search.budget import Prices
 from headprune.search.methods import METHODS, Method, method_named, register_method
 from headprune.search.selection import choose
@@ -210,9 +209,12 @@ def test_scales_are_those_of_least_squares(biased: bool) -> None:
     bias = drawn(5) if biased else None
     units = torch.tensor([0, 1, 2, 0, 1, 2])  # columns of a unit need not lie side by side
     y = y + z @ weight.t()
-    pairs = Pairs.blank(6, 5)
-    pairs.add(z, y, torch.arange(40) % 2)
-    new, before, after = best_scales(weight, bias, pairs, units)
+    sums = Sums.blank(6, 5)
+    sums.add(z, y, weight, bias, torch.arange(40) % 2)
+    repair = fit(weight, bias, sums, "scale", units=units)
+    new, before, after = repair.weight, repair.error_without, repair.error
+    assert repair.kind == "scale"
+    assert new is not None
     parts = torch.stack([(z * (units == unit)) @ weight.t() for unit in range(3)], -1).reshape(-1, 3)
     wanted = (y - (0 if bias is None else bias)).reshape(-1)
     expected = torch.linalg.lstsq(parts, wanted[:, None]).solution[:, 0]
@@ -222,11 +224,12 @@ def test_scales_are_those_of_least_squares(biased: bool) -> None:
 
 
 def test_scales_out_of_bounds_leave_the_weights() -> None:
-    pairs = Pairs.blank(1, 1)
+    sums = Sums.blank(1, 1)
     z = torch.ones(4, 1, dtype=torch.float64)
-    pairs.add(z, 100 * z, torch.arange(4) % 2)
     weight = torch.ones(1, 1)
-    assert torch.equal(best_scales(weight, None, pairs, torch.tensor([0]))[0], weight)
+    sums.add(z, 100 * z, weight, None, torch.arange(4) % 2)
+    repair = fit(weight, None, sums, "scale", units=torch.tensor([0]))
+    assert (repair.kind, repair.weight) == ("none", None)
 
 
 def test_sites_are_solved_one_after_the_other_on_what_the_last_one_gives() -> None:
@@ -237,13 +240,13 @@ def test_sites_are_solved_one_after_the_other_on_what_the_last_one_gives() -> No
     order = running_order(model, sites, batches[0], task)
     assert order[:2] == [0, next(site.index for site in sites if site.kind == "neurons")]
     by_hand = copy.deepcopy(model)
-    repairs = remove_by_site(model, sites, chosen, batches, task)
+    repairs = remove_front_to_back(model, sites, chosen, batches, task)
     for index in [index for index in order if any(member.site == index for member in chosen)]:
         own = [member for member in chosen if member.site == index]
         (planned,) = plan_repairs(by_hand, sites, own, "lstsq", batches, task)
         (found,) = (repair for repair in repairs if repair.site == index)
         assert found.kind == "site"
         assert found.error == pytest.approx(planned.error)
-        remove_by_site(by_hand, sites, own, batches, task)
+        remove_front_to_back(by_hand, sites, own, batches, task)
     for one, other in zip(model.parameters(), by_hand.parameters(), strict=True):
         assert torch.equal(one, other)

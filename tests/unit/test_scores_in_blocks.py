@@ -16,8 +16,8 @@ import headprune
 from headprune.errors import EquivalenceError, NonFiniteError
 from headprune.hooks import logits
 from headprune.measure.savings import _TensorMeter
-from headprune.repair.bysite import running_order
 from headprune.repair.dense_targets import DenseTargets
+from headprune.repair.front_to_back import running_order
 from headprune.signals.columns import gather_columns
 from headprune.signals.objectives import TokenSigns, sign_gradient, start_backward, targets_of
 from headprune.signals.sensitivity import gather_sensitivity

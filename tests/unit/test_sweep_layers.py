@@ -18,10 +18,9 @@ from headprune.layerwise.activation_store import ActivationStore
 from headprune.layerwise.check import require_walkable
 from headprune.layerwise.site_passes import SitePasses
 from headprune.layerwise.walker import stacks_of
-from headprune.repair.bysite import running_order
 from headprune.repair.dense_targets import DenseTargets
-from headprune.repair.front_to_back import repair_front_to_back
-from headprune.repair.towards import RIDGES
+from headprune.repair.front_to_back import repair_front_to_back, running_order
+from headprune.repair.regression import DENSE_RIDGES
 from headprune.search.config import PruneConfig
 from headprune.search.layerwise.choose import choose_units, precision_for
 from headprune.search.layerwise.prune_layer import PrunedLayer
@@ -146,7 +145,7 @@ def test_wide_sites_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> No
     found = []
     for wide in (1000, 10):
         monkeypatch.setattr("headprune.search.layerwise.choose.WIDE", wide)
-        monkeypatch.setattr("headprune.search.layerwise.prune_layer.FEW_RIDGES", RIDGES)
+        monkeypatch.setattr("headprune.search.layerwise.prune_layer.FEW_RIDGES", DENSE_RIDGES)
         model, batches = ZOO["llama"].build().eval(), batches_of("llama")
         kinds = {precision_for(site) for site in sites_of(model, KINDS)}
         assert kinds == {torch.float64 if wide == 1000 else torch.float32}

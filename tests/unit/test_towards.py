@@ -9,9 +9,9 @@ import torch
 
 from headprune.hooks.streams import streams
 from headprune.layerwise.site_passes import SitePasses
-from headprune.repair.bysite import running_order
 from headprune.repair.dense_targets import DenseTargets
-from headprune.repair.towards import Pairs, best_map
+from headprune.repair.front_to_back import running_order
+from headprune.repair.regression import DENSE_RIDGES, Repair, Sums, fit
 from headprune.signals.sensitivity import FLOOR, token_weights
 from headprune.surgery.cut import cut
 from headprune.tasks import task_of
@@ -19,10 +19,26 @@ from headprune.units import Member, all_sites
 from zoo import ZOO
 
 
-def pairs_of(z: torch.Tensor, y: torch.Tensor, weights: torch.Tensor | None = None) -> Pairs:
-    found = Pairs.blank(z.shape[1], y.shape[1])
-    found.add(z, y, torch.arange(len(z)) // 4 % 2, weights)
-    return found
+def sums_of(
+    z: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    weights: torch.Tensor | None = None,
+) -> Sums:
+    sums = Sums.blank(z.shape[1], y.shape[1])
+    sums.add(z, y, weight, bias, torch.arange(len(z)) // 4 % 2, weights)
+    return sums
+
+
+def fitted_to(
+    z: torch.Tensor,
+    y: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    ridges: tuple[float, ...] = DENSE_RIDGES,
+) -> Repair:
+    return fit(weight, bias, sums_of(z, y, weight, bias), "lstsq", ridges=ridges)
 
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -37,35 +53,39 @@ def test_the_error_is_the_mean_over_tokens(weighted: bool, biased: bool) -> None
     bias = drawn(3, seed=3) if biased else None
     off = y - z @ weight.t() - (0 if bias is None else bias)
     expected = float((off.square().sum(1) * share).sum() / share.sum())
-    assert pairs_of(z, y, share if weighted else None).error(weight, bias) == pytest.approx(expected, rel=1e-10)
+    sums = sums_of(z, y, weight, bias, share if weighted else None)
+    assert sums.error() == pytest.approx(expected, rel=1e-10)
+    change, moved = drawn(3, 5, seed=4), drawn(3, seed=5)
+    off = off - z @ change.t() - moved
+    expected = float((off.square().sum(1) * share).sum() / share.sum())
+    assert sums.error(change, moved) == pytest.approx(expected, rel=1e-10)
 
 
 def test_what_can_be_expressed_is_found() -> None:
     """y is a linear function of z: the old map is far off, and the new one has nothing left to miss but the ridge."""
     z, right, shift = drawn(400, 6), drawn(4, 6, seed=1), drawn(4, seed=2)
     y = z @ right.t() + shift
-    new, bias, before, after = best_map(torch.zeros(4, 6, dtype=torch.float64), torch.zeros(4), pairs_of(z, y))
-    assert after < 1e-4 * before  # the smallest ridge is 1e-3 of the mean square, so 1e-6 of the error stays
-    assert torch.allclose(new, right, atol=0.02)
-    assert bias is not None
-    assert torch.allclose(bias.double(), shift, atol=0.05)
+    repair = fitted_to(z, y, torch.zeros(4, 6, dtype=torch.float64), torch.zeros(4))
+    assert repair.error < 1e-4 * repair.error_without  # the smallest ridge is 1e-3, so 1e-6 of the error stays
+    assert torch.allclose(repair.weight, right, atol=0.02)
+    assert torch.allclose(repair.bias.double(), shift, atol=0.05)
 
 
 def test_a_map_that_nothing_improves_stays_as_it_is() -> None:
     z, weight = drawn(64, 5), drawn(3, 5, seed=1)
     bias = torch.zeros(3, dtype=torch.float64)
-    new, _shift, before, after = best_map(weight, bias, pairs_of(z, z @ weight.t()))
-    assert after <= before
-    assert torch.allclose(new, weight, atol=1e-9)
+    repair = fitted_to(z, z @ weight.t(), weight, bias)
+    assert repair.error == repair.error_without == 0.0
+    assert torch.equal(repair.weight, weight)
 
 
 def test_noise_is_not_fitted() -> None:
     """What has nothing to do with the inputs is left to the bias: the ridge that serves others is large."""
     z, y = drawn(60, 30), drawn(60, 8, seed=1) * 3
     old = torch.zeros(8, 30, dtype=torch.float64)
-    new, _, _, _ = best_map(old, torch.zeros(8, dtype=torch.float64), pairs_of(z, y))
-    fitted, _, _, _ = best_map(old, torch.zeros(8, dtype=torch.float64), pairs_of(z, y), ridges=(1e-3,))
-    assert new.norm() < 0.5 * fitted.norm()
+    bias = torch.zeros(8, dtype=torch.float64)
+    chosen, plain = fitted_to(z, y, old, bias), fitted_to(z, y, old, bias, ridges=(1e-3,))
+    assert chosen.weight.norm() < 0.5 * plain.weight.norm()
 
 
 def test_tokens_count_by_the_root_of_what_depends_on_them() -> None:
@@ -168,12 +188,10 @@ def test_a_repair_runs_every_layer_three_times_whatever_the_depth() -> None:
 def test_a_model_that_cannot_be_walked_through_is_repaired_by_whole_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same weights come out, from more passes."""
     found = []
-    for reason in ("", "it is said not to be"):
-        monkeypatch.setattr(
-            "headprune.repair.dense_targets.reason_against", lambda *args, reason=reason, **settings: reason
-        )
+    for walkable in (True, False):
+        monkeypatch.setattr("headprune.repair.dense_targets.is_walkable", lambda *args, walkable=walkable: walkable)
         model, _, _, dense = pruned("bert")
-        assert dense.walkable == (not reason)
+        assert dense.walkable == walkable
         dense.repair(model, all_sites(model), "lstsq")
         found.append(model.state_dict())
     for name, value in found[0].items():

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune.batches import rows_of
 from headprune.cache import remembered
 from headprune.discovery.discover import NoTwinError, twin_of
 from headprune.discovery.twin import small_config
@@ -43,6 +44,13 @@ def _reason_of_twin(kind: Any, config: Any) -> str:
         if not whole:
             return "no small twin of it runs as a whole"
         return reason_against(twin, sites_of(twin, ("heads", "neurons")), whole, task_of(twin))
+
+
+def is_walkable(
+    model: PreTrainedModel, sites: Sequence[Site], batches: Sequence[Mapping[str, Any]], task: Task
+) -> bool:
+    """Whether this model gives the same layer by layer, tried on the first sample."""
+    return not reason_against(model, sites, [rows_of(batches[0], slice(0, 1))], task, all_logits=False)
 
 
 def reason_against(

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune import distributed
-from headprune.batches import rows_of, widened
+from headprune.batches import widened
 from headprune.hooks.attach import at_gradient, hooks
 from headprune.hooks.logits import few_logits, forward, logits_of
 from headprune.hooks.offload import input_device
@@ -21,10 +21,10 @@ from headprune.hooks.outputs import evaluating
 from headprune.hooks.streams import streams
 from headprune.hooks.watch import frozen
 from headprune.layerwise.activation_store import ActivationStore
-from headprune.layerwise.check import reason_against
+from headprune.layerwise.check import is_walkable
 from headprune.layerwise.site_passes import SitePasses
 from headprune.repair.front_to_back import Target, repair_front_to_back
-from headprune.repair.solve import Compensation, Repair
+from headprune.repair.regression import Compensation, Repair
 from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
 from headprune.signals.sensitivity import token_weights
@@ -136,8 +136,7 @@ class DenseTargets:
         weighted: bool = True,
     ) -> None:
         self.batches, self.task = batches, task
-        sample = [rows_of(batches[0], slice(0, 1))]
-        self.walkable = not reason_against(model, sites, sample, task, all_logits=False)
+        self.walkable = is_walkable(model, sites, batches, task)
         recorder = TargetRecorder(task)
         with distributed.fail_together(), evaluating(model), frozen(model), torch.set_grad_enabled(weighted):
             for number, _, raw in own_batches(batches):

@@ -1,10 +1,9 @@
-"""Repairing a pruned model front to back: every output map is solved again towards what the dense model gives there.
-
-Each map is fitted to what reaches it through everything pruned and repaired before it, so errors do not pile up.
-"""
+"""Repairing a pruned model front to back: every output map is fitted to what reaches it through everything pruned and
+repaired before it, towards what the dense model gives there, or towards what the site itself gave."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,16 +14,21 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
-from headprune.hooks.offload import stored
+from headprune.batches import rows_of
+from headprune.hooks.logits import few_logits
+from headprune.hooks.offload import input_device
+from headprune.hooks.outputs import evaluating
+from headprune.hooks.watch import watched
 from headprune.layerwise.activation_store import ActivationStore
+from headprune.layerwise.check import is_walkable
+from headprune.layerwise.site_passes import SitePasses
 from headprune.layerwise.site_tokens import SiteInputs
-from headprune.repair.plan import apply_repairs, owners_of
-from headprune.repair.scale import best_scales
-from headprune.repair.solve import Compensation, Repair
-from headprune.repair.towards import RIDGES, Pairs, best_map, pairs_of_all
-from headprune.signals.moments import FOLDS
-from headprune.units import Site
-from headprune.units.linear import is_transposed
+from headprune.repair.apply import apply_repair, output_map, owners_of, plan_repair
+from headprune.repair.regression import DENSE_RIDGES, SITE_RIDGES, Compensation, Repair, Sums, fit, sums_of_all
+from headprune.signals.moments import FOLDS, Gathering
+from headprune.surgery.cut import cut
+from headprune.tasks import Task
+from headprune.units import Member, Site, by_site
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +54,7 @@ def repair_front_to_back(
     inputs: SiteInputs,
     compensate: Compensation = "lstsq",
     *,
-    ridges: tuple[float, ...] = RIDGES,
+    ridges: tuple[float, ...] = DENSE_RIDGES,
     precision: torch.dtype = torch.float64,
 ) -> list[Repair]:
     """Repair these sites in the order of `targets`, what the dense model gives at each, batch after batch; the
@@ -66,62 +70,106 @@ def repair_front_to_back(
             continue
         # Which tokens an expert is given depends on what was pruned before it, so there is nothing to compare with.
         routed = targets[index].routed
-        pairs = None if routed else _gathered(inputs, site, targets[index], CATCH_UP[compensate], precision)
-        repair = distributed.on_main(functools.partial(_planned, output, site, pairs, compensate, ridges, routed))
-        apply_repairs(model, sites, [repair])
+        catch_up = CATCH_UP[compensate]
+        sums = None if routed else _gathered(model, inputs, site, targets[index], catch_up, precision)
+        repair = distributed.on_main(functools.partial(_planned, model, site, sums, compensate, ridges, routed))
+        apply_repair(model, site, repair)
         repairs.append(repair)
     return repairs
 
 
 def _planned(
-    output: Any, site: Site, pairs: Pairs | None, compensate: Compensation, ridges: tuple[float, ...], routed: bool
+    model: PreTrainedModel,
+    site: Site,
+    sums: Sums | None,
+    compensate: Compensation,
+    ridges: tuple[float, ...],
+    routed: bool,
 ) -> Repair:
-    if pairs is None or not torch.isfinite(pairs.zz.diagonal(dim1=1, dim2=2)).all():
+    if sums is None or not torch.isfinite(sums.zz.diagonal(dim1=1, dim2=2)).all():
         why = "its tokens are chosen for it" if routed else "what it gives is not finite"
         log.warning("Site %d (%s) is left without compensation: %s.", site.index, site.path, why)
         return Repair(site.index, "none", None, None)
-    return _repaired(output, site, pairs, compensate, ridges)
+    weight, bias = output_map(model, site)
+    units = torch.empty(weight.shape[1], dtype=torch.long)
+    units[site.columns(range(site.size))] = torch.arange(weight.shape[1]) // (site.width * site.group)
+    return fit(weight, bias, sums, compensate, ridges=ridges, units=units, site=site.index)
 
 
-def _gathered(inputs: SiteInputs, site: Site, target: Target, catch_up: float, precision: torch.dtype) -> Pairs | None:
+def _gathered(
+    model: PreTrainedModel, inputs: SiteInputs, site: Site, target: Target, catch_up: float, precision: torch.dtype
+) -> Sums | None:
     """Sums over all batches, which several processes share."""
-    pairs: Pairs | None = None
+    sums: Sums | None = None
+    weight, bias = output_map(model, site)
     streams = target.streams is not None and catch_up > 0
     with distributed.fail_together():
-        for number, (seen, wanted) in enumerate(zip(inputs.at(site, streams=streams), target.outputs, strict=True)):
+        for number, (tokens, wanted) in enumerate(zip(inputs.at(site, streams=streams), target.outputs, strict=True)):
             if not len(wanted):
                 continue
             outputs = wanted
-            if seen.stream is not None and target.streams is not None:
-                outputs = wanted + catch_up * (target.streams[number] - seen.stream.cpu())
-            if pairs is None:
-                pairs = Pairs.blank(seen.columns.shape[1], outputs.shape[1], precision)
+            if tokens.stream is not None and target.streams is not None:
+                outputs = wanted + catch_up * (target.streams[number] - tokens.stream.cpu())
+            if sums is None:
+                sums = Sums.blank(tokens.columns.shape[1], outputs.shape[1], precision)
             weights = None if target.weights is None else target.weights[number]
-            pairs.add(seen.columns, outputs, seen.samples % FOLDS, weights)
-    return pairs_of_all(pairs, precision)
+            sums.add(tokens.columns, outputs, weight, bias, tokens.samples % FOLDS, weights)
+    return sums_of_all(sums, precision)
 
 
-def _repaired(output: Any, site: Site, pairs: Pairs, compensate: Compensation, ridges: tuple[float, ...]) -> Repair:
-    bias: torch.Tensor | None = None if output.bias is None else stored(output, "bias").detach().cpu()
-    if site.kept:
-        weight: torch.Tensor = stored(output).detach()
-        weight = (weight.t() if is_transposed(output) else weight).cpu()
-    else:
-        weight = torch.zeros(pairs.y.shape[1], 0)
-    if compensate == "lstsq" and site.kept:
-        new, shift, before, after = best_map(weight, bias, pairs, ridges)
-        return Repair(site.index, "lstsq", before, after, new, shift)
-    if compensate == "scale" and site.kept:
-        places = torch.empty(weight.shape[1], dtype=torch.long)
-        places[site.columns(range(site.size))] = torch.arange(weight.shape[1]) // (site.width * site.group)
-        new, before, after = best_scales(weight, bias, pairs, places)
-        return Repair(site.index, "scale", before, after, new)
-    before = pairs.error(weight, bias)
-    if bias is None or compensate == "scale":
-        return Repair(site.index, "none", before, before)
-    count = pairs.counts.sum()
-    shift = ((pairs.y.sum(0) - weight.to(pairs.z) @ pairs.z.sum(0)) / count).to(bias.dtype)
-    after = pairs.error(weight, shift)
-    if not after <= before:
-        return Repair(site.index, "none", before, before)
-    return Repair(site.index, "mean", before, after, None, shift)
+def remove_front_to_back(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    members: Sequence[Member],
+    batches: Sequence[Mapping[str, Any]],
+    task: Task,
+    verify: Mapping[str, Any] | None = None,
+) -> list[Repair]:
+    """Remove these members in the order in which their sites run, as ZipLM and OSSCAR do: each output map is solved
+    towards what it gave with them, on what reaches it through the sites before it. Nothing looks back at the dense
+    model, so what one site could not make good is carried on."""
+    going = by_site(members)
+    repairs: list[Repair] = []
+    passes = SitePasses(model, sites, batches, task, walkable=is_walkable(model, sites, batches, task))
+    for index in running_order(model, [sites[index] for index in going], batches[0], task):
+        gone = [Member(index, member) for member in going[index]]
+        repairs.append(remove_from_site(model, sites[index], gone, passes, verify=verify))
+        verify = None  # all sites are cut alike
+    return repairs
+
+
+def remove_from_site(
+    model: PreTrainedModel,
+    site: Site,
+    members: Sequence[Member],
+    inputs: SiteInputs,
+    *,
+    verify: Mapping[str, Any] | None = None,
+    ridges: tuple[float, ...] = SITE_RIDGES,
+    precision: torch.dtype = torch.float64,
+) -> Repair:
+    """Remove these members of one site, and solve its output map towards what it gave with them, on what it is given
+    now."""
+    gathering = Gathering(precision)
+    with distributed.fail_together():
+        for tokens in inputs.at(site):
+            gathering.add(site.index, tokens.columns, tokens.samples)
+    moments = gathering.moments().get(site.index)
+    gone = [member.index for member in members]
+    repair = distributed.on_main(lambda: plan_repair(model, site, gone, "lstsq", moments, ridges))
+    cut(model, members, verify=verify)
+    apply_repair(model, site, repair)
+    return dataclasses.replace(repair, kind="site" if repair.kind == "lstsq" else repair.kind)
+
+
+def running_order(model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any], task: Task) -> list[int]:
+    """Indices of sites in the order in which a forward pass comes to them, and last of those that it does not reach."""
+    seen: dict[int, None] = {}
+    sample = task.prepare(rows_of(batch, slice(0, 1)), input_device(model))
+    with (
+        torch.no_grad(),
+        evaluating(model),
+        watched(model, sites, output=lambda site, columns: seen.setdefault(site.index)),
+    ):
+        model(**few_logits(model, task.inputs(sample)))
+    return [*seen, *(site.index for site in sites if site.index not in seen)]

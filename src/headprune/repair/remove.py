@@ -8,8 +8,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headprune.errors import DataError, HeadSelectionError
-from headprune.repair.plan import apply_repairs, check_compensation, plan_repairs
-from headprune.repair.solve import BUDGETS_ONLY, Compensation, Repair
+from headprune.repair.apply import apply_repairs, check_compensation, plan_repairs
+from headprune.repair.regression import BUDGETS_ONLY, Compensation, Repair
 from headprune.signals.moments import Moments
 from headprune.surgery.check import check_removable
 from headprune.surgery.cut import cut

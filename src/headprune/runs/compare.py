@@ -18,7 +18,7 @@ from headprune.measure.at_budget import AtBudget, compared_at_budget
 from headprune.measure.comparing import Comparison, compared
 from headprune.measure.curves import weighted_area
 from headprune.measure.trajectory import Step
-from headprune.repair.solve import Compensation
+from headprune.repair.regression import Compensation
 from headprune.report.loading import COMPARISON, curve_of, load_runs
 from headprune.report.page import write_report
 from headprune.report.words import verdict_of

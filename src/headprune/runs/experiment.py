@@ -23,7 +23,7 @@ from headprune.measure.metrics import choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.savings import savings, shares
 from headprune.measure.trajectory import Step, plain
-from headprune.repair.plan import check_compensation
+from headprune.repair.apply import check_compensation
 from headprune.report.card import model_card
 from headprune.report.exports import forget_exports
 from headprune.report.page import write_report

@@ -21,7 +21,7 @@ from headprune.errors import DataError, RunError, ScheduleError
 from headprune.layerwise.walker import stacks_of
 from headprune.measure.metrics import choose_metric
 from headprune.measure.trajectory import Step
-from headprune.repair.solve import Repair
+from headprune.repair.regression import Repair
 from headprune.runs.journal import Run
 from headprune.search.config import Experiment
 from headprune.search.layerwise.prune_layer import PrunedLayer

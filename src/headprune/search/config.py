@@ -18,7 +18,7 @@ from headprune.errors import CriterionError, ScheduleError
 # is made.
 if TYPE_CHECKING:
     from headprune.measure.metrics import MetricFunction
-    from headprune.repair.solve import Compensation
+    from headprune.repair.regression import Compensation
     from headprune.search.budget import Budget, Measure
     from headprune.search.step_rule import StepRule
     from headprune.search.stop import Stop
@@ -212,8 +212,8 @@ class PruneConfig:
 
     def _check(self) -> None:
         from headprune.criteria.kinds import check_kinds
-        from headprune.repair.plan import check_compensation
-        from headprune.repair.solve import BUDGETS_ONLY
+        from headprune.repair.apply import check_compensation
+        from headprune.repair.regression import BUDGETS_ONLY
         from headprune.search.rescore import EVERY
         from headprune.tasks.checks import check_labels_word
 

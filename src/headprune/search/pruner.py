@@ -20,7 +20,7 @@ from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.trajectory import Step
-from headprune.repair.plan import check_compensation
+from headprune.repair.apply import check_compensation
 from headprune.search.budget import left_after
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.observers import Callback, Journal, Observer, OnStep

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from headprune.repair.bysite import remove_by_site
 from headprune.repair.dense_targets import DenseTargets
+from headprune.repair.front_to_back import remove_front_to_back
 from headprune.repair.remove import remove_and_repair
 from headprune.search.schedules.layerwise import prune_layers
 from headprune.search.schedules.schedule import Removal, RunState
@@ -49,7 +49,7 @@ class RepairedModel:
     def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
         model, members, repair = run.model, removal.members, run.config.compensate
         if repair == "site":
-            repairs = remove_by_site(model, run.sites, members, run.calibration, run.task, verify)
+            repairs = remove_front_to_back(model, run.sites, members, run.calibration, run.task, verify)
             return replace(removal, repairs=repairs)
         if repair != "none" and self.dense is None:
             weighted = repair == "lstsq"  # ours alone asks which tokens the logits depend on

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headprune.errors import ReplayError
 from headprune.measure.trajectory import Step
-from headprune.repair.solve import Repair
+from headprune.repair.regression import Repair
 
 # Errors of repairs are computed from float32 activations, which another CPU or another number of threads rounds
 # otherwise; other data or other weights move them by far more.

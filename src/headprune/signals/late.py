@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from headprune import distributed
-from headprune.signals.moments import Gathering
+from headprune.signals.moments import Gathering, real_outputs
 from headprune.signals.spec import Fit, Meter, View
 from headprune.tasks import Task, batch_size
 from headprune.units import Site
@@ -51,14 +51,15 @@ class Late:
 
     def fit(self, task: Task, samples: int) -> Fit:
         """The fit to all that has passed by, so many samples here, and in all processes."""
-        gathering = Gathering(task)
+        gathering = Gathering()
         gathering.samples = samples
         with distributed.fail_together():
             for first, whole in itertools.groupby(self.given, key=lambda given: given[2]):
                 number = first
                 for _, part in itertools.groupby(whole, key=lambda given: id(given[1])):  # samples that came one by one
                     for site, batch, _, outputs in (seen := list(part)):
-                        gathering.see(site, outputs, batch, number)
+                        tokens, rows = real_outputs(site, batch, outputs, task)
+                        gathering.add(site.index, tokens, rows + number)
                     number += batch_size(seen[0][1])
         return Fit(gathering.moments(), ahead=self.ahead)
 

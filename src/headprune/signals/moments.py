@@ -24,7 +24,8 @@ FOLDS = 2  # parts of the samples, so that what is fitted to one can be tried on
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over the real tokens of what a site's output map is given, in float64, about a fixed `shift`.
+    """Sums over the real tokens of what a site's output map is given, in float64 unless asked otherwise, about
+    a fixed `shift`.
 
     The shift, the mean of the first sample, keeps outputs with a large mean and a small spread exact. The first axis
     of all sums is the fold that a token's sample belongs to: its number in the data, modulo the folds. Moments of two
@@ -45,7 +46,7 @@ class Moments:
 
     def add(self, outputs: torch.Tensor, folds: torch.Tensor) -> None:
         """Take in outputs [tokens x width] of samples in these folds [tokens]."""
-        centred = outputs.double() - self.shift.to(outputs.device)
+        centred = outputs.to(self.shift.dtype) - self.shift.to(outputs.device)
         for fold in range(FOLDS):
             own = centred[folds == fold]
             self.total[fold] += own.sum(0).to(self.total)
@@ -107,18 +108,18 @@ class Moments:
 class Gathering:
     """Moments of sites, site by site and batch by batch as they run."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, precision: torch.dtype = torch.float64) -> None:
+        self.precision = precision
         self.samples = 0  # of the batches that are done
         self.found: dict[int, Moments] = {}
 
-    def see(self, site: Site, outputs: torch.Tensor, batch: Mapping[str, Any], first: int) -> None:
-        """Take in what the output map of a site is given in a batch whose first sample has this number."""
-        tokens, rows = real_outputs(site, batch, outputs, self.task)
+    def add(self, site: int, tokens: torch.Tensor, samples: torch.Tensor) -> None:
+        """Take in what the output map of a site is given [tokens x width] for tokens of these samples [tokens]."""
         if len(tokens):
-            if site.index not in self.found:
-                self.found[site.index] = Moments.about(tokens[rows == rows[0]].double().mean(0).cpu())
-            self.found[site.index].add(tokens, (rows + first) % FOLDS)
+            if site not in self.found:
+                first = tokens[samples == samples[0]].to(self.precision).mean(0)
+                self.found[site] = Moments.about(first.cpu())
+            self.found[site].add(tokens, samples % FOLDS)
 
     def moments(self) -> dict[int, Moments]:
         """Those of all processes, whose samples have their numbers in all the data already."""
@@ -148,7 +149,7 @@ def gather(
     task = task or task_of(model)
     wanted = [site for site in sites if site.kept]
     device = input_device(model)
-    gathering = Gathering(task)
+    gathering = Gathering()
     stopping = suppress(StopForwardError)
     with distributed.fail_together():
         for _, first, raw in own_batches(batches if wanted else ()):
@@ -158,7 +159,8 @@ def gather(
             def see(
                 site: Site, outputs: torch.Tensor, batch: dict = batch, left: dict = left, first: int = first
             ) -> None:
-                gathering.see(site, outputs, batch, first)
+                tokens, rows = real_outputs(site, batch, outputs, task)
+                gathering.add(site.index, tokens, rows + first)
                 left[site.index] -= 1
                 if not any(count > 0 for count in left.values()):
                     raise StopForwardError

@@ -11,8 +11,8 @@ from typing import Any
 from headprune.criteria import make
 from headprune.criteria.registry import split_suffix
 from headprune.errors import CriterionError
-from headprune.repair.plan import check_compensation
-from headprune.repair.solve import Compensation
+from headprune.repair.apply import check_compensation
+from headprune.repair.regression import Compensation
 from headprune.runs.studies.asked import Study
 from headprune.search.config import VERB_DEFAULTS, Experiment
 

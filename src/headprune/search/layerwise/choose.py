@@ -17,6 +17,7 @@ from headprune.errors import NonFiniteError, ScheduleError
 from headprune.layerwise.site_tokens import SiteInputs
 from headprune.search.selection import ranked
 from headprune.signals.columns import Columns, add_columns, output_weight
+from headprune.signals.moments import Gathering
 from headprune.units import Member, Site, kept_mask, nan_scores
 
 WIDE = 2048  # columns beyond which sums are kept in float32: in float64 they would be larger than the layer
@@ -100,30 +101,18 @@ def _order(
     return gone[:count]
 
 
-def _spread(model: PreTrainedModel, site: Site, inputs: SiteInputs, kind: torch.dtype) -> torch.Tensor:
+def _spread(model: PreTrainedModel, site: Site, inputs: SiteInputs, precision: torch.dtype) -> torch.Tensor:
     """E[z z^T], member after member, about the mean where the output map has a bias that can take it."""
-    columns = site.size * site.width
-    total, sums, shift = torch.zeros(columns, columns, dtype=kind), torch.zeros(columns, dtype=kind), None
-    tokens = 0
-    for seen in inputs.at(site):
-        if not len(seen.columns):
-            continue
-        given = site.split(seen.columns).flatten(-2).to(kind).cpu()
-        if shift is None:
-            shift = given.mean(0)  # of the first batch, so that a large mean with a small spread stays exact
-        centred = given - shift
-        total.addmm_(centred.t(), centred)
-        sums += centred.sum(0)
-        tokens += len(given)
-    if shift is None:  # nothing but padding
-        return total
-    total /= tokens
-    mean = sums / tokens
-    total.addr_(mean, mean, alpha=-1)
-    if getattr(model.get_submodule(site.o), "bias", None) is None:
-        total.addr_(mean + shift, mean + shift)
-    if not torch.isfinite(total).all():
+    gathering = Gathering(precision)
+    for tokens in inputs.at(site):
+        gathering.add(site.index, site.split(tokens.columns).flatten(-2), tokens.samples)
+    moments = gathering.moments().get(site.index)
+    if moments is None:  # nothing but padding
+        return torch.zeros(site.size * site.width, site.size * site.width, dtype=precision)
+    centred = getattr(model.get_submodule(site.o), "bias", None) is not None
+    spread = moments.covariance() if centred else moments.second()
+    if not torch.isfinite(spread).all():
         raise NonFiniteError(
             f"What site {site.index} ({site.path}) is given is not finite; check the data and the precision."
         )
-    return total
+    return spread

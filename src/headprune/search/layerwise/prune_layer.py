@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from headprune.layerwise.activation_store import ActivationStore
 from headprune.layerwise.walker import Layer, Walker
 from headprune.repair.dense_targets import TargetRecorder
-from headprune.repair.front_to_back import Target, repair_front_to_back
-from headprune.repair.solve import Compensation, Repair
-from headprune.repair.towards import RIDGES
+from headprune.repair.front_to_back import Target, remove_from_site, repair_front_to_back
+from headprune.repair.regression import DENSE_RIDGES, FEW_RIDGES, SITE_RIDGES, Repair
 from headprune.search.config import PruneConfig
 from headprune.search.layerwise.choose import choose_units, precision_for
 from headprune.surgery.cut import cut
 from headprune.units import Member, Site, sites_of
-
-FEW_RIDGES = (1e-3, 1e-2, 0.1, 1.0)  # to choose from at wide sites, where each costs a factorisation of its own
 
 
 @dataclass(frozen=True)
@@ -69,27 +64,23 @@ class LayerPruner:
             count = len(site.units()) - self.widths.get(index, len(site.units()))
             gone = choose_units(self.config.criterion, self.model, sites, site, self.walker, count)
         if self.config.compensate == "site":
-            target = self._own_target(site)
+            return gone, self._removed_by_itself(site, gone)
         if gone:
             cut(self.model, gone)
         sites = sites_of(self.model, self.config.units)
         precision = precision_for(sites[index])
-        ridges = RIDGES if precision == torch.float64 else FEW_RIDGES
-        how: Compensation = "lstsq" if self.config.compensate == "site" else self.config.compensate
-        if self.config.compensate == "site" and not gone:
-            return gone, []
+        ridges = DENSE_RIDGES if precision == torch.float64 else FEW_RIDGES
         return gone, repair_front_to_back(
-            self.model, sites, {index: target}, self.walker, how, ridges=ridges, precision=precision
+            self.model, sites, {index: target}, self.walker, self.config.compensate, ridges=ridges, precision=precision
         )
 
-    def _own_target(self, site: Site) -> Target:
-        """What the whole site gives on what reaches it now."""
-        outputs = ActivationStore(self.scratch, f"own-{site.index}")
-        weight: Any = self.model.get_submodule(site.o)
-        with torch.no_grad():
-            for seen in self.walker.at(site):
-                outputs.append(weight(seen.columns).cpu())
-        return Target(outputs, None, None)
+    def _removed_by_itself(self, site: Site, gone: Sequence[Member]) -> list[Repair]:
+        """With the site repaired towards what it gave with these members, on what reaches it now."""
+        if not gone:
+            return []
+        precision = precision_for(site)
+        ridges = SITE_RIDGES if precision == torch.float64 else FEW_RIDGES
+        return [remove_from_site(self.model, site, gone, self.walker, ridges=ridges, precision=precision)]
 
     def _dense_pass(self, layer: Layer) -> dict[int, Target]:
         """The targets of all sites of the layer in the order in which they run, from the pass that takes the dense

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.measure.trajectory import Step
-from headprune.repair.solve import Repair
+from headprune.repair.regression import Repair
 from headprune.search.budget import Measure
 from headprune.search.config import PruneConfig
 from headprune.search.scorer import Scorer

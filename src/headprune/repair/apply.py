@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from headprune import distributed
 from headprune.errors import DataError
 from headprune.hooks.offload import put, stored
-from headprune.repair.solve import BUDGETS_ONLY, Compensation, Repair, solve
+from headprune.repair.regression import BUDGETS_ONLY, SITE_RIDGES, Compensation, Repair, Sums, fit
 from headprune.signals.moments import Moments, gather
 from headprune.tasks import Task
 from headprune.units import Member, Site, by_site, resolve
@@ -60,13 +60,22 @@ def plan_repairs(
         return []
     seen = gather(model, [sites[index] for index in going], batches, task) if moments is None else moments
     return distributed.on_main(
-        lambda: [_plan(model, sites[index], ids, compensate, seen.get(index)) for index, ids in sorted(going.items())]
+        lambda: [
+            plan_repair(model, sites[index], ids, compensate, seen.get(index), SITE_RIDGES)
+            for index, ids in sorted(going.items())
+        ]
     )
 
 
-def _plan(
-    model: PreTrainedModel, site: Site, gone: Sequence[int], compensate: Compensation, moments: Moments | None
+def plan_repair(
+    model: PreTrainedModel,
+    site: Site,
+    gone: Sequence[int],
+    compensate: Compensation,
+    moments: Moments | None,
+    ridges: tuple[float, ...],
 ) -> Repair:
+    """What to do for these members of one site, from the moments of what it is given before they go."""
     output: Any = model.get_submodule(site.o)
     shared = [name for name in ("weight", "bias") if owners_of(model, getattr(output, name)) > 1]
     if moments is None or shared or not torch.isfinite(moments.products).all():
@@ -81,22 +90,37 @@ def _plan(
         return Repair(site.index, "none", None, None)
     removed = torch.zeros(site.size * site.width, dtype=torch.bool)
     removed[site.columns(site.position(member) for member in gone)] = True
-    weight = stored(output).detach()
-    weight = (weight.t() if is_transposed(output) else weight).cpu()
+    weight, bias = output_map(model, site)
+    sums = Sums.of_removal(weight, removed, moments)
+    return fit(weight[:, ~removed], bias, sums, compensate, ridges=ridges, site=site.index)
+
+
+def output_map(model: PreTrainedModel, site: Site) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weight [out x in] of a site's output map, and its bias, as they are stored; without columns where no unit is
+    left."""
+    output: Any = model.get_submodule(site.o)
     bias = None if output.bias is None else stored(output, "bias").detach().cpu()
-    return solve(weight, bias, moments, removed, compensate, site=site.index)
+    if not site.kept:
+        return torch.zeros(0 if bias is None else len(bias), 0), bias
+    weight = stored(output).detach()
+    return (weight.t() if is_transposed(output) else weight).cpu(), bias
 
 
 def apply_repairs(model: PreTrainedModel, sites: Sequence[Site], repairs: Iterable[Repair]) -> None:
-    """Put the new weights in place, after the units have gone. Parameters are replaced, never written into."""
+    """Put the new weights in place, after the units have gone."""
     for repair in repairs:
-        output: Any = model.get_submodule(sites[repair.site].o)
-        for name, value in (("weight", repair.weight), ("bias", repair.bias)):
-            old = getattr(output, name, None)  # a site without units has a bias alone
-            if value is not None and old is not None:
-                value = value.t().contiguous() if name == "weight" and is_transposed(output) else value
-                value = value if old.is_meta else value.to(old.device)
-                put(output, name, nn.Parameter(value, requires_grad=old.requires_grad))
+        apply_repair(model, sites[repair.site], repair)
+
+
+def apply_repair(model: PreTrainedModel, site: Site, repair: Repair) -> None:
+    """Parameters are replaced, never written into."""
+    output: Any = model.get_submodule(site.o)
+    for name, value in (("weight", repair.weight), ("bias", repair.bias)):
+        old = getattr(output, name, None)  # a site without units has a bias alone
+        if value is not None and old is not None:
+            value = value.t().contiguous() if name == "weight" and is_transposed(output) else value
+            value = value if old.is_meta else value.to(old.device)
+            put(output, name, nn.Parameter(value, requires_grad=old.requires_grad))
 
 
 def owners_of(model: nn.Module, parameter: nn.Parameter | None) -> int:
