@@ -3,7 +3,6 @@ repaired before it, towards what the dense model gives there, or towards what th
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Mapping, Sequence
@@ -156,10 +155,10 @@ def remove_from_site(
             gathering.add(site.index, tokens.columns, tokens.samples)
     moments = gathering.moments().get(site.index)
     gone = [member.index for member in members]
-    repair = distributed.on_main(lambda: plan_repair(model, site, gone, "lstsq", moments, ridges))
+    repair = distributed.on_main(lambda: plan_repair(model, site, gone, "site", moments, ridges))
     cut(model, members, verify=verify)
     apply_repair(model, site, repair)
-    return dataclasses.replace(repair, kind="site" if repair.kind == "lstsq" else repair.kind)
+    return repair
 
 
 def running_order(model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any], task: Task) -> list[int]:

@@ -18,6 +18,7 @@ from headprune import distributed
 from headprune.signals.moments import FOLDS, Moments
 
 Compensation = Literal["lstsq", "mean", "none", "site", "scale"]
+LEAST_SQUARES = ("lstsq", "site")
 BUDGETS_ONLY = ("site", "scale")  # go through all sites front to back, as only budgets do
 # Ridge terms to choose from, relative to the mean square of the inputs. What a site gave itself can be expressed to any
 # precision; what a dense model gives there cannot, with inputs that are others already.
@@ -192,15 +193,14 @@ def fit(
     least squares gives way to the mean, and the mean to nothing.
     """
     without = sums.error()
-    has_inputs, has_bias = weight.shape[1] > 0, bias is not None
-    candidates: dict[Compensation, tuple[bool, Callable[[], Change | None]]] = {
-        "lstsq": (repair == "lstsq" and has_inputs, lambda: least_squares(sums, ridges, centred=has_bias)),
-        "scale": (repair == "scale" and has_inputs, lambda: best_scales(weight, units, sums)),
-        "mean": (repair in ("lstsq", "mean") and has_bias, lambda: (weight.new_zeros(weight.shape), sums.mean_r)),
-    }
-    for kind, (can, solve) in candidates.items():
-        if not can:
-            continue
+    candidates: dict[Compensation, Callable[[], Change | None]] = {}
+    if repair in LEAST_SQUARES and weight.shape[1]:
+        candidates[repair] = lambda: least_squares(sums, ridges, centred=bias is not None)
+    if repair == "scale" and weight.shape[1]:
+        candidates[repair] = lambda: best_scales(weight, units, sums)
+    if repair in (*LEAST_SQUARES, "mean") and bias is not None:
+        candidates["mean"] = lambda: (weight.new_zeros(weight.shape), sums.mean_r)
+    for kind, solve in candidates.items():
         if without == 0.0:  # what would be solved for is noise
             return Repair(site, kind, without, without, weight, bias)
         change = solve()
