@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.errors import NonFiniteError
+from headprune.hooks.layer_cache import Calls, LayerCache, LayerStates, cacheable_layers
 from headprune.hooks.logits import States, forward
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.paths import layer_path
-from headprune.hooks.recall import Calls, Held, Recall, remembering
 from headprune.measure.quality import Quality
 from headprune.tasks import Task, own_batches, task_of
 from headprune.units import Site
@@ -44,7 +44,7 @@ class Evaluator:
         task = self.task or task_of(model)
         known, self._known = ({} if changed is None else self._known), {}
         stale = {layer_path(sites[site].path) for site in changed or ()}
-        layers = remembering(model, sites) if self.cache_bytes > 0 else []
+        layers = cacheable_layers(model, sites) if self.cache_bytes > 0 else []
         with distributed.fail_together():
             once = _Pass(model, task, layers)
             with torch.no_grad(), evaluating(model):
@@ -60,10 +60,10 @@ class Evaluator:
         room = self.cache_bytes
         for number, _, batch in own_batches(self.batches):
             calls = known.pop(number, {})
-            recall = Recall({key: call for key, call in calls.items() if key[0] not in stale}, room, once.held)
-            parts[number] = once.quality(number, once.task.prepare(batch, device), recall)
-            self._known[number] = recall.calls
-            room -= recall.bytes
+            cache = LayerCache({key: call for key, call in calls.items() if key[0] not in stale}, room, once.held)
+            parts[number] = once.quality(number, once.task.prepare(batch, device), cache)
+            self._known[number] = cache.calls
+            room -= cache.bytes
         return parts
 
     def forget(self) -> None:
@@ -78,20 +78,25 @@ class _Pass:
     model: PreTrainedModel
     task: Task
     layers: Sequence[tuple[str, nn.Module]]  # that remember
-    held: Held = field(default_factory=Held)
+    held: LayerStates = field(default_factory=LayerStates)
 
-    def quality(self, number: int, batch: Mapping[str, Any], recall: Recall) -> Quality:
+    def quality(self, number: int, batch: Mapping[str, Any], cache: LayerCache) -> Quality:
         quality = Quality(self.task)
-        with recall.of(self.layers):
+        with cache.of(self.layers):
             output = forward(self.model, self.task, self.task.inputs(batch))
-        if isinstance(output, States):
-            quality.add_blocks(batch, output.shape, (finite_logits(part, number) for part in output.blocks()))
-        else:
-            quality.add(batch, output, finite_logits(self.task.logits(output), number))
+        add_output(quality, batch, output, number)
         return quality
 
 
-def finite_logits(logits: torch.Tensor, number: int) -> torch.Tensor:
+def add_output(quality: Quality, batch: Mapping[str, Any], output: Any, number: int) -> None:
+    """Take in what `forward` gave for a batch; of `States`, block by block."""
+    if isinstance(output, States):
+        quality.add_blocks(batch, output.shape, (_finite_logits(part, number) for part in output.blocks()))
+    else:
+        quality.add(batch, output, _finite_logits(quality.task.logits(output), number))
+
+
+def _finite_logits(logits: torch.Tensor, number: int) -> torch.Tensor:
     if not torch.isfinite(logits.sum(dtype=torch.float32)) and not torch.isfinite(logits).all():
         raise NonFiniteError(
             f"The model's logits are NaN or Inf in evaluation batch {number}; check that batch and the precision of "

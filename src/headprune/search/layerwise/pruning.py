@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from headprune.errors import ScheduleError, UnsupportedModelError
 from headprune.hooks.calls import UnfollowableError
-from headprune.hooks.logits import States, forward
+from headprune.hooks.logits import forward
 from headprune.layerwise.check import require_walkable
 from headprune.layerwise.walker import InMemory, LayerWeights, Walker, Which
-from headprune.measure.evaluator import finite_logits
+from headprune.measure.evaluator import add_output
 from headprune.measure.quality import Quality
 from headprune.search.budget import Budget, budget_of, check_reachable, prices
 from headprune.search.config import PruneConfig
@@ -155,12 +155,7 @@ class LayerwisePruning:
         for number in range(first, len(self.batches)):
             batch = self.walker.prepared(number)
             with self.walker.behind(which, number) as inputs:
-                output = forward(self.model, self.task, inputs)
-                if isinstance(output, States):
-                    blocks = (finite_logits(part, number) for part in output.blocks())
-                    quality.add_blocks(batch, output.shape, blocks)
-                    continue
-            quality.add(batch, output, finite_logits(self.task.logits(output), number))
+                add_output(quality, batch, forward(self.model, self.task, inputs), number)
         return quality
 
     def _walker(self, batches: Sequence[Mapping[str, Any]], which: Sequence[Which]) -> Walker:

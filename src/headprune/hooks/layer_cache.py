@@ -1,4 +1,4 @@
-"""Layers that remember what they gave: asked the same again, they do not compute it again.
+"""A cache of what layers gave: asked the same again, they do not compute it again.
 
 Nothing is assumed about the order in which layers run, how often they run, or what lies between them. A call is
 answered from memory only if the layer itself (its weights, and all else it holds) and everything it is given are what
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from headprune.hooks.attach import HookedSite
+from headprune.hooks.calls import standing_in
 from headprune.hooks.paths import layer_path
 
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
-MISSING = object()
 
 
-def remembering(model: nn.Module, sites: Sequence[HookedSite]) -> list[tuple[str, nn.Module]]:
+def cacheable_layers(model: nn.Module, sites: Sequence[HookedSite]) -> list[tuple[str, nn.Module]]:
     """The layers of these sites, by path. One that runs again and again in a pass (ALBERT's) changes as a whole, if it
     does, and would fill the memory for nothing."""
     again = {layer_path(site.path) for site in sites if site.applications > 1}
@@ -75,7 +75,7 @@ class Call:
 Calls = dict[tuple[str, int], Call]  # by the layer's path, and how many calls of it went before in this pass
 
 
-class Held:
+class LayerStates:
     """What layers hold, looked at once for all batches that go through them: that takes as long as a small layer.
 
     A layer that changes itself is found out when it first computes, or at the latest by `intact` at the end.
@@ -105,33 +105,27 @@ class Held:
         return _same_state(self._states[path], _state(self._layers[path]))
 
 
-class Recall:
+class LayerCache:
     """Answers calls of one forward pass from those of an earlier one with the same data, and remembers them for a
     later one, within `room` bytes. Passes over several batches of the same data may share what layers `held`. Where
     gradients are recorded, every layer computes.
     """
 
-    def __init__(self, known: Mapping[tuple[str, int], Call], room: int, held: Held | None = None) -> None:
+    def __init__(self, known: Mapping[tuple[str, int], Call], room: int, held: LayerStates | None = None) -> None:
         self.known = known
         self.room = room
-        self.held = held or Held()
+        self.held = held or LayerStates()
         self.calls: Calls = {}
         self.bytes = 0
         self.computed = 0  # calls that were not answered from memory
         self._storages: set[int] = set()
         self._counts: Counter[str] = Counter()
 
-    @contextmanager
-    def of(self, layers: Sequence[tuple[str, nn.Module]]) -> Iterator[None]:
+    def of(self, layers: Sequence[tuple[str, nn.Module]]) -> AbstractContextManager[None]:
         """These layers answer from memory for the length of the block."""
-        with ExitStack() as stack:
-            for path, layer in layers:
-                stack.enter_context(self._standing_in(path, layer))
-            yield
+        return standing_in([(layer, self._cached(path, layer)) for path, layer in layers])
 
-    @contextmanager
-    def _standing_in(self, path: str, layer: Any) -> Iterator[None]:
-        own = vars(layer).get("forward", MISSING)
+    def _cached(self, path: str, layer: nn.Module) -> Callable[..., Any]:
         compute = layer.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -158,14 +152,7 @@ class Recall:
             self._remember(key, call)
             return call.output
 
-        layer.forward = forward
-        try:
-            yield
-        finally:
-            if own is MISSING:
-                vars(layer).pop("forward", None)
-            else:
-                layer.forward = own
+        return forward
 
     def _remember(self, key: tuple[str, int], call: Call) -> None:
         more = {place: size for place, size in call.storages.items() if place not in self._storages}

@@ -11,8 +11,8 @@ import transformers
 from torch import nn
 
 import headprune
+from headprune.hooks.layer_cache import LayerCache
 from headprune.hooks.paths import layer_path
-from headprune.hooks.recall import Recall
 from headprune.measure.evaluator import Evaluator
 from helpers import all_units, identical, outputs
 from runs import counted_calls
@@ -93,7 +93,7 @@ def test_no_removal_is_missed_even_if_nobody_tells(name: str) -> None:
     for number in [None, *torch.randperm(len(units), generator=torch.Generator().manual_seed(3)).tolist()]:
         if number is not None:
             headprune.remove(model, units[number])
-        recall = Recall(known, ROOM)
+        recall = LayerCache(known, ROOM)
         with recall.of(layers):
             found = outputs(model, batch, use_cache=False) if name != "clip" else outputs(model, batch)
         known = recall.calls
@@ -127,14 +127,14 @@ def twice(net: Any, first: torch.Tensor, change: Callable[[], Any] = lambda: Non
     """Run, change something, run again from memory: the output, what it should be, and the calls that computed."""
     layers = [(f"layers.{n}", layer) for n, layer in enumerate(net.layers)]
     with torch.no_grad():
-        recall = Recall({}, ROOM)
+        recall = LayerCache({}, ROOM)
         with recall.of(layers):
             net(first.clone())
         change()
         second = first if second is None else second
         for layer in net.layers:
             layer.runs.clear()
-        with Recall(recall.calls, ROOM).of(layers):
+        with LayerCache(recall.calls, ROOM).of(layers):
             found = net(second.clone())
         runs = [len(layer.runs) for layer in net.layers]
         return torch.equal(found, net(second.clone())), runs
@@ -270,7 +270,7 @@ def test_a_layer_with_side_effects_always_computes(name: str) -> None:
 def test_memory_stays_within_its_room() -> None:
     net, size = three(), INPUT.numel() * 4
     for share, calls in ((0, 0), (1.9, 0), (2, 1), (3.5, 2), (4, 3), (9, 3)):  # the first call holds its input as well
-        recall = Recall({}, int(share * size))
+        recall = LayerCache({}, int(share * size))
         with torch.no_grad(), recall.of([(str(n), layer) for n, layer in enumerate(net.layers)]):
             net(INPUT)
         assert len(recall.calls) == calls
@@ -280,7 +280,7 @@ def test_memory_stays_within_its_room() -> None:
 
 def test_inference_mode_remembers_nothing() -> None:
     """Its tensors do not say whether they were written to."""
-    net, recall = three(), Recall({}, ROOM)
+    net, recall = three(), LayerCache({}, ROOM)
     with torch.inference_mode(), recall.of([("0", net.layers[0])]):
         net(INPUT.clone())
     assert recall.calls == {}
