@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import headprune
-from headprune.units import AttentionSite
+from headprune.units import Site
 from zoo import ZOO, Entry
 
 TOLERANCE = 1e-5  # masked == removed, float32
@@ -98,7 +98,7 @@ def real_tokens(found: Tensors, batch: Mapping[str, torch.Tensor]) -> Tensors:
     return result
 
 
-def gates_without(sites: Sequence[AttentionSite], heads: Iterable[tuple[int, int]]) -> torch.Tensor:
+def gates_without(sites: Sequence[Site], heads: Iterable[tuple[int, int]]) -> torch.Tensor:
     gates = torch.ones(len(sites), max(site.original_heads for site in sites))
     for head in heads:
         gates[head] = 0.0
@@ -109,11 +109,11 @@ def flat(units: Iterable[Iterable[tuple[int, int]]]) -> Heads:
     return [tuple(head) for unit in units for head in unit]
 
 
-def all_units(sites: Sequence[AttentionSite]) -> list[Any]:
+def all_units(sites: Sequence[Site]) -> list[Any]:
     return [unit for site in sites for unit in site.units()]
 
 
-def some_heads(sites: Sequence[AttentionSite], seed: int = 0) -> Heads:
+def some_heads(sites: Sequence[Site], seed: int = 0) -> Heads:
     """About half of the units of every site, so that every site is sliced and none is empty; where a site has one unit
     only (MQA), the last site."""
     rng = random.Random(seed)
@@ -121,7 +121,7 @@ def some_heads(sites: Sequence[AttentionSite], seed: int = 0) -> Heads:
     return flat(unit for units in chosen for unit in units) or flat(sites[-1].units())
 
 
-def first_site_and_some(sites: Sequence[AttentionSite], seed: int = 0) -> Heads:
+def first_site_and_some(sites: Sequence[Site], seed: int = 0) -> Heads:
     """The whole first site, and about half of what the other sites have."""
     return flat(sites[0].units()) + (some_heads(sites[1:], seed) if len(sites) > 1 else [])
 

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from headprune.gates.fixed import gated
-from headprune.units import NeuronSite, Site, all_sites
+from headprune.units import Site, all_sites
 from helpers import Tensors, flat, outputs
 from zoo import Entry
 
 Members = list[tuple[int, int]]
 
 
-def layers_of(model: Any) -> list[NeuronSite]:
-    return [site for site in all_sites(model) if isinstance(site, NeuronSite)]
+def layers_of(model: Any) -> list[Site]:
+    return [site for site in all_sites(model) if site.kind == "neurons"]
 
 
 def heads_of(model: Any) -> list[Any]:
-    return [site for site in all_sites(model) if not isinstance(site, NeuronSite)]
+    return [site for site in all_sites(model) if site.kind != "neurons"]
 
 
 def kept_units(model: Any) -> list[tuple[int, ...]]:

@@ -20,7 +20,8 @@ from torch.nn import functional
 import headprune
 from headprune.hooks.paths import layer_path
 from headprune.signals.objectives import content_seed, token_signs, vector_signs
-from headprune.units import AttentionSite
+from headprune.units import Site
+from headprune.units.spec import ROLES
 
 IGNORED = -100
 SOFTMAX = functional.softmax
@@ -147,7 +148,7 @@ class Oracle:
     def blank(self) -> torch.Tensor:
         return torch.full((len(self.sites), self.width), torch.nan, dtype=torch.float64)
 
-    def heads(self) -> Iterator[tuple[AttentionSite, int, int]]:
+    def heads(self) -> Iterator[tuple[Site, int, int]]:
         """(site, original id, position in today's weights) of every head that is left."""
         for site in self.sites:
             for position, head in enumerate(site.kept):
@@ -161,7 +162,7 @@ class Oracle:
     def weight_gradients(self, scalar: torch.Tensor) -> dict[str, torch.Tensor]:
         """Of the weights of all sites, [out, in]; one that had no part in the objective has the gradient 0."""
         kept = [site for site in self.sites if site.kept]
-        paths = sorted({path for site in kept for path in (site.q.module, site.k.module, site.v.module, site.o)})
+        paths = sorted({path for site in kept for path in (*(site.roles[role].module for role in ROLES), site.o)})
         if not paths:
             return {}
         weights = [self.modules[path].weight for path in paths]
@@ -170,17 +171,17 @@ class Oracle:
         return {path: g.T if type(self.modules[path]).__name__ == "Conv1D" else g for path, g in named}
 
     def blocks(
-        self, site: AttentionSite, position: int, weights: Mapping[str, torch.Tensor] | None = None
+        self, site: Site, position: int, weights: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """The head's rows of the Q, K and V weights and its columns of the output weight, or of their gradients."""
         group = position // site.group
-        paths = (site.q.module, site.k.module, site.v.module, site.o)
+        paths = (*(site.roles[role].module for role in ROLES), site.o)
         q, k, v, o = (self.weight(path) if weights is None else weights[path] for path in paths)
         columns = slice(position * site.head_dim, (position + 1) * site.head_dim)
         return {
-            "q": q[site.q.rows([position])],
-            "k": k[site.k.rows([group])],
-            "v": v[site.v.rows([group])],
+            "q": q[site.roles["q"].indices([position])],
+            "k": k[site.roles["k"].indices([group])],
+            "v": v[site.roles["v"].indices([group])],
             "o": o[:, columns],
         }
 
@@ -207,7 +208,7 @@ class Oracle:
         for site in self.sites:
             if site.kept:
 
-                def multiply(module: Any, args: tuple[torch.Tensor, ...], site: AttentionSite = site) -> Any:
+                def multiply(module: Any, args: tuple[torch.Tensor, ...], site: Site = site) -> Any:
                     heads = args[0].reshape(*args[0].shape[:-1], len(site.kept), site.width)
                     return (heads * gates[site.index, list(site.kept), None]).reshape(args[0].shape), *args[1:]
 
@@ -277,14 +278,14 @@ class Oracle:
     # --- what the other heads of a site cannot express ---
 
     @contextmanager
-    def head_outputs(self) -> Iterator[list[tuple[AttentionSite, torch.Tensor]]]:
+    def head_outputs(self) -> Iterator[list[tuple[Site, torch.Tensor]]]:
         """What the output projections see of one sample, [.., tokens, width], application after application."""
-        seen: list[tuple[AttentionSite, torch.Tensor]] = []
+        seen: list[tuple[Site, torch.Tensor]] = []
         handles = []
         for site in self.sites:
             if site.kept:
 
-                def see(module: Any, args: tuple[torch.Tensor, ...], site: AttentionSite = site) -> None:
+                def see(module: Any, args: tuple[torch.Tensor, ...], site: Site = site) -> None:
                     seen.append((site, args[0]))
 
                 handles.append(self.model.get_submodule(site.o).register_forward_pre_hook(see))
@@ -294,7 +295,7 @@ class Oracle:
             for handle in handles:
                 handle.remove()
 
-    def units(self, site: AttentionSite) -> list[list[int]]:
+    def units(self, site: Site) -> list[list[int]]:
         """The columns of the output weight that go together: those of one head, or of a group that shares a KV head."""
         width = site.width * site.group
         return [list(range(start, start + width)) for start in range(0, len(site.kept) * site.width, width)]
@@ -335,7 +336,7 @@ class Oracle:
             self._fits[site.index] = offset, expressed
         return self._fits
 
-    def residual(self, site: AttentionSite, outputs: torch.Tensor) -> torch.Tensor:
+    def residual(self, site: Site, outputs: torch.Tensor) -> torch.Tensor:
         offset, expressed = self.fits()[site.index]
         return (outputs - offset) - (outputs - offset) @ expressed
 
@@ -397,7 +398,7 @@ class Oracle:
 
     # --- attention probabilities ---
 
-    def runs(self) -> list[AttentionSite]:
+    def runs(self) -> list[Site]:
         """The sites as one forward runs them, a tied one as often as it is applied."""
         return [site for site in self.sites if site.kept for _ in range(site.applications)]
 
@@ -480,9 +481,7 @@ class Oracle:
                     total[site.index, list(site.kept)] += self._largest_attribution(judged, site, base, steps)
         return self.only_kept(total / len(self.samples))
 
-    def _largest_attribution(
-        self, sample: Sample, site: AttentionSite, base: list[torch.Tensor], steps: int
-    ) -> torch.Tensor:
+    def _largest_attribution(self, sample: Sample, site: Site, base: list[torch.Tensor], steps: int) -> torch.Tensor:
         runs = self.runs()
         own = [number for number, run in enumerate(runs) if run is site]
         means = {number: torch.zeros_like(base[number]) for number in own}

@@ -55,7 +55,7 @@ def test_further_training(entry: Entry, variant: str) -> None:
     after = dict(model.named_parameters())
     assert all(torch.isfinite(parameter).all() for parameter in after.values())
     for site in headprune.resolve(model):
-        for path in {projection.module for projection in site.projections} | ({site.o} if site.kept else set()):
+        for path in (*site.maps, site.o) if site.kept else ():
             assert not torch.equal(before[f"{path}.weight"], after[f"{path}.weight"]), path
 
 
@@ -163,7 +163,9 @@ def test_lora_on_the_projections_trains(entry: Entry) -> None:
     model, _ = pruned(entry, telling_variant(entry))
     batch, sites = entry.batch(2), headprune.resolve(model)
     expected, kept = outputs(model, batch), kept_heads(model)
-    targets = sorted({path for site in sites if site.kept for path in (site.q.module, site.v.module, site.o)})
+    targets = sorted(
+        {path for site in sites if site.kept for path in (site.roles["q"].module, site.roles["v"].module, site.o)}
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out")  # peft notices Conv1D by itself, and says so
         adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=targets, r=2))

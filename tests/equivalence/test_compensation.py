@@ -13,7 +13,7 @@ import headprune
 from headprune.repair.regression import Repair
 from headprune.repair.remove import remove_and_repair
 from headprune.runs.journal import Run
-from headprune.units import AttentionSite, Head
+from headprune.units import Head, Site
 from headprune.units.linear import is_transposed
 from helpers import difference, families, identical, kept_heads, outputs
 from scoring import labelled
@@ -26,7 +26,7 @@ def batches_of(entry: Entry, count: int = 2) -> list[Batch]:
     return [labelled(entry, seed) for seed in range(count)]
 
 
-def tokens_at(model: Any, sites: list[AttentionSite], batches: list[Batch]) -> list[torch.Tensor]:
+def tokens_at(model: Any, sites: list[Site], batches: list[Batch]) -> list[torch.Tensor]:
     """What the heads of each site give at every real token, application after application, in float64."""
     found: list[list[torch.Tensor]] = [[] for _ in sites]
     for batch in batches:
@@ -50,7 +50,7 @@ def tokens_at(model: Any, sites: list[AttentionSite], batches: list[Batch]) -> l
     return [torch.cat(parts) for parts in found]
 
 
-def output_of(model: Any, site: AttentionSite, tokens: torch.Tensor) -> torch.Tensor:
+def output_of(model: Any, site: Site, tokens: torch.Tensor) -> torch.Tensor:
     """The output projection as it is in the model now, on these head outputs, by its numbers alone."""
     module = model.get_submodule(site.o)
     weight = module.weight.detach().double()
@@ -58,11 +58,11 @@ def output_of(model: Any, site: AttentionSite, tokens: torch.Tensor) -> torch.Te
     return answer if module.bias is None else answer + module.bias.detach().double()
 
 
-def some_unit(site: AttentionSite) -> list[Head]:
+def some_unit(site: Site) -> list[Head]:
     return list(site.units()[-1])
 
 
-def repairable(model: Any) -> list[AttentionSite]:
+def repairable(model: Any) -> list[Site]:
     """The sites that keep something when a unit goes."""
     return [site for site in headprune.resolve(model) if not site.obstacle and len(site.units()) > 1]
 
@@ -117,25 +117,15 @@ def test_masked_is_removed_before_anything_is_compensated(entry: Entry) -> None:
     assert all(torch.isfinite(value).all() for value in outputs(model, batch).values())
 
 
-def duplicated(model: Any, site: AttentionSite) -> list[tuple[int, int]]:
+def duplicated(model: Any, site: Site) -> list[tuple[int, int]]:
     """Give the last unit of a site the weights of its first, so that their outputs are the same; the last unit."""
     units = site.units()
     first, last = 0, len(units) - 1
     with torch.no_grad():
-        for projection in site.projections:
-            module = model.get_submodule(projection.module)
-            per_unit = site.group if projection.role == "q" else 1
-            source = projection.rows(range(first * per_unit, (first + 1) * per_unit))
-            target = projection.rows(range(last * per_unit, (last + 1) * per_unit))
-            if is_transposed(module):
-                module.weight[:, target] = module.weight[:, source]
-            else:
-                module.weight[target] = module.weight[source]
-            if module.bias is not None:
-                module.bias[target] = module.bias[source]
-        for name in site.tensors:
-            parameter = model.get_parameter(name)
-            parameter[site.position(units[-1][0].index)] = parameter[0]
+        for axis in site.axes:
+            if axis.module != site.o:
+                entries = model.get_parameter(axis.tensor).movedim(axis.dim, 0)
+                entries[axis.indices([last])] = entries[axis.indices([first])]
     return [tuple(head) for head in units[-1]]
 
 

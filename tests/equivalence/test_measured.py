@@ -19,14 +19,14 @@ from headprune.discovery.twin import Run, randomise, sample_runs, small_config
 from headprune.errors import UnsupportedModelError
 from headprune.measure.costs import head_parameters, total_parameters
 from headprune.units import families
-from headprune.units.spec import ROLES, AttentionSite
+from headprune.units.spec import ROLES, Axis, Site
 from helpers import families as entries
 from helpers import flat
 from zoo import VOCAB, ZOO, Entry
 
 # --- the table and the experiment -------------------------------------------------------------------------------------
 
-COMPARED = ("o", "heads", "head_dim", "group", "kept", "conv1d", "original")
+COMPARED = ("o", "heads", "head_dim", "group", "kept", "original")
 # What the experiment finds otherwise, or not at all, and why.
 OTHERWISE: dict[str, tuple[set[str], str]] = {
     "t5": ({"missing"}, "the first sites of a stack make a position bias for all others, whose heads would be fewer"),
@@ -36,7 +36,7 @@ OTHERWISE: dict[str, tuple[set[str], str]] = {
 }
 
 
-def differences(table: Sequence[AttentionSite], measured: Sequence[AttentionSite]) -> set[tuple[str, str]]:
+def differences(table: Sequence[Site], measured: Sequence[Site]) -> set[tuple[str, str]]:
     """(path, what) that the two say otherwise."""
     by_path = {site.path: site for site in measured}
     found = {(path, "unknown") for path in by_path.keys() - {site.path for site in table}}
@@ -47,14 +47,19 @@ def differences(table: Sequence[AttentionSite], measured: Sequence[AttentionSite
             continue
         found |= {(site.path, name) for name in COMPARED if getattr(site, name) != getattr(other, name)}
         for role in ROLES:
-            one, two = getattr(site, role), getattr(other, role)
-            rows = [[part.rows([head]) for head in range(part.heads)] for part in (one, two)]
-            if one.module != two.module or rows[0] != rows[1]:
+            if described(site.producers.get(role)) != described(other.producers.get(role)):
                 found.add((site.path, role))
+        if described(site.axes[-1]) != described(other.axes[-1]) and site.group == other.group:
+            found.add((site.path, "columns"))
     return found
 
 
-def experiment(entry: Entry) -> tuple[Any, list[AttentionSite]]:
+def described(axis: Axis | None) -> Any:
+    """Where it is and which indices each unit has, whatever rule or table says so."""
+    return axis and (axis.tensor, axis.dim, axis.length, [axis.indices([unit]) for unit in range(len(axis.units))])
+
+
+def experiment(entry: Entry) -> tuple[Any, list[Site]]:
     model = entry.build().double()
     return model, dense_sites(judge(model, sample_runs(model)).sites)
 
@@ -79,7 +84,7 @@ PLANTED: dict[str, tuple[str, Callable[[families.Layout], families.Layout], set[
     "queries for keys": ("bert", lambda layout: replace(layout, q=layout.k, k=layout.q), {"q", "k"}),
     "blocks for heads side by side": ("gpt-neox", lambda layout: replace(layout, interleaved=False), {"q", "k", "v"}),
     "heads side by side for blocks": ("gpt2", lambda layout: replace(layout, interleaved=True), {"q", "k", "v"}),
-    "the wrong output map": ("distilbert", lambda layout: replace(layout, o="v_lin"), {"o"}),
+    "the wrong output map": ("distilbert", lambda layout: replace(layout, o="v_lin"), {"o", "columns"}),
     "a site too few": ("bart", lambda layout: replace(layout, suffix="encoder_attn"), {"unknown"}),
 }
 
@@ -99,7 +104,7 @@ def test_an_error_in_the_table_is_found(case: str) -> None:
 def test_keys_and_values_of_a_fused_map_in_the_wrong_order_are_found() -> None:
     model, measured = experiment(ZOO["phi3"])
     right = headprune.resolve(model)
-    wrong = [replace(site, k=site.v, v=site.k) for site in right]
+    wrong = [replace(site, producers={**site.roles, "k": site.roles["v"], "v": site.roles["k"]}) for site in right]
     assert differences(right, measured) == set()
     assert differences(wrong, measured) == {(site.path, role) for site in right for role in ("k", "v")}
 
@@ -115,7 +120,7 @@ def made(model_class: Any, config: Any) -> tuple[Any, list[Run]]:
     return model, sample_runs(model)
 
 
-def some_of(sites: Sequence[AttentionSite]) -> list[tuple[int, int]]:
+def some_of(sites: Sequence[Site]) -> list[tuple[int, int]]:
     """Half of the units of every site that has more than one."""
     return flat(unit for site in sites for unit in site.units()[1::2])
 
@@ -148,7 +153,7 @@ def prune_and_reload(model: Any, runs: Sequence[Run], folder: Path) -> headprune
     found = headprune.survey(model)
     assert {site.family for site in found.sites} == {"measured"}
     half = some_of(found.sites)
-    first = next(site for site in found.sites if site.recipe is not None and site.recipe.empty)
+    first = next(site for site in found.sites if site.needs.empty)
     rest = [head for head in flat(first.units()) if head not in half]
     assert_exact(model, runs, [heads for heads in (half, rest) if heads])
     assert_reloads(model, runs, folder)
@@ -189,7 +194,7 @@ def test_all_layouts_of_falcon(case: str, tmp_path: Path) -> None:
     config = transformers.FalconConfig(**FALCON, **settings)
     model, runs = made(transformers.FalconForCausalLM, config)
     found = prune_and_reload(model, runs, tmp_path / "model")
-    assert {(site.original, site.group, site.storage) for site in found.sites} == {(4, group, "fused")}
+    assert {(site.original, site.group, len(site.maps)) for site in found.sites} == {(4, group, 1)}
 
 
 def test_pairs_of_diffllama_are_units(tmp_path: Path) -> None:
@@ -223,7 +228,7 @@ def test_relative_tables_of_swin_lose_their_heads(tmp_path: Path) -> None:
     model, runs = made(transformers.SwinModel, config)
     sites = headprune.resolve(model)
     name = "relative_position_bias.relative_position_bias_table"
-    assert {site.per_head for site in sites} == {(name,)}
+    assert all([a.tensor for a in site.axes if "relative" in a.module] == [f"{site.path}.{name}"] for site in sites)
     before = [model.get_submodule(site.path).get_parameter(name).clone() for site in sites]
     half = some_of(sites)
     assert_exact(model, runs, [half])

@@ -6,6 +6,7 @@ Every reference is a dense model that has never been cut, and has to differ from
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ import torch
 import headprune
 from headprune.errors import HeadSelectionError
 from headprune.surgery.cut import cut
-from headprune.units import NeuronSite, all_sites
+from headprune.units import Site, all_sites
 from headprune.units.everything import layouts_for, neuron_sites
 from headprune.units.families import family_of
-from headprune.units.neurons.find import feed_forward_sites
+from headprune.units.feed_forward import feed_forward_sites
 from helpers import MATTERS, NO_NEURONS, SAME_CODE, difference, families, flat, hook_count, outputs
 from neurons import (
     CHOICES,
@@ -91,15 +92,18 @@ def test_closed_form_of_parameters(entry: Entry) -> None:
         assert before - after == len(members) * neuron_parameters(entry, dense.config)
 
 
+def selections(sites: Sequence[Site], positions: Sequence[int]) -> dict[tuple[str, int], list[int]]:
+    return {(axis.tensor, axis.dim): axis.left(positions) for site in sites for axis in site.axes}
+
+
 @pytest.mark.parametrize("entry", families(having=(), without=(*SAME_CODE, *NO_NEURONS, "dinov2", "camembert")))
 def test_the_table_says_what_the_experiment_says(entry: Entry) -> None:
     model = entry.build()
     assert family_of(model.config.model_type).feed_forward
     table = layers_of(model)
-    measured = feed_forward_sites(model, layouts_for(type(model), model.config), {}, measured=True)
+    measured = feed_forward_sites(model, layouts_for(type(model), model.config), {})
     positions = [0, 3, 7, 18]
-    by_table = {site.o: site.selections(positions) for site in table}
-    assert by_table == {site.o: site.selections(positions) for site in measured}
+    assert selections(table, positions) == selections(measured, positions)
     assert {site.o: set(site.maps) for site in table} == {site.o: set(site.maps) for site in measured}
     assert not any(site.obstacle_to_emptying for site in measured)
 
@@ -112,7 +116,6 @@ def test_sites_of_feed_forward_layers_come_after_attention() -> None:
         assert [site.kind for site in sites] == sorted(site.kind for site in sites)
         layers = neuron_sites(model, heads_of(model))
         assert {site.applications for site in layers} == {applications}
-        assert [site.ordinal for site in layers] == list(range(len(layers)))
     assert ["vision" in site.path for site in layers_of(ZOO["clip"].build())] == [True, True, False, False]
 
 
@@ -162,7 +165,7 @@ def test_training_goes_on(name: str) -> None:
     for each in (model, other):
         sum(value.float().pow(2).mean() for value in tracked(each(**batch))).backward()
     gradients = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
-    own = [strip.tensor for site in layers_of(model) for strip in site.strips]
+    own = [axis.tensor for site in layers_of(model) for axis in site.axes]
     assert all(gradients[tensor].abs().max() > 0 for tensor in own)
     for key, parameter in other.named_parameters():
         if key in gradients and name in ("bert", "llama-gqa"):  # others drop out by numbers of their own
@@ -183,7 +186,7 @@ def test_in_another_precision(dtype: torch.dtype) -> None:
     members = scattered(dense)
     reference = silenced(dense, members, batch)
     cut(model, members, verify=batch)
-    assert all(isinstance(site, NeuronSite) and not site.measured for site in layers_of(model))
+    assert all(site.family == "llama" for site in layers_of(model))
     scale = 8 if dtype == torch.bfloat16 else 1  # few digits: sums in another order round elsewhere
     assert difference(reference, outputs(model, batch)) <= scale * allowed(reference)
 

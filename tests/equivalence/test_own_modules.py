@@ -114,7 +114,7 @@ def test_removed_equals_silenced(name: str) -> None:
 def test_what_else_has_a_head_axis_is_found() -> None:
     model = Classifier().eval()
     (site, _) = headprune.resolve(model)
-    assert site.per_head == ("temperature",)
+    assert [axis.tensor for axis in site.axes if axis.module == site.path] == ["mixers.0.temperature"]
     assert site.columns([1]) == list(range(1, WIDTH, HEADS))
     temperatures = model.mixers[0].temperature.detach().clone()
     headprune.remove(model, [(0, 0), (0, 2)])

@@ -46,14 +46,15 @@ def test_plain_modules_of_the_right_size_are_left(entry: Entry, variant: str) ->
     for site in headprune.resolve(model):
         if not site.kept:
             continue
-        for path in {projection.module for projection in site.projections} | {site.o}:
+        for path in (*site.maps, site.o):
             module = model.get_submodule(path)
-            assert type(module) is (Conv1D if site.conv1d else nn.Linear)
-            sizes = (module.nx, module.nf) if site.conv1d else (module.out_features, module.in_features)
+            conv1d = "conv1d" in entry.tags
+            assert type(module) is (Conv1D if conv1d else nn.Linear)
+            sizes = (module.nx, module.nf) if conv1d else (module.out_features, module.in_features)
             assert tuple(module.weight.shape) == sizes
             assert module.weight.is_contiguous()
-            assert module.bias is None or module.bias.shape == (sizes[1] if site.conv1d else sizes[0],)
-        assert model.get_submodule(site.q.module).weight.numel() > 0
+            assert module.bias is None or module.bias.shape == (sizes[1] if conv1d else sizes[0],)
+        assert model.get_submodule(site.roles["q"].module).weight.numel() > 0
 
 
 @pytest.mark.parametrize("entry", families())
@@ -64,8 +65,8 @@ def test_a_site_without_heads_has_no_matrix_left(entry: Entry) -> None:
     tables = 1 if entry.name in ("t5", "mt5") else 0  # its stack needs the position bias of the first site
     assert len(inside) == tables
     assert model.get_submodule(site.o).weight is None
-    names = {site.q.module, site.k.module, site.v.module}
-    assert not names & {name for name, _ in model.named_modules()}
+    assert site.maps
+    assert not {*site.maps} & {name for name, _ in model.named_modules()}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -128,7 +128,7 @@ def double(tensors: dict[str, torch.Tensor]) -> None:
 
 FIT = "do not fit its config.json"
 LAYOUT = "layout in the config of"
-QUERY = "bert.encoder.layer.1.attention.self.query"
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no-config": (lambda folder: (folder / "config.json").unlink(), says("has no config.json", "give the folder")),
     "config-not-json": (
@@ -191,8 +191,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "layout-no-number": (layout(1, "attributes", "num_attention_heads", value="2"), says(LAYOUT, "is no number")),
     "layout-other-quirk": (layout(1, "quirk", value="none"), says("layout in the config", "does not fit Bert")),
     "layout-nowhere": (layout(1, "path", value="nowhere"), says(FIT)),
-    "layout-other-shape": (layout(1, "linears", QUERY, value=[16, 4]), says(FIT)),
-    "layout-below-nothing": (layout(1, "linears", QUERY, value=[16, -4]), says("layout in the config", "does not fit")),
+    "layout-other-shape": (layout(1, "tensors", QUERY, value=[4, 16]), says(FIT)),
+    "layout-below-nothing": (layout(1, "tensors", QUERY, value=[-4, 16]), says("layout in the config", "does not fit")),
     "record-a-list": (settings(pruned_heads=[[0, 1]]), says("must map site numbers to lists of head numbers")),
     "record-of-words": (settings(pruned_heads={"first": [0]}), says("must map site numbers", "{'first': [0]}")),
     "record-of-text": (settings(pruned_heads={"0": "0123"}), says("must map site numbers", "{'0': '0123'}")),

@@ -81,8 +81,8 @@ def test_a_decorated_forward_is_cut_exactly(subject: str, decorator: str, monkey
 
 def test_an_argument_with_a_head_axis_is_found() -> None:
     sites = headprune.resolve(shared_bias())
-    assert all(site.recipe is not None and site.recipe.inputs for site in sites)
-    assert all(not site.recipe.inputs for site in headprune.resolve(vision()) if site.recipe is not None)
+    assert all(site.needs.inputs for site in sites)
+    assert all(not site.needs.inputs for site in headprune.resolve(vision()))
 
 
 def test_a_forward_that_changes_what_heads_are_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from headprune.discovery.dense_site import DenseSite, site_of
 from headprune.discovery.influence import Influence, NotReadableError
 from headprune.discovery.layout import Layout, Rows, layout, merged
-from headprune.units.spec import Axis, Recipe
+from headprune.units.spec import Axis, ForwardNeeds
 
 HEADS, WIDTH, HIDDEN = 4, 3, 5
 COLUMNS = HEADS * WIDTH
@@ -138,7 +138,7 @@ def test_columns_that_do_not_lie_side_by_side() -> None:
     found = layout(separate(maps(strided_columns)), named("q", "k", "v"), HEADS)
     assert found.members == tuple(tuple(strided_columns(head)) for head in range(HEADS))
     assert found.group == 1
-    dense = DenseSite("attn", "attn.o", ("attn.q", "attn.k", "attn.v"), found, False, Recipe())
+    dense = DenseSite("attn", "attn.o", ("attn.q", "attn.k", "attn.v"), found, False, ForwardNeeds())
     site = site_of(dense, 0, [])
     given = torch.arange(COLUMNS)
     assert site.split(given).tolist() == [strided_columns(head) for head in range(HEADS)]

@@ -12,8 +12,9 @@ from torch import nn
 from headprune.errors import HeadpruneError, HeadSelectionError, UnsupportedModelError
 from headprune.surgery.check import check_removable
 from headprune.surgery.cut import cut
-from headprune.units import FeedForward, Layout, Member, NeuronSite, all_sites, families, register_family
+from headprune.units import FeedForward, Layout, Member, Site, all_sites, families, register_family
 from headprune.units.cutting.record import from_ranges, to_ranges
+from headprune.units.spec import ForwardNeeds
 from helpers import assert_unchanged, outputs, state_of
 from neurons import first_layer, kept_units, layers_of, scattered
 from zoo import GQA, ZOO, _model
@@ -43,15 +44,18 @@ def test_a_wrong_neuron(case: str) -> None:
     assert_unchanged(model, before)
 
 
-def layer(**changes: Any) -> NeuronSite:
+def layer(**changes: Any) -> Site:
     site: Any = layers_of(ZOO["bert"].build())[0]
     return dataclasses.replace(site, index=0, **changes)
 
 
 def test_a_layer_that_cannot_be_emptied_says_so() -> None:
-    site = layer(last_stays="for some reason")
+    site = layer(needs=ForwardNeeds(empty=""))
     check_removable([site], [Member(0, neuron) for neuron in site.kept[1:]])
-    with pytest.raises(UnsupportedModelError, match=r"Not all neurons of site 0 .* for some reason; leave one unit\."):
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"Not all neurons of site 0 .* so some must stay; leave one unit\.",
+    ):
         check_removable([site], [Member(0, neuron) for neuron in site.kept])
 
 
@@ -180,7 +184,7 @@ def test_undo_brings_back_what_is_no_parameter() -> None:
     model = Own("buffer")
     undo = Undo(model)
     slices = Slices(model)
-    slices.add_axis("blocks.0.fixed", 0, [0, 1])
+    slices.add("blocks.0.fixed", 0, [0, 1])
     slices.apply()
     assert model.blocks[0].fixed.shape == (2,)
     undo()

@@ -139,8 +139,9 @@ def test_registering_an_interleaved_family() -> None:
         stack="decoder",
     )
     sites = headprune.resolve(persimmon())
-    assert {(site.family, site.storage, site.place) for site in sites} == {("persimmon", "interleaved", "decoder self")}
-    assert "q_layernorm" in sites[0].per_head
+    assert {(site.family, site.place) for site in sites} == {("persimmon", "decoder self")}
+    width = sites[0].head_dim
+    assert sites[0].roles["k"].indices([2]) == list(range(7 * width, 8 * width))
     for heads in (some_heads(sites), flat(sites[1].units()), flat(all_units(sites)[1:])):
         check_exact(persimmon, decoder_batch(1), heads)
 
@@ -218,7 +219,7 @@ def renamed() -> RenamedModel:
 
 def test_a_model_of_ones_own_is_measured_whatever_its_names() -> None:
     sites = headprune.resolve(renamed())
-    assert [(site.path, site.o, site.heads, site.q.module) for site in sites] == [
+    assert [(site.path, site.o, site.heads, site.roles["q"].module) for site in sites] == [
         (f"rooms.{number}", f"rooms.{number}.joins", 4, f"rooms.{number}.asks") for number in range(2)
     ]
     for heads in (some_heads(sites), flat(sites[0].units())):

@@ -19,7 +19,7 @@ from headprune.search import rescore
 from headprune.search.config import Experiment, PruneConfig, command_words
 from headprune.search.pruner import Pruner
 from headprune.search.step_rule import StepRule
-from headprune.units import Member, NeuronSite
+from headprune.units import Member, Site
 from runs import material
 from scoring import labelled
 from zoo import ZOO
@@ -40,9 +40,7 @@ def made_sites(gone: torch.Tensor) -> list[Any]:
     kept = [[head for head in range(HEADS) if not gone[site, head]] for site in range(SITES)]
     units = {"width": 1, "group": 1, "original": HEADS}
     return [
-        NeuronSite(
-            index=site, path=f"{site}", o=f"{site}.o", kept=tuple(heads), ordinal=site, maps=(), strips=(), **units
-        )
+        Site(kind="neurons", index=site, path=f"{site}", o=f"{site}.o", kept=tuple(heads), **units)
         for site, heads in enumerate(kept)
     ]
 

@@ -21,7 +21,7 @@ from headprune.search.config import PruneConfig
 from headprune.search.step_rule import StepRule
 from headprune.search.stop import Stop, knee
 from headprune.units.members import Head
-from headprune.units.spec import Recipe
+from headprune.units.spec import ForwardNeeds
 from helpers import difference, identical, kept_heads, outputs
 from runs import removal_order
 from scoring import labelled
@@ -80,7 +80,7 @@ def test_a_budget_is_not_overshot_but_by_a_first_unit(most: int, expected: int) 
 
 def test_heads_that_cannot_be_removed_are_never_chosen() -> None:
     first, second, *rest = headprune.resolve(ZOO["bert"].build())
-    sites = [replace(first, obstacle="a reason"), replace(second, recipe=Recipe(empty="")), *rest]
+    sites = [replace(first, obstacle="a reason"), replace(second, needs=ForwardNeeds(empty="")), *rest]
     chosen = StepRule(every=99).choose(torch.zeros(len(sites), 4), sites)
     counts = Counter(member.site for member in chosen)
     assert counts == {1: 3, **{site.index: 4 for site in rest}}  # nothing of the first, all but one of the second

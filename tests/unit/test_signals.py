@@ -72,7 +72,7 @@ def test_half_precision_is_contracted_in_float32(name: str, dtype: torch.dtype) 
 
         return hook
 
-    paths = {projection.module for site in sites for projection in (site.q, site.k, site.v)}
+    paths = {axis.module for site in sites for axis in site.roles.values()}
     handles = [model.get_submodule(path).register_forward_hook(watch(path)) for path in paths]
     logits = model(**batch).logits.float()
     if logits.dim() == 3:
@@ -84,13 +84,13 @@ def test_half_precision_is_contracted_in_float32(name: str, dtype: torch.dtype) 
     for site in sites:
         for head in range(entry.heads):
             score = 1.0
-            for projection in (site.q, site.k, site.v):
-                rows = projection.rows([head if projection.role == "q" else head // site.group])
+            for role, axis in site.roles.items():
+                rows = axis.indices([head if role == "q" else head // site.group])
                 norms = []
                 for sample in range(3):
                     gradient = sum(
                         output.grad[sample].double()[:, rows].T @ inputs[sample].double()
-                        for inputs, output in seen[projection.module]
+                        for inputs, output in seen[axis.module]
                     )
                     norms.append(float(gradient.norm()))
                 score *= sum(norms) / 3
@@ -200,9 +200,9 @@ def _saturated(name: str) -> Any:
     model = ZOO[name].build()
     site = headprune.resolve(model)[1]
     with torch.no_grad():
-        weight = model.get_submodule(site.q.module).weight
+        weight = model.get_submodule(site.roles["q"].module).weight
         for head in (0, 2):
-            weight[site.q.rows([head])] *= 400
+            weight[site.roles["q"].indices([head])] *= 400
     return model
 
 

@@ -81,12 +81,15 @@ def test_heads_and_their_storage(entry: Entry) -> None:
         assert (site.heads, site.kv_heads, site.head_dim) == (entry.heads, entry.kv_heads, entry.head_dim)
         assert (site.original_heads, site.group) == (entry.heads, entry.heads // entry.kv_heads)
         assert site.kept == tuple(range(entry.heads))
-        assert site.storage == ("interleaved" if interleaved else "fused" if fused else "separate")
-        assert site.conv1d == ("conv1d" in entry.tags)
+        assert len(site.maps) == (1 if interleaved or (fused and site.attention == "self") else 2 if fused else 3) + (
+            2 * (entry.name == "deberta-v2")
+        )
+        assert site.axes[-1].dim == (0 if "conv1d" in entry.tags else 1)
         assert site.applications == (3 if entry.name == "albert" else 1)
         assert (site.family == "measured") == ("measured" in entry.tags)
         assert site.obstacle == ""
-        assert [p.heads for p in (site.q, site.k, site.v)] == [entry.heads, entry.kv_heads, entry.kv_heads]
+        counts = {role: len(axis.units) for role, axis in site.roles.items()}
+        assert counts == {"q": entry.heads, "k": entry.kv_heads, "v": entry.kv_heads}
 
 
 @pytest.mark.parametrize("entry", families(without=["dinov2"]))
@@ -96,35 +99,35 @@ def test_kinds(entry: Entry) -> None:
 
 @pytest.mark.parametrize("entry", families())
 def test_projections_cover_every_row_once(entry: Entry) -> None:
-    """The rows of all heads of all roles are a partition of each projection's output."""
+    """The rows of all units, and those of all roles, are a partition of each projection's output."""
     model = entry.build()
     for site in headprune.resolve(model):
         rows: dict[str, list[int]] = {}
-        for projection in site.projections:
-            rows.setdefault(projection.module, []).extend(projection.rows(range(projection.heads)))
-        for path, numbers in rows.items():
-            weight = model.get_submodule(path).weight
-            assert sorted(numbers) == list(range(weight.shape[1 if site.conv1d else 0]))
+        for axis in site.roles.values():
+            rows.setdefault(axis.tensor, []).extend(axis.indices(range(len(axis.units))))
+        for axis in site.axes:
+            everything = list(range(model.get_parameter(axis.tensor).shape[axis.dim]))
+            assert sorted(axis.indices(range(len(axis.units)))) == everything
+            assert sorted(rows.get(axis.tensor, everything)) == everything
+            assert (axis.owned, axis.length) == (len(everything), len(everything))
 
 
 @pytest.mark.parametrize("entry", families())
 def test_a_projection_finds_its_heads_in_the_outputs(entry: Entry) -> None:
-    """`rows` of one head select what the family's own reshape would: the head's part of q, k and v."""
+    """The indices of one head select what the family's own reshape would: the head's part of q, k and v."""
     model = entry.build()
     site = headprune.resolve(model)[0]
-    for projection in (site.q, site.k, site.v):
-        weight = model.get_submodule(projection.module).weight
-        total = weight.shape[1 if site.conv1d else 0]
-        outputs = torch.arange(total)
-        if site.storage == "interleaved":
-            place = "qkv".index(projection.role)
+    for role, axis in site.roles.items():
+        outputs = torch.arange(model.get_parameter(axis.tensor).shape[axis.dim])
+        if "interleaved" in entry.tags:
+            place = "qkv".index(role)
             expected = outputs.view(entry.heads, 3, entry.head_dim)[:, place]
         else:
-            roles = [role for role in "qkv" if getattr(site, role).module == projection.module]
-            sizes = [entry.head_dim * (entry.heads if role == "q" else entry.kv_heads) for role in roles]
-            expected = outputs.split(sizes)[roles.index(projection.role)].view(-1, entry.head_dim)
-        found = [projection.rows([head]) for head in range(projection.heads)]
-        assert found == expected.tolist()
+            roles = [other for other in "qkv" if site.roles[other].module == axis.module]
+            sizes = [entry.head_dim * (entry.heads if other == "q" else entry.kv_heads) for other in roles]
+            expected = outputs.split(sizes)[roles.index(role)].view(-1, entry.head_dim)
+        assert [axis.indices([head]) for head in range(len(axis.units))] == expected.tolist()
+        assert axis.split(outputs).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("entry", families())
@@ -156,36 +159,22 @@ def test_a_site_without_heads_is_still_listed(entry: Entry) -> None:
     last = after[-1]
     assert (last.heads, last.kv_heads, last.kept, last.units()) == (0, 0, (), [])
     assert (last.original_heads, last.group, last.head_dim) == (entry.heads, before[-1].group, entry.head_dim)
-    assert (last.place, last.storage, last.applications) == (
-        before[-1].place,
-        before[-1].storage,
-        before[-1].applications,
-    )
-
-
-NOTES = {
-    "t5": "relative_attention_bias",
-    "mt5": "relative_attention_bias",
-    "mpnet": "relative_attention_bias",
-    "bloom": "alibi",
-    "all-attention": "persistent keys",
-    "deberta-v2": "pos_key_proj",
-    "qwen3": "q_norm",
-}
-
-
-@pytest.mark.parametrize("name", NOTES)
-def test_what_else_has_a_head_axis_is_noted(name: str) -> None:
-    assert any(NOTES[name] in note for note in headprune.resolve(ZOO[name].build())[0].per_head)
+    assert (last.place, last.maps, last.applications) == (before[-1].place, before[-1].maps, before[-1].applications)
 
 
 def test_position_projections_of_deberta_follow_their_heads() -> None:
-    extras = headprune.resolve(ZOO["deberta-v2"].build())[0].extras
-    assert [(extra.module.rsplit(".", 1)[1], extra.role, extra.heads) for extra in extras] == [
-        ("pos_query_proj", "q", 4),
-        ("pos_key_proj", "k", 4),
-    ]
-    assert headprune.resolve(ZOO["deberta-v3"].build())[0].extras == ()
+    site = headprune.resolve(ZOO["deberta-v2"].build())[0]
+    assert [path.rpartition(".")[2] for path in site.maps[3:]] == ["pos_query_proj", "pos_key_proj"]
+    followers = [axis for axis in site.axes if axis.module in site.maps[3:] and axis.dim == 0]
+    assert {tuple(axis.indices([1])) for axis in followers} == {tuple(range(site.head_dim, 2 * site.head_dim))}
+    assert len(headprune.resolve(ZOO["deberta-v3"].build())[0].maps) == 3
+
+
+def test_learned_keys_and_values_have_an_entry_of_every_head() -> None:
+    site = headprune.resolve(ZOO["all-attention"].build())[0]
+    learned = [axis for axis in site.axes if axis.tensor in site.memory]
+    assert [axis.tensor for axis in learned] == [f"{site.path}.persistent_{name}" for name in ("keys", "values")]
+    assert [(axis.dim, axis.length, axis.width) for axis in learned] == 2 * [(0, site.heads, site.group)]
 
 
 def test_groups_of_albert_are_sites_of_their_own() -> None:

@@ -34,7 +34,6 @@ class Magnitude(Criterion):
     def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         import torch
 
-        from headprune.signals.projection_gradients import by_query_head, producing
         from headprune.units import nan_scores
 
         scores = nan_scores(sites)
@@ -42,9 +41,9 @@ class Magnitude(Criterion):
             if not site.kept:
                 continue
             squares = torch.zeros(site.size, dtype=torch.float64)
-            for projection in producing(site):
-                rows = projection.of(_weight(model, projection.module, outputs_last=True))
-                squares += by_query_head(site, projection, rows.square().sum(dim=(0, 2)))
+            for axis in site.roles.values():
+                rows = axis.split(_weight(model, axis.module, outputs_last=True))
+                squares += site.by_member(axis, rows.square().sum(dim=(0, 2)))
             columns = site.split(_weight(model, site.o, outputs_last=False))
             squares += columns.square().sum(dim=(0, 2))
             scores[site.index, list(site.kept)] = squares.sqrt()

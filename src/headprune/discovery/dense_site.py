@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from headprune.discovery.layout import Layout, Rows
 from headprune.units.linear import is_transposed
-from headprune.units.spec import LAST, ROLES, AttentionSite, Axis, Projection, Recipe, Role
+from headprune.units.spec import LAST, Axis, Blocks, ForwardNeeds, Site
 
 CROSS_WORDS = ("cross", "encoder_attn", "encdec", "enc_dec")  # in paths of attention to another sequence
 MOST_KEPT = 32  # forms of one site that are remembered
@@ -25,14 +25,14 @@ class DenseSite:
     maps: tuple[str, ...]
     layout: Layout
     conv1d: bool
-    recipe: Recipe
+    needs: ForwardNeeds
     kinds: tuple[tuple[str, str], ...] = ()  # path -> class, of the module and its maps
     obstacle: str = ""
 
     @classmethod
     def from_plain(cls, plain: Any) -> DenseSite:
         """From what `dataclasses.asdict` and a json file made of it."""
-        shape, recipe = _tuples(plain["layout"]), _tuples(plain["recipe"])
+        shape, needs = _tuples(plain["layout"]), _tuples(plain["needs"])
         layout = Layout(
             shape["members"],
             shape["group"],
@@ -40,7 +40,7 @@ class DenseSite:
             tuple(Axis(**axis) for axis in shape["inputs"]),
             tuple(Rows(**rows) for rows in shape["roles"]),
         )
-        return cls(**{**_tuples(plain), "layout": layout, "recipe": Recipe(**recipe)})
+        return cls(**{**_tuples(plain), "layout": layout, "needs": ForwardNeeds(**needs)})
 
 
 def _tuples(value: Any) -> Any:
@@ -57,10 +57,10 @@ def site_of(
     *,
     stack: Any = "encoder",
     applications: int = 1,
-) -> AttentionSite:
+) -> Site:
     """The site as it is when these heads have gone."""
     # A model is resolved at every step, and most of its sites are as they were: each is made once.
-    made: dict[Any, AttentionSite] = dense.__dict__.setdefault("_made", {})
+    made: dict[Any, Site] = dense.__dict__.setdefault("_made", {})
     key = index, tuple(gone), stack, applications
     if key not in made:
         if len(made) >= MOST_KEPT:
@@ -75,7 +75,7 @@ def _made(
     gone: Sequence[int],
     stack: Any,
     applications: int,
-) -> AttentionSite:
+) -> Site:
     found = dense.layout
     original, group = len(found.members), found.group
     kept = tuple(head for head in range(original) if head not in set(gone))
@@ -83,9 +83,8 @@ def _made(
     axes = (*(_absolute(axis, dense.path) for axis in found.axes), output_axis(dense))
     columns = {column: place for place, column in enumerate(axes[-1].left(units))}
     order = tuple(columns[column] for head in kept for column in found.members[head])
-    projections = {role: _projection(dense, role, kept, units) for role in ROLES}
-    names = {projection.module for projection in projections.values() if projection.module}
-    return AttentionSite(
+    site = Site(
+        kind="heads",
         index=index,
         path=dense.path,
         o=dense.o,
@@ -93,23 +92,17 @@ def _made(
         group=group,
         kept=kept,
         original=original,
-        applications=applications,
-        obstacle=dense.obstacle or ("" if dense.recipe.empty or len(units) > 1 else LAST),
-        order=() if order == tuple(range(len(order))) else order,
+        axes=axes,
+        maps=dense.maps,
+        producers=_producers(dense, kept, units),
+        needs=dense.needs,
         attention="cross" if any(word in dense.path.lower() for word in CROSS_WORDS) else "self",
         stack=stack,
-        family="measured",
-        q=projections["q"],
-        k=projections["k"],
-        v=projections["v"],
-        storage="separate" if len(names) != 1 else "fused",
-        conv1d=dense.conv1d,
-        per_head=_other_tensors(dense),
-        quirk="selecting" if dense.recipe.inputs else "measured",
-        dense_axes=axes,
-        maps=dense.maps,
-        recipe=dense.recipe,
+        applications=applications,
+        obstacle=dense.obstacle or ("" if dense.needs.empty or len(units) > 1 else LAST["heads"]),
+        order=() if order == tuple(range(len(order))) else order,
     )
+    return replace(site, axes=tuple(axis.compacted(staying) for axis, staying in site.axes_left(units)))
 
 
 def output_axis(dense: DenseSite) -> Axis:
@@ -126,33 +119,25 @@ def _absolute(axis: Axis, path: str) -> Axis:
     return Axis(f"{path}.{axis.tensor}" if path else axis.tensor, axis.dim, axis.length, axis.units)
 
 
-def _other_tensors(dense: DenseSite) -> tuple[str, ...]:
-    """What else has a head axis, for people to read."""
-    maps = {path.removeprefix(dense.path + ".") for path in dense.maps}
-    return tuple(sorted({axis.tensor for axis in dense.layout.axes if axis.tensor.rpartition(".")[0] not in maps}))
+def _producers(dense: DenseSite, kept: Sequence[int], units: Sequence[int]) -> dict[str, Axis]:
+    """The rows of queries by head, and of keys and values by unit, as far as they are known."""
+    producers: dict[str, Axis] = {}
+    for rows in dense.layout.roles if kept else ():
+        axis = next(axis for axis in dense.layout.axes if axis.tensor == f"{rows.linear}.weight")
+        place = {row: number for number, row in enumerate(axis.left(units))}
+        table = tuple(tuple(place[row] for row in rows.table[which]) for which in (kept if rows.role == "q" else units))
+        own = Axis(axis.tensor, axis.dim, len(place), _regular(table, len(place)))
+        producers[rows.role] = _absolute(own, dense.path)
+    return producers
 
 
-def _projection(dense: DenseSite, role: Role, kept: Sequence[int], units: Sequence[int]) -> Projection:
-    rows = next((rows for rows in dense.layout.roles if rows.role == role), None)
-    if rows is None:
-        return Projection("", role, 0, 0)
-    path = f"{dense.path}.{rows.linear}" if dense.path else rows.linear
-    if not kept:
-        return Projection(path, role, 0, 0)
-    axis = next(axis for axis in dense.layout.axes if axis.tensor == f"{rows.linear}.weight")
-    place = {row: number for number, row in enumerate(axis.left(units))}
-    table = tuple(tuple(place[row] for row in rows.table[which]) for which in (kept if role == "q" else units))
-    return _regular(path, role, table, len(place))
-
-
-def _regular(path: str, role: Role, table: tuple[tuple[int, ...], ...], length: int) -> Projection:
-    """By offset and stride where the rows follow such a rule, which is faster than a table."""
-    heads, width, offset = len(table), len(table[0]), table[0][0]
-    stride = table[1][0] - offset if heads > 1 else width
-    ruled = tuple(tuple(range(offset + head * stride, offset + head * stride + width)) for head in range(heads))
-    if ruled == table and (stride == width or heads * stride == length):
-        return Projection(path, role, heads, width, offset, stride)
-    return Projection(path, role, heads, width, table=table)
+def _regular(table: tuple[tuple[int, ...], ...], length: int) -> Sequence[Sequence[int]]:
+    """By a rule where the rows follow one, which is faster than a table."""
+    count, width, offset = len(table), len(table[0]), table[0][0]
+    stride = table[1][0] - offset if count > 1 else width
+    rule = Blocks(count, ((offset, stride, width),))
+    follows = all(rule[position] == list(rows) for position, rows in enumerate(table))
+    return rule if follows and (stride == width or count * stride == length) else table
 
 
 def kinds_of(model: nn.Module, paths: Sequence[str]) -> tuple[tuple[str, str], ...]:

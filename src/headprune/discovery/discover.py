@@ -18,7 +18,7 @@ from torch import nn
 
 from headprune.cache import remembered
 from headprune.discovery.dense_site import DenseSite, is_conv1d, kinds_of, site_of
-from headprune.discovery.head_counts import recipe_for
+from headprune.discovery.head_counts import forward_needs
 from headprune.discovery.influence import NotReadableError, said
 from headprune.discovery.layout import merged
 from headprune.discovery.proof import dense_sites, prove, reloading_fails
@@ -28,7 +28,7 @@ from headprune.discovery.to_all_layers import deepened, is_uniform
 from headprune.discovery.to_full_width import NotStretchableError, stretched
 from headprune.discovery.twin import Run, attention_modules, randomise, sample_runs, small_config
 from headprune.units.dense import dense_config, quiet, structure_of
-from headprune.units.spec import Recipe
+from headprune.units.spec import ForwardNeeds
 from headprune.units.torch_attention import expose
 
 DEEP = 10_000_000  # parameters of a narrow twin that has to have fewer layers as well
@@ -217,11 +217,12 @@ def _read_and_try(twin: nn.Module, path: str, trace: Trace) -> DenseSite | str:
         shape = reading.layout if blocks == 1 else merged(reading.layout, blocks)
         if shape is None:
             continue
-        recipe = Recipe(inputs=_inputs(reading))
-        dense = DenseSite(path, reading.output, reading.maps, shape, is_conv1d(twin, reading.output), recipe)
-        found = recipe_for(twin, site_of(dense, 0, []), reading.call)
+        inputs = _inputs(reading)
+        needs = ForwardNeeds(inputs=inputs, quirk="selecting" if inputs else "measured")
+        dense = DenseSite(path, reading.output, reading.maps, shape, is_conv1d(twin, reading.output), needs)
+        found = forward_needs(twin, site_of(dense, 0, []), reading.call)
         if not isinstance(found, str) and (found.empty or shape.units > 1):
-            return replace(dense, recipe=found)
+            return replace(dense, needs=found)
         first = first or (found if isinstance(found, str) else "its only head cannot be removed")
     return first
 

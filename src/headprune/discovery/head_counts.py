@@ -20,7 +20,7 @@ from headprune.units.cutting.removal import take_out
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import is_plain, is_transposed
 from headprune.units.members import Member
-from headprune.units.spec import AttentionSite, Recipe, Site
+from headprune.units.spec import ForwardNeeds, Site
 
 KNOWN = (*QUERY_COUNTS, *KV_COUNTS, *WIDTHS)
 Numbers = tuple[tuple[str, int], ...]
@@ -35,18 +35,17 @@ MOST = 8  # names that are tried in every combination
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
 
 
-def recipe_for(model: nn.Module, site: AttentionSite, call: Call) -> Recipe | str:
+def forward_needs(model: nn.Module, site: Site, call: Call) -> ForwardNeeds | str:
     """What works for this site, or in words what happened instead."""
     module: Any = model.get_submodule(site.path)
-    inputs = site.recipe.inputs if site.recipe is not None else ()
     first = ""
     units = site.units()
     if len(units) > 1:
         patterns = [[m for unit in units[::2] for m in unit], [*units[-1]]]
         expected = [_silenced(model, site, call, members) for members in patterns]
         for attributes, config in _choices(module, site):
-            made = Recipe(attributes, config, inputs)
-            said = _tried(model, replace(site, recipe=made), call, patterns, expected)
+            made = replace(site.needs, attributes=attributes, config=config)
+            said = _tried(model, replace(site, needs=made), call, patterns, expected)
             if not said:
                 break
             first = first or said
@@ -54,14 +53,14 @@ def recipe_for(model: nn.Module, site: AttentionSite, call: Call) -> Recipe | st
             return first
     else:
         attributes, config = next(iter(_choices(module, site)))
-        made = Recipe(attributes, config, inputs)
-    return replace(made, **_empty_form(model, replace(site, recipe=made), call))
+        made = replace(site.needs, attributes=attributes, config=config)
+    return replace(made, **_empty_form(model, replace(site, needs=made), call))
 
 
-def _choices(module: Any, site: AttentionSite) -> Iterator[tuple[Numbers, Numbers]]:
+def _choices(module: Any, site: Site) -> Iterator[tuple[Numbers, Numbers]]:
     """Names of numbers that may have to follow the heads, the likely ones first, each choice once."""
     units = len(site.units())
-    sizes = {site.original, units, site.original * site.width, *(axis.length for axis in site.dense_axes)}
+    sizes = {site.original, units, site.original * site.width, *(axis.length for axis in site.axes)}
     numbers = {
         (f"{path}.{name}" if path else name): value
         for path, child in module.named_modules()
@@ -103,7 +102,7 @@ def _number(config: Any, name: str) -> int:
 
 def _tried(
     model: nn.Module,
-    site: AttentionSite,
+    site: Site,
     call: Call,
     patterns: Sequence[Sequence[Member]],
     expected: Sequence[list[torch.Tensor]],
@@ -137,7 +136,7 @@ def close(wanted: torch.Tensor, given: torch.Tensor, loosened: float = 1.0) -> b
     return bool((one - other).abs().max() <= allowed)
 
 
-def _output(model: nn.Module, site: AttentionSite, call: Call) -> torch.Tensor:
+def _output(model: nn.Module, site: Site, call: Call) -> torch.Tensor:
     """What the output map gives when the module is called."""
     module, output = model.get_submodule(site.path), model.get_submodule(site.o)
     seen: list[torch.Tensor] = []
@@ -150,7 +149,7 @@ def _output(model: nn.Module, site: AttentionSite, call: Call) -> torch.Tensor:
     return seen[-1]
 
 
-def _outputs(model: nn.Module, site: AttentionSite, call: Call) -> list[torch.Tensor]:
+def _outputs(model: nn.Module, site: Site, call: Call) -> list[torch.Tensor]:
     """The same as the model attends, and by the code that is written out: either may read other numbers."""
     usual = _output(model, site, call)
     try:
@@ -160,7 +159,7 @@ def _outputs(model: nn.Module, site: AttentionSite, call: Call) -> list[torch.Te
         return [usual]
 
 
-def _silenced(model: nn.Module, site: AttentionSite, call: Call, members: Sequence[Member]) -> list[torch.Tensor]:
+def _silenced(model: nn.Module, site: Site, call: Call, members: Sequence[Member]) -> list[torch.Tensor]:
     """The same with the columns of these members set to zero in the weights."""
     with silent_columns(model, [(site, members)]):
         return _outputs(model, site, call)
@@ -190,7 +189,7 @@ class silent_columns:  # noqa: N801 - reads as a statement
                 weight.copy_(old)
 
 
-def _empty_form(model: nn.Module, site: AttentionSite, call: Call) -> dict[str, Any]:
+def _empty_form(model: nn.Module, site: Site, call: Call) -> dict[str, Any]:
     """How the site is run when it has no heads left: not at all where what it gives is what its output map gives."""
     everything = [member for unit in site.units() for member in unit]
     wanted = _silenced(model, site, call, everything)
@@ -204,10 +203,10 @@ def _empty_form(model: nn.Module, site: AttentionSite, call: Call) -> dict[str, 
         words = ["output" if _same(part, target) else "none" for part in parts]
         if words[0] == "output" and words.count("output") == 1 and (is_tuple or isinstance(result, torch.Tensor)):
             form = tuple(words) if is_tuple else None
-            made = replace(site, recipe=replace(site.recipe, empty="bypass", form=form))  # type: ignore[type-var]
+            made = replace(site, needs=replace(site.needs, empty="bypass", form=form))
             if not _tried(model, made, call, [everything], [wanted]):
                 return {"empty": "bypass", "form": form}
-    silent = replace(site, recipe=replace(site.recipe, empty="silent"))  # type: ignore[type-var]
+    silent = replace(site, needs=replace(site.needs, empty="silent"))
     if not _tried(model, silent, call, [everything], [wanted]):
         return {"empty": "silent"}
     return {"empty": ""}

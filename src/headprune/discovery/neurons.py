@@ -19,11 +19,12 @@ from headprune.discovery.influence import NOISE
 from headprune.discovery.proof import fails
 from headprune.discovery.twin import Run
 from headprune.hooks.attach import hooks
+from headprune.hooks.paths import pattern
 from headprune.units.families import FeedForward
+from headprune.units.feed_forward import feed_forward_sites
 from headprune.units.linear import in_features, is_plain
 from headprune.units.members import Member
-from headprune.units.neurons.find import feed_forward_sites, pattern
-from headprune.units.neurons.spec import NeuronSite
+from headprune.units.spec import Site
 
 FEWEST = 4  # columns of a map that may have neurons
 
@@ -177,13 +178,13 @@ def _relative(
 
 def _proven(twin: nn.Module, runs: Sequence[Run], layout: FeedForward) -> FeedForward | None:
     """The layout if neurons can be removed exactly, noted whether all of a layer may go."""
-    sites = feed_forward_sites(twin, [layout], {}, measured=True)
+    sites = feed_forward_sites(twin, [layout], {})
     if not sites or fails(twin, runs, sites, some_neurons(sites)):
         return None
     everything = [Member(0, neuron) for neuron in sites[0].kept]
     return replace(layout, may_empty=not fails(twin, runs, sites, everything))
 
 
-def some_neurons(sites: Sequence[NeuronSite]) -> list[Member]:
+def some_neurons(sites: Sequence[Site]) -> list[Member]:
     """Half of the neurons of every site, other ones at every other site."""
     return [Member(site.index, neuron) for site in sites for neuron in site.kept[site.index % 2 :: 2]]

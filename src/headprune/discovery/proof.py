@@ -21,7 +21,7 @@ from headprune.units.cutting.removal import remaining, take_out
 from headprune.units.cutting.undo import Undo
 from headprune.units.members import Member, by_site
 from headprune.units.quirks import restructure
-from headprune.units.spec import AttentionSite, Site
+from headprune.units.spec import Site
 
 STEEP = 100.0  # gradients pass through more steps in float32 than outputs do
 
@@ -57,9 +57,9 @@ def _by_itself(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]
     reason = fails(model, runs, dense_sites(dense), some) if some else ""
     if reason:
         return reason
-    ways: tuple[Any, ...] = {"bypass": ("bypass", "silent", ""), "silent": ("silent", "")}.get(own.recipe.empty, ("",))
+    ways: tuple[Any, ...] = {"bypass": ("bypass", "silent", ""), "silent": ("silent", "")}.get(own.needs.empty, ("",))
     for way in ways:
-        changed = replace(own, recipe=replace(own.recipe, empty=way))
+        changed = replace(own, needs=replace(own.needs, empty=way))
         others = [*dense[:number], changed, *dense[number + 1 :]]
         if not way:
             break
@@ -69,7 +69,7 @@ def _by_itself(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]
     return changed if some else reason or "it has one head, which cannot be removed"
 
 
-def dense_sites(dense: Sequence[DenseSite]) -> list[AttentionSite]:
+def dense_sites(dense: Sequence[DenseSite]) -> list[Site]:
     return [site_of(site, index, []) for index, site in enumerate(dense)]
 
 
@@ -92,7 +92,7 @@ def everywhere(sites: Sequence[Site]) -> list[list[Member]]:
     return [pattern for pattern in (half, more) if pattern]
 
 
-def _alone(site: AttentionSite) -> tuple[list[Member], list[Member]]:
+def _alone(site: Site) -> tuple[list[Member], list[Member]]:
     """Half of its units, where it has more than one, and all of them."""
     units = site.units()
     half = units[::2] if len(units) > 1 else []

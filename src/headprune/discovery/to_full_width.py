@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,8 @@ from headprune.discovery.dense_site import DenseSite, output_axis
 from headprune.discovery.layout import Layout, Rows
 from headprune.units.spec import Axis
 
-Units = tuple[tuple[int, ...], ...]
+Units = Sequence[Sequence[int]]
+Table = tuple[tuple[int, ...], ...]
 
 
 class NotStretchableError(Exception):
@@ -33,12 +35,12 @@ def stretched(dense: DenseSite, model: nn.Module) -> DenseSite:
     lengths = {axis.tensor: (axis.length, wide.length) for axis, wide in zip(found.axes, axes, strict=True)}
     roles = tuple(rows for role in found.roles if (rows := _rows(role, lengths)) is not None)
     module: Any = model.get_submodule(dense.path)
-    recipe = replace(
-        dense.recipe,
-        attributes=tuple((name, _number(module, name)) for name, _ in dense.recipe.attributes),
-        config=tuple((name, getattr(module.config, name)) for name, _ in dense.recipe.config),
+    needs = replace(
+        dense.needs,
+        attributes=tuple((name, _number(module, name)) for name, _ in dense.needs.attributes),
+        config=tuple((name, getattr(module.config, name)) for name, _ in dense.needs.config),
     )
-    return replace(dense, layout=Layout(members, found.group, axes, found.inputs, roles), recipe=recipe)
+    return replace(dense, layout=Layout(members, found.group, axes, found.inputs, roles), needs=needs)
 
 
 def _length(model: nn.Module, tensor: str, dim: int) -> int:
@@ -51,10 +53,10 @@ def _number(module: nn.Module, name: str) -> int:
     return int(getattr(module.get_submodule(path), attribute))
 
 
-def _wider(units: Units, length: int, wanted: int) -> Units:
+def _wider(units: Units, length: int, wanted: int) -> Table:
     """Index sets on an axis of another length: heads keep their order and their number."""
     if length == wanted:
-        return units
+        return tuple(map(tuple, units))
     each = len(units[0])
     if each == 1:
         raise NotStretchableError("one of its axes has another number of heads than in its small twin")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from torch import nn
 
 
@@ -18,6 +20,11 @@ def submodule(model: nn.Module, path: str) -> nn.Module | None:
         return model.get_submodule(path)
     except AttributeError:
         return None
+
+
+def pattern(path: str) -> str:
+    """A path with the numbers of layers and experts written as *."""
+    return re.sub(r"(^|(?<=[._]))\d+(?=\.|$)", "*", path)
 
 
 def layer_path(path: str) -> str:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from headprune.hooks.paths import layer_path
 from headprune.measure.examples import default_tokens, example_inputs, image_tokens, like
 from headprune.measure.operations import MAPS, Counted, count
-from headprune.units import AttentionSite, Kind, NeuronSite, Site
+from headprune.units import Kind, Site
 
 BYTES_PER_PARAMETER = 4  # as in the published tables: MB = 4 bytes per parameter / 2^20
 MEBIBYTE = 2**20
@@ -62,26 +62,10 @@ def unit_bytes(model: PreTrainedModel, sites: Sequence[Site]) -> list[int]:
 
 def _owned(model: PreTrainedModel, site: Site) -> Iterator[tuple[torch.Tensor, int]]:
     """The parameters that units have a part in, and how many numbers in each are of one unit."""
-    units = site.size // site.group
-    if isinstance(site, NeuronSite):
-        for strip in site.strips:  # each has one slice of every neuron
-            if _is_parameter(model, strip.tensor):
-                parameter = model.get_parameter(strip.tensor)
-                yield parameter, parameter.numel() // parameter.shape[strip.dim]
-    elif isinstance(site, AttentionSite) and site.kept and site.axes:
-        shares = {axis.tensor: (axis.owned, axis.length) for axis in site.axes if _is_parameter(model, axis.tensor)}
-        for name, (own, of) in shares.items():
-            parameter = model.get_parameter(name)
-            yield parameter, parameter.numel() * own // of // units
-    elif isinstance(site, AttentionSite) and site.kept:
-        for path in {projection.module for projection in site.projections}:
-            for parameter in model.get_submodule(path).parameters():
-                yield parameter, parameter.numel() // units
-        for name in site.tensors:
-            parameter = model.get_parameter(name)
-            yield parameter, parameter.numel() // units
-        output: Any = model.get_submodule(site.o)
-        yield output.weight, output.weight.numel() // units
+    axes = {axis.tensor: axis for axis in site.axes if site.kept and _is_parameter(model, axis.tensor)}
+    for name, axis in axes.items():
+        parameter = model.get_parameter(name)
+        yield parameter, parameter.numel() // axis.length * axis.width
 
 
 def _is_parameter(model: nn.Module, name: str) -> bool:
@@ -165,14 +149,14 @@ def _by_weights(model: PreTrainedModel, sites: Sequence[Site], tokens: int) -> C
     layers: dict[str, int] = {}
     counted: set[str] = set()
     for site in sites:
-        length = image_tokens(model) if _stack(site) == "vision" else None
+        length = image_tokens(model) if site.stack == "vision" else None
         length = tokens if length is None else length
         layers[layer_path(site.path) + "."] = site.applications * length
         paths = maps_of_units(site)
         counted |= paths
         weights = sum(model.get_submodule(path).weight.numel() for path in paths)
         attention = 0
-        if isinstance(site, AttentionSite):
+        if site.attention:
             attention = 2 * length * (length + own_keys(model, site)) * site.size * site.width
         own = site.applications * 2 * (length * weights + attention)
         units.append(own // max(site.size // site.group, 1))
@@ -190,19 +174,11 @@ def _by_weights(model: PreTrainedModel, sites: Sequence[Site], tokens: int) -> C
     return Counted(tokens, tuple(units), rest)
 
 
-def own_keys(model: PreTrainedModel, site: AttentionSite) -> int:
+def own_keys(model: PreTrainedModel, site: Site) -> int:
     """Keys that each head has learned and looks at beside those of the tokens."""
-    return model.get_parameter(site.tensors[0]).shape[1] if site.tensors else 0
-
-
-def _stack(site: Site) -> str:
-    return site.stack if isinstance(site, (AttentionSite, NeuronSite)) else ""
+    return model.get_parameter(site.memory[0]).shape[1] if site.memory else 0
 
 
 def maps_of_units(site: Site) -> set[str]:
     """Paths of the linear maps that have rows or columns of units; none where no unit is left."""
-    if not site.kept:
-        return set()
-    if isinstance(site, AttentionSite):
-        return {projection.module for projection in site.projections} | {*site.maps, site.o}
-    return {*site.maps, site.o} if isinstance(site, NeuronSite) else {site.o}
+    return {*site.maps, site.o} if site.kept else set()

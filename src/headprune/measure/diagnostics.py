@@ -18,7 +18,7 @@ from headprune.hooks.watch import frozen
 from headprune.signals.objectives import logit_norms
 from headprune.surgery.check import check_removable
 from headprune.tasks import batch_size, task_of
-from headprune.units import AttentionSite, Head, as_members, resolve, widest
+from headprune.units import Head, Site, as_members, resolve, widest
 from headprune.units.linear import is_transposed
 from headprune.units.spec import ROLES
 
@@ -68,10 +68,10 @@ def gradient_change(
 
 
 def _weight_gradients(
-    model: PreTrainedModel, sites: Sequence[AttentionSite], batches: Sequence[Mapping[str, Any]], gates: torch.Tensor
+    model: PreTrainedModel, sites: Sequence[Site], batches: Sequence[Mapping[str, Any]], gates: torch.Tensor
 ) -> dict[tuple[int, int], torch.Tensor]:
     """(site, role) -> gradient [rows x in] of the head rows of that role, mean over samples."""
-    paths = dict.fromkeys(p.module for site in sites if site.kept for p in site.roles)
+    paths = dict.fromkeys(axis.module for site in sites if site.kept for axis in site.roles.values())
     totals: dict[str, torch.Tensor] = {}
     task = task_of(model)
     samples = 0
@@ -91,8 +91,9 @@ def _weight_gradients(
                 weight.requires_grad_(False)
     result = {}
     for site in sites:
-        for number, projection in enumerate(site.roles if site.kept else ()):
-            gradient = totals[projection.module] / samples
-            outputs_last = gradient if is_transposed(model.get_submodule(projection.module)) else gradient.T
-            result[site.index, number] = projection.of(outputs_last).flatten(-2).T.cpu()
+        for number, role in enumerate(ROLES if site.kept else ()):
+            axis = site.roles[role]
+            gradient = totals[axis.module] / samples
+            outputs_last = gradient if is_transposed(model.get_submodule(axis.module)) else gradient.T
+            result[site.index, number] = axis.split(outputs_last).flatten(-2).T.cpu()
     return result

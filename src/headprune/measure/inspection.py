@@ -9,14 +9,14 @@ from transformers import PreTrainedModel
 
 from headprune.measure.costs import Flops, flops, head_parameters, parameters_by_module, total_parameters
 from headprune.surgery.proven import proof_for
-from headprune.units import AttentionSite, NeuronSite, survey
+from headprune.units import Site, survey
 from headprune.units.everything import neuron_sites
 
 
 @dataclass(frozen=True)
 class Inspection:
     model_type: str
-    sites: list[AttentionSite]
+    sites: list[Site]
     parameters: int
     modules: dict[str, int]
     head_parameters: int
@@ -24,7 +24,7 @@ class Inspection:
     known_by: str  # "table" or "experiment"
     unproven: str  # why removals could not be proven exact on a small twin; empty where they were
     left: tuple[tuple[str, str], ...]  # attention that is left whole: path and reason
-    feed_forward: list[NeuronSite] = field(default_factory=list)
+    feed_forward: list[Site] = field(default_factory=list)
     neuron_parameters: int = 0
 
     @property

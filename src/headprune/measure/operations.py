@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from headprune.hooks.attach import hooks
 from headprune.hooks.offload import undress
 from headprune.measure.examples import Inputs, default_tokens
-from headprune.units import AttentionSite, NeuronSite, Site
+from headprune.units import Axis, Site
 from headprune.units.cutting.record import NAMES
 
 
@@ -74,9 +74,8 @@ def count(model: PreTrainedModel, sites: Sequence[Site], choices: Iterable[Input
 def _structure(model: PreTrainedModel, sites: Sequence[Site]) -> Any:
     """All that decides what a pass computes and does not change when units go: the class, its settings, the shapes of
     what stays, and what a unit is."""
-    cut = {path for site in sites for path in (*_producers(site), site.o)}
-    cut_tensors = {strip.tensor for site in sites if isinstance(site, NeuronSite) for strip in site.strips}
-    cut_tensors |= {path for site in sites if isinstance(site, AttentionSite) for path in site.tensors}
+    cut = {path for site in sites for path in (*site.maps, site.o)}
+    cut_tensors = {axis.tensor for site in sites for axis in site.axes}
     settings = {name: value for name, value in model.config.to_dict().items() if name not in NAMES.values()}
     shapes = tuple(
         (name, tuple(parameter.shape))
@@ -85,15 +84,6 @@ def _structure(model: PreTrainedModel, sites: Sequence[Site]) -> Any:
     )
     units = tuple((site.kind, site.width, site.group, site.original, site.applications) for site in sites)
     return type(model), repr(settings), shapes, units
-
-
-def _producers(site: Site) -> set[str]:
-    """The modules besides the output map that have something of every unit."""
-    if isinstance(site, AttentionSite):
-        named = (site.q, site.k, site.v, *site.extras)
-        owners = {axis.tensor.rpartition(".")[0] for axis in site.dense_axes} - {site.path, site.o}
-        return {projection.module for projection in named if projection.module} | owners
-    return set(site.maps) if isinstance(site, NeuronSite) else set()
 
 
 def _run(model: PreTrainedModel, sites: Sequence[Site], inputs: Inputs) -> Counted | None:
@@ -164,33 +154,28 @@ class _Parts:
     """The modules that say what the units of a site compute."""
 
     def __init__(self, model: PreTrainedModel, site: Site) -> None:
-        self.site = site
-        self.whole: list[str] = []  # all of what these compute leaves with the units
-        self.shared: list[str] = []  # of these only the rows that belong to units
+        self.axes: dict[str, Axis] = {}  # of a map that has something of every unit
         self.attention = ""  # what it computes besides its maps is attention
         self.inside: list[str] = []
         if not site.kept:
             return
-        self.whole.append(site.o)
-        if isinstance(site, AttentionSite):
-            self.shared, self.attention = list(_producers(site)), site.path
+        for axis in site.axes:  # a convolution between the maps of neurons has a channel of each
+            if isinstance(model.get_submodule(axis.module), MAPS):
+                self.axes.setdefault(axis.module, axis)
+        if site.attention:
+            self.attention = site.path
             self.inside = [f"{site.path}.{name}" for name in _maps(model, site.path)]
-        elif isinstance(site, NeuronSite):  # a convolution between the maps has a channel of every neuron
-            owners = {strip.tensor.rpartition(".")[0] for strip in site.strips} - {site.o}
-            self.whole += sorted(path for path in owners if isinstance(model.get_submodule(path), MAPS))
 
     @property
     def watched(self) -> set[str]:
-        return {path for path in (self.attention, *self.whole, *self.shared, *self.inside) if path}
+        return {path for path in (self.attention, *self.axes, *self.inside) if path}
 
     def flops(self, seen: dict[str, int]) -> int:
         """What all units of the site compute, from what its modules were seen to."""
-        own = sum(seen.get(path, 0) for path in self.whole)
-        if isinstance(self.site, AttentionSite) and self.attention:
+        # Rows that units share stay when units go.
+        own = sum(seen.get(path, 0) * axis.owned // axis.length for path, axis in self.axes.items())
+        if self.attention:
             own += seen[self.attention] - sum(seen.get(path, 0) for path in self.inside)
-            for path in self.shared:  # rows that heads share stay when heads go
-                rows, of = self.site.share_of(path)
-                own += seen.get(path, 0) * rows // of
         return own
 
 

@@ -16,7 +16,7 @@ from headprune.discovery.recorded_calls import Call, Trace, copied, tracing
 from headprune.hooks.outputs import evaluating
 from headprune.measure.timing import Timed
 from headprune.surgery.cut import cut
-from headprune.units import AttentionSite, Member, NeuronSite, Site
+from headprune.units import Member, Site
 
 ALL_COUNTS = 16  # units: up to so many, every number of them is timed
 STEPS = 12  # else so many steps, and a small one to begin with
@@ -100,12 +100,7 @@ def _beyond(site: Site, count: int) -> list[Member]:
 
 def _around(site: Site) -> list[str]:
     """Modules around all parts of a site, the smallest first, the model itself last."""
-    paths = [site.path, site.o]
-    if isinstance(site, AttentionSite):
-        paths += [projection.module for projection in site.projections]
-    elif isinstance(site, NeuronSite):
-        paths += site.maps
-    words = [path.split(".") for path in paths]
+    words = [path.split(".") for path in (site.path, site.o, *site.maps)]
     shared = 0
     while all(len(path) > shared and path[shared] == words[0][shared] for path in words):
         shared += 1

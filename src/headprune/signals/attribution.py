@@ -23,7 +23,7 @@ from headprune.hooks.watch import watched
 from headprune.signals.entropy import real_entries
 from headprune.signals.objectives import start_backward
 from headprune.signals.spec import Meter, Request, View
-from headprune.units import AttentionSite
+from headprune.units import Site
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _AttributionMeter(Meter):
             raise DataError('Attribution needs a label per sample; add "labels", or use labels="self".')
         with torch.enable_grad():
             for site in self.view.sites:
-                if site.kept and isinstance(site, AttentionSite):
+                if site.kept and site.attention:
                     values = _site_attribution(self.view, site, self.request.steps, targets)
                     self.largest[:, site.index, list(site.kept)] = values.to(self.largest)
 
@@ -65,7 +65,7 @@ class _AttributionMeter(Meter):
         return self.largest
 
 
-def _site_attribution(view: View, site: AttentionSite, steps: int, targets: torch.Tensor) -> torch.Tensor:
+def _site_attribution(view: View, site: Site, steps: int, targets: torch.Tensor) -> torch.Tensor:
     model, task = view.model, view.task
     inputs = task.inputs(view.batch)
     maps: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -108,17 +108,17 @@ def _site_attribution(view: View, site: AttentionSite, steps: int, targets: torc
 
 
 def _collector(
-    model: PreTrainedModel, site: AttentionSite, values: list[torch.Tensor]
-) -> Callable[[AttentionSite, str, torch.Tensor, torch.Tensor], None]:
-    def collect(_: AttentionSite, path: str, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
-        if path == site.v.module:
+    model: PreTrainedModel, site: Site, values: list[torch.Tensor]
+) -> Callable[[Site, str, torch.Tensor, torch.Tensor], None]:
+    def collect(_: Site, path: str, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
+        if path == site.roles["v"].module:
             values.append(_by_head(model, site, outputs))
 
     return collect
 
 
 def _replacement(
-    site: AttentionSite,
+    site: Site,
     scale: float,
     maps: Sequence[tuple[torch.Tensor, torch.Tensor]],
     values: Sequence[torch.Tensor],
@@ -135,17 +135,17 @@ def _replacement(
     return replace
 
 
-def _by_head(model: PreTrainedModel, site: AttentionSite, projected: torch.Tensor) -> torch.Tensor:
+def _by_head(model: PreTrainedModel, site: Site, projected: torch.Tensor) -> torch.Tensor:
     """Values [batch, query heads, keys, width] from the output of the value projection, and those that heads have
     learned."""
-    values = site.v.of(projected).transpose(1, 2).repeat_interleave(site.group, dim=1)
-    if not site.tensors:
+    values = site.roles["v"].split(projected).transpose(1, 2).repeat_interleave(site.group, dim=1)
+    if not site.memory:
         return values
     module: Any = model.get_submodule(site.path)
     learned = module.memory()[1].to(values)
     return torch.cat([values, learned.expand(len(values), -1, -1, -1)], dim=2)
 
 
-def _counted(site: AttentionSite, view: View, rows: Rows) -> torch.Tensor:
+def _counted(site: Site, view: View, rows: Rows) -> torch.Tensor:
     real, valid = real_entries(site, view, rows)
     return valid & real.unsqueeze(-1)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from headprune.batches import widened
 from headprune.signals.gradient_norms import gram_is_cheaper, gram_matrix, squared_block_norms
-from headprune.signals.projection_gradients import Call, ProjectionMeter, by_query_head
+from headprune.signals.projection_gradients import Call, ProjectionMeter
 from headprune.signals.spec import GradientRequest, Meter, Objective, View
-from headprune.units import AttentionSite, Projection
+from headprune.units import Axis, Site
 from headprune.units.spec import ROLES
+
+INDEX: dict[str, int] = {role: index for index, role in enumerate(ROLES)}
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,18 @@ class _NormMeter(ProjectionMeter):
         self.norms = view.blank(len(ROLES), size=1 if request.aggregation == "batch" else None)
         self._grams: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def contract(self, site: AttentionSite, roles: list[Projection], calls: list[Call]) -> None:
+    def contract(self, site: Site, roles: Mapping[str, Axis], calls: list[Call]) -> None:
         inputs = _joined([call.inputs for call in calls])
         deltas = _joined([call.delta for call in calls if call.delta is not None])
-        rows = sum(projection.heads * projection.width for projection in roles)
+        rows = sum(axis.owned for axis in roles.values())
         gram = None
         if gram_is_cheaper(inputs.shape[1], inputs.shape[2], rows, 4 - len(roles)):
             gram = self._gram(calls, inputs)
-        for projection in roles:
-            own = projection.of(deltas).flatten(-2)
-            norms = squared_block_norms(inputs, own, projection.heads, gram).sqrt()
-            part = self.norms[ROLES.index(projection.role)]
-            part[:, site.index, list(site.kept)] += by_query_head(site, projection, norms).to(part)
+        for role, axis in roles.items():
+            own = axis.split(deltas).flatten(-2)
+            norms = squared_block_norms(inputs, own, len(axis.units), gram).sqrt()
+            part = self.norms[INDEX[role]]
+            part[:, site.index, list(site.kept)] += site.by_member(axis, norms).to(part)
 
     def _gram(self, calls: list[Call], inputs: torch.Tensor) -> torch.Tensor:
         """The Gram matrix of the inputs, made once for q, k and v where they see the same."""
@@ -54,7 +57,7 @@ class _NormMeter(ProjectionMeter):
             self._grams[key] = gram_matrix(inputs)
         return self._grams[key]
 
-    def done(self, site: AttentionSite) -> None:
+    def done(self, site: Site) -> None:
         self._grams.clear()
 
     def answer(self) -> torch.Tensor:

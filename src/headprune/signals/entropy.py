@@ -10,7 +10,7 @@ import torch
 from headprune.batches import widened
 from headprune.hooks.rows import Rows
 from headprune.signals.spec import Meter, Request, View
-from headprune.units import AttentionSite
+from headprune.units import Site
 
 
 def row_entropies(probabilities: torch.Tensor, valid: torch.Tensor, variant: str, epsilon: float) -> torch.Tensor:
@@ -24,7 +24,7 @@ def row_entropies(probabilities: torch.Tensor, valid: torch.Tensor, variant: str
     return terms.where(valid, terms.new_zeros(())).sum(-1)  # padding may look at nothing, which gives NaN
 
 
-def real_entries(site: AttentionSite, view: View, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+def real_entries(site: Site, view: View, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """Which of these queries are real [rows, 1, queries], and per query the keys it may look at [.., queries, keys]."""
     weights, mask = rows.probabilities, rows.mask
     queries, keys = weights.shape[-2:]
@@ -109,7 +109,7 @@ class _RowMeter(Meter):
         self.mean = mean
         self.so_far: Sums | None = None  # of the blocks of this application
 
-    def rows(self, site: AttentionSite, rows: Rows) -> None:
+    def rows(self, site: Site, rows: Rows) -> None:
         weights = widened(rows.probabilities)
         real, valid = real_entries(site, self.view, rows)
         copies = self.view.task.rows(self.view.batch)

@@ -20,7 +20,7 @@ from headprune.signals.late import Answer, Late, answer_of, joined
 from headprune.signals.objectives import start_backward, targets_of
 from headprune.signals.spec import Fit, Meter, NotPerSampleError, Request, View
 from headprune.tasks import Labels, Task, batch_size, samples_of
-from headprune.units import AttentionSite, Site, kept_mask
+from headprune.units import Site, kept_mask
 
 # (batch, output, logits), where logits in blocks are both
 See = Callable[[Mapping[str, Any], Any, torch.Tensor | States], None]
@@ -133,11 +133,11 @@ def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tokens: _Toke
         stack.enter_context(meter.watching())
     if maps or blocks:
 
-        def show(site: AttentionSite, rows: Rows) -> None:
+        def show(site: Site, rows: Rows) -> None:
             _tell(blocks, site, rows)
             _tell(maps, site, rows.probabilities, rows.mask)
 
-        heads = [site for site in view.sites if isinstance(site, AttentionSite)]
+        heads = [site for site in view.sites if site.attention]
         stack.enter_context(probabilities(view.model, heads, show, whole=bool(maps)))
 
 

@@ -3,6 +3,7 @@ at their outputs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from headprune.hooks.attach import at_gradient
 from headprune.signals.spec import GradientRequest, Meter, View
-from headprune.units import AttentionSite, NeuronSite, Projection, Site
+from headprune.units import Axis, Site
 
 
 @dataclass
@@ -72,38 +73,15 @@ class ProjectionMeter(Meter):
         state.contracted.add(path)
         calls = [call for call in state.calls[path] if call.delta is not None]
         if calls:
-            roles = [projection for projection in producing(site) if projection.module == path]
+            roles = {role: axis for role, axis in site.roles.items() if axis.module == path}
             self.contract(site, roles, calls)
         for call in calls:
             call.delta = None
         if state.contracted == set(state.calls):
             self.done(site)
 
-    def contract(self, site: Any, roles: list[Projection], calls: list[Call]) -> None:
+    def contract(self, site: Any, roles: Mapping[str, Axis], calls: list[Call]) -> None:
         raise NotImplementedError
 
     def done(self, site: Any) -> None:
         """All projections of the site have been contracted."""
-
-
-def producing(site: Site) -> tuple[Projection, ...]:
-    """The rows of linear maps that produce the members of a site.
-
-    A neuron is a head of width 1 here, and each map before it, or each block of a fused one, a role.
-    """
-    if isinstance(site, AttentionSite):
-        return site.roles
-    found: list[Projection] = []
-    if not isinstance(site, NeuronSite):
-        return ()
-    for strip in site.strips:
-        path, _, name = strip.tensor.rpartition(".")
-        if name == "weight" and path in site.maps:
-            offset = strip.block if strip.interleaved else strip.block * site.size
-            found.append(Projection(path, "q", site.size, 1, offset, strip.blocks if strip.interleaved else 1))
-    return tuple(found)
-
-
-def by_query_head(site: Site, projection: Projection, values: torch.Tensor) -> torch.Tensor:
-    """Values per KV head become values per query head: each head takes its group's."""
-    return values if projection.role == "q" else values.repeat_interleave(site.group, dim=-1)

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from transformers import PreTrainedModel
 
+from headprune.hooks.paths import pattern
 from headprune.hooks.rows import Rows
 from headprune.signals.moments import Moments
 from headprune.tasks import Labels, Task
-from headprune.units import AttentionSite, Kind, NeuronSite, Site, kept_mask
-from headprune.units.neurons.find import pattern
+from headprune.units import Kind, Site, kept_mask
 
 Objective = Literal["logit-norm", "loss", "logit-signs"]
 Aggregation = Literal["sample", "batch"]
@@ -97,10 +97,10 @@ class Meter:
     blocks of queries, in order, so that no whole map is made; `probabilities` shows it at once.
     """
 
-    projection: Callable[[AttentionSite, str, torch.Tensor, torch.Tensor], None] | None = None
+    projection: Callable[[Site, str, torch.Tensor, torch.Tensor], None] | None = None
     output: Callable[[Site, torch.Tensor], None] | None = None
-    probabilities: Callable[[AttentionSite, torch.Tensor, torch.Tensor | None], None] | None = None
-    rows: Callable[[AttentionSite, Rows], None] | None = None
+    probabilities: Callable[[Site, torch.Tensor, torch.Tensor | None], None] | None = None
+    rows: Callable[[Site, Rows], None] | None = None
 
     def __init__(self, request: Any, view: View) -> None:
         self.request, self.view = request, view
@@ -168,7 +168,7 @@ class GradientRequest(Request):
 
 def is_expert(site: Site) -> bool:
     """Whether it may be one of several feed-forward layers of the same layer, each with its own tokens."""
-    return isinstance(site, NeuronSite) and pattern(site.path).count("*") > 1
+    return site.kind == "neurons" and pattern(site.path).count("*") > 1
 
 
 def unit_sums(site: Site, values: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,9 +10,9 @@ import torch
 
 from headprune.batches import widened
 from headprune.hooks.offload import stored
-from headprune.signals.projection_gradients import Call, ProjectionMeter, by_query_head
+from headprune.signals.projection_gradients import Call, ProjectionMeter
 from headprune.signals.spec import GradientRequest, Meter, View
-from headprune.units import Kind, Projection, Site
+from headprune.units import Axis, Kind, Site
 
 
 @dataclass(frozen=True)
@@ -31,17 +32,17 @@ class _ProductMeter(ProjectionMeter):
         super().__init__(request, view)
         self.products = view.blank(size=1 if request.aggregation == "batch" else None)
 
-    def contract(self, site: Site, roles: list[Projection], calls: list[Call]) -> None:
+    def contract(self, site: Site, roles: Mapping[str, Axis], calls: list[Call]) -> None:
         for call in calls:
             assert call.delta is not None
             assert call.outputs is not None
-            for projection in roles:
+            for axis in roles.values():
                 # <W, dW> = sum_t delta_t . (W x_t), and W x_t is the output without its bias.
-                values = widened(projection.of(call.outputs))
-                bias: torch.Tensor | None = stored(self.view.model.get_submodule(projection.module), "bias")
-                values = values if bias is None else values - widened(projection.of(bias.to(values.device)))
-                products = (values * widened(projection.of(call.delta))).sum(dim=(1, 3))
-                own = by_query_head(site, projection, products)
+                values = widened(axis.split(call.outputs))
+                bias: torch.Tensor | None = stored(self.view.model.get_submodule(axis.module), "bias")
+                values = values if bias is None else values - widened(axis.split(bias.to(values.device)))
+                products = (values * widened(axis.split(call.delta))).sum(dim=(1, 3))
+                own = site.by_member(axis, products)
                 self.products[:, site.index, list(site.kept)] += own.to(self.products)
 
     def answer(self) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel
 
-from headprune.units import AttentionSite, NeuronSite, Site
+from headprune.units import Site
 from headprune.units.cutting.record import NAMES, entries, number_of, with_numbers
 from headprune.units.dense import dense_class, dense_config_class, quiet
 
@@ -69,7 +69,7 @@ def _per_layer(model: PreTrainedModel, sites: Sequence[Site], settings: Settings
         found = [own.get(name) for own in layers.values()]
         if len(set(found)) == 1 and len(found) == settings["num_hidden_layers"]:
             numbers[name] = found[0]
-    widths = {site.head_dim for site in sites if isinstance(site, AttentionSite)}
+    widths = {site.head_dim for site in sites if site.kind == "heads"}
     if "head_dim" in settings and len(widths) == 1:
         numbers["head_dim"] = widths.pop()
     overrides = {int(layer): dict(own) for layer, own in copy.deepcopy(settings.get(PER_LAYER) or {}).items()}
@@ -89,7 +89,7 @@ def _layers(sites: Sequence[Site], settings: Settings) -> dict[int, dict[str, An
         if number is None or not 0 <= int(number[1]) < settings["num_hidden_layers"]:
             return None
         own = found.setdefault(int(number[1]), {})
-        if isinstance(site, AttentionSite):
+        if site.kind == "heads":
             left = {"num_attention_heads": site.heads, "num_key_value_heads": site.kv_heads}
         else:
             left = {"intermediate_size": site.size}
@@ -103,11 +103,11 @@ def _layers(sites: Sequence[Site], settings: Settings) -> dict[int, dict[str, An
     return found
 
 
-def _of_heads(model: PreTrainedModel, sites: Sequence[Any], settings: Settings) -> Numbers:
+def _of_heads(model: PreTrainedModel, sites: Sequence[Site], settings: Settings) -> Numbers:
     """The same heads everywhere, in a family whose config has a head width of its own."""
     if len({(site.heads, site.kv_heads, site.head_dim) for site in sites}) != 1:
         return {}
-    site: AttentionSite = sites[0]
+    site = sites[0]
     if not site.kept or "num_attention_heads" not in settings:
         return {}
     counts = {"num_attention_heads": site.heads, "head_dim": site.head_dim}
@@ -116,20 +116,19 @@ def _of_heads(model: PreTrainedModel, sites: Sequence[Any], settings: Settings) 
     return counts
 
 
-def _of_neurons(model: PreTrainedModel, sites: Sequence[Any], settings: Settings) -> Numbers:
+def _of_neurons(model: PreTrainedModel, sites: Sequence[Site], settings: Settings) -> Numbers:
     """One number for all layers that follow it, where these have one width."""
-    layers: list[NeuronSite] = list(sites)
-    if not all(site.kept for site in layers):
+    if not all(site.kept for site in sites):
         return {}
     dense = _shapes(model, settings, {})
-    waiting = {site.index for site in layers if site.size < site.original}
-    widths = {site.original for site in layers}
-    other = max(site.size for site in layers if site.index in waiting)
+    waiting = {site.index for site in sites if site.size < site.original}
+    widths = {site.original for site in sites}
+    other = max(site.size for site in sites if site.index in waiting)
     numbers: Numbers = {}
     for name in _candidates(model, settings, widths):
         if not waiting or dense is None:
             break
-        following = _following(dense, _shapes(model, settings, {name: other}), layers, other)
+        following = _following(dense, _shapes(model, settings, {name: other}), sites, other)
         wanted = {site.size for site in following}
         if not waiting & {site.index for site in following}:
             continue
@@ -140,14 +139,14 @@ def _of_neurons(model: PreTrainedModel, sites: Sequence[Any], settings: Settings
     return {} if waiting else numbers
 
 
-def _following(dense: Shapes, tried: Shapes | None, layers: Sequence[NeuronSite], width: int) -> list[NeuronSite]:
+def _following(dense: Shapes, tried: Shapes | None, layers: Sequence[Site], width: int) -> list[Site]:
     """The layers that have this width now; none where anything else has changed as well."""
     if tried is None or tried.keys() != dense.keys():
         return []
     changed = {name for name in dense if dense[name] != tried[name]}
-    own = [site for site in layers if site.strips[-1].tensor in changed]
-    right = all(tried[site.strips[-1].tensor][site.strips[-1].dim] == width for site in own)
-    return own if right and changed <= {strip.tensor for site in own for strip in site.strips} else []
+    own = [site for site in layers if site.axes[-1].tensor in changed]
+    right = all(tried[site.axes[-1].tensor][site.axes[-1].dim] == width for site in own)
+    return own if right and changed <= {axis.tensor for site in own for axis in site.axes} else []
 
 
 def _candidates(model: PreTrainedModel, settings: Settings, widths: Collection[int]) -> Iterator[str]:

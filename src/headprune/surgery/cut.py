@@ -16,7 +16,7 @@ from headprune.hooks.offload import input_device, is_dispatched
 from headprune.hooks.outputs import largest_difference
 from headprune.surgery.check import check_removable
 from headprune.surgery.proven import require_proof
-from headprune.units import AttentionSite, Member, Site, all_sites, as_members, survey, widest
+from headprune.units import Member, Site, all_sites, as_members, survey, widest
 from headprune.units.cutting.removal import remaining, take_out
 from headprune.units.cutting.undo import Undo
 from headprune.units.quirks import QUIRKS
@@ -79,7 +79,8 @@ def _refuse_wrapped(model: nn.Module, sites: Sequence[Site], kept: Mapping[int, 
     for index, ids in kept.items():
         site = sites[index]
         module = model.get_submodule(site.path)
-        replaced = isinstance(site, AttentionSite) and QUIRKS[site.quirk][0 if ids else 1] is not None
+        quirk = site.needs.quirk
+        replaced = quirk is not None and QUIRKS[quirk][0 if ids else 1] is not None
         if "forward" in module.__dict__ and replaced and not is_dispatched(module):
             raise UnsupportedModelError(
                 f"The forward of {site.path} is wrapped by something other than accelerate; remove the wrapper first."

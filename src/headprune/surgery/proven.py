@@ -19,7 +19,7 @@ from headprune.discovery.discover import (
 from headprune.discovery.proof import everywhere, fails, reloading_fails
 from headprune.discovery.twin import small_config
 from headprune.errors import UnsupportedModelError
-from headprune.units import AttentionSite, Kind, Member, Site, by_site, sites_of
+from headprune.units import Kind, Member, Site, by_site, sites_of
 from headprune.units.cutting.removal import remaining
 from headprune.units.dense import NOT_STRUCTURE, dense_class, dense_config, quiet
 from headprune.units.families import family_of
@@ -62,7 +62,7 @@ def _kinds(sites: Sequence[Site], members: Sequence[Member]) -> str:
 def proof_for(model: PreTrainedModel, sites: Sequence[Site]) -> Proof:
     """Whether removal is exact for the class of this model. What was measured has been proven by then; a table is
     proven here, once."""
-    if all(site.by_experiment for site in sites):
+    if all(site.family == "measured" for site in sites):
         return Proof()
     kinds = tuple(dict.fromkeys(site.kind for site in sites))
     failed = Proof()
@@ -116,8 +116,7 @@ def _structure(model: PreTrainedModel, sites: Sequence[Site]) -> str:
     settings = plain(
         {n: v for n, v in model.config.to_dict().items() if n not in ("id2label", "label2id", "_name_or_path")}
     )
-    attention = [site for site in sites if isinstance(site, AttentionSite)]
-    sharing = sorted({(site.path.count("."), site.group == 1, site.storage, bool(site.extras)) for site in attention})
+    sharing = sorted({(site.path.count("."), site.group == 1, len(site.maps)) for site in sites if site.attention})
     entry = repr(family_of(model.config.model_type))  # anyone may register another
     return json.dumps(
         [settings, entry, sharing, sorted({(site.kind, site.obstacle) for site in sites})], sort_keys=True, default=str

@@ -3,20 +3,17 @@
 from headprune.units.everything import all_sites, sites_of
 from headprune.units.families import Family, FeedForward, Layout, register_family, supported_model_types
 from headprune.units.members import Head, Member, as_members, by_site, kept_mask, nan_scores, widest
-from headprune.units.neurons.spec import NeuronSite
 from headprune.units.resolve import Survey, resolve, survey
-from headprune.units.spec import AttentionSite, Kind, Projection, Site
+from headprune.units.spec import Axis, Kind, Site
 
 __all__ = [
-    "AttentionSite",
+    "Axis",
     "Family",
     "FeedForward",
     "Head",
     "Kind",
     "Layout",
     "Member",
-    "NeuronSite",
-    "Projection",
     "Site",
     "Survey",
     "all_sites",

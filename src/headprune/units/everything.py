@@ -15,10 +15,9 @@ from headprune.errors import UnsupportedModelError
 from headprune.units.cutting.record import removed_members
 from headprune.units.dense import dense_class, dense_config, quiet, structure_of
 from headprune.units.families import FeedForward, family_of
-from headprune.units.neurons.find import feed_forward_sites
-from headprune.units.neurons.spec import NeuronSite
+from headprune.units.feed_forward import feed_forward_sites
 from headprune.units.resolve import resolve, stack_of, survey
-from headprune.units.spec import AttentionSite, Kind, Site
+from headprune.units.spec import Kind, Site
 
 KINDS: tuple[Kind, ...] = ("heads", "neurons")
 
@@ -41,7 +40,7 @@ def all_sites(model: nn.Module) -> list[Site]:
     return [*attention, *found]
 
 
-def neuron_sites(model: nn.Module, attention: Sequence[AttentionSite]) -> list[NeuronSite]:
+def neuron_sites(model: nn.Module, attention: Sequence[Site]) -> list[Site]:
     """The feed-forward sites, by the table, else by experiment."""
     family = family_of(model.config.model_type) if isinstance(model, PreTrainedModel) else None
     tabled = family is not None and bool(family.feed_forward)
@@ -64,7 +63,7 @@ def neuron_sites(model: nn.Module, attention: Sequence[AttentionSite]) -> list[N
         towers=() if family is None else family.towers,
         stacks=lambda path: stack_of(model, path, family),
         times=times,
-        measured=not tabled,
+        family=family.name if family is not None and tabled else "measured",
     )
 
 
@@ -99,7 +98,7 @@ def _on_twin(kind: Any, config: Any) -> tuple[FeedForward, ...]:
     return ()
 
 
-def _own(model: nn.Module, attention: Sequence[AttentionSite]) -> tuple[FeedForward, ...]:
+def _own(model: nn.Module, attention: Sequence[Site]) -> tuple[FeedForward, ...]:
     """A module that is no transformers model is measured as it is, before anything goes."""
     from headprune.discovery.discover import NoTwinError
     from headprune.discovery.neurons import measured_layouts
@@ -117,13 +116,9 @@ def _own(model: nn.Module, attention: Sequence[AttentionSite]) -> tuple[FeedForw
     return found
 
 
-def maps_of(attention: Iterable[AttentionSite]) -> set[str]:
+def maps_of(attention: Iterable[Site]) -> set[str]:
     """Linear maps that belong to attention."""
-    return {
-        path
-        for site in attention
-        for path in (site.o, *site.maps, *(projection.module for projection in site.projections))
-    }
+    return {path for site in attention for path in (site.o, *site.maps)}
 
 
 def _from_plain(plain: Any) -> FeedForward:

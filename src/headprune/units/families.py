@@ -57,7 +57,6 @@ class Family:
     quirk: str = ""
     # names of two config numbers: how often a site runs = the first divided by the second
     applications: tuple[str, str] | None = None
-    per_head: tuple[str, ...] = ()  # what else has a head axis and is taken care of, for people to read
     towers: tuple[str, ...] = ()  # words in paths, in order of execution, where modules are declared otherwise
     feed_forward: tuple[FeedForward, ...] = ()  # measured where none is named
 
@@ -114,7 +113,6 @@ FAMILIES: list[Family] = [
             ),
         ),
         head_dim="attention_head_size",
-        per_head=("pos_key_proj", "pos_query_proj"),
         feed_forward=_BERT_NEURONS,
     ),
     Family(
@@ -123,7 +121,6 @@ FAMILIES: list[Family] = [
         (Layout("attention.attn", "q", "k", "v", "o"),),
         head_dim="attention_head_size",
         quirk="mpnet",
-        per_head=("relative_attention_bias (shared by all sites)",),
         feed_forward=_BERT_NEURONS,
     ),
     Family(
@@ -158,7 +155,6 @@ FAMILIES: list[Family] = [
         (Layout("self_attention", *("query_key_value",) * 3, "dense", interleaved=True),),
         stack="decoder",
         quirk="bloom",
-        per_head=("alibi slopes (shared by all sites)",),
         feed_forward=_NEOX_NEURONS,
     ),
     Family(
@@ -173,7 +169,6 @@ FAMILIES: list[Family] = [
         ("all_attention",),
         (replace(_LLAMA[0], tensors=("persistent_keys", "persistent_values")),),
         stack="decoder",
-        per_head=("persistent keys and values",),
     ),
     Family(
         "phi3",
@@ -191,7 +186,6 @@ FAMILIES: list[Family] = [
         ),
         head_dim="key_value_proj_dim",
         quirk="t5",
-        per_head=("relative_attention_bias (first site's, shared by its stack)",),
         feed_forward=(FeedForward(("wi",), "wo"), FeedForward(("wi_0", "wi_1"), "wo")),
     ),
     Family("bart", ("bart", "whisper"), _BART, feed_forward=_BART_NEURONS),
@@ -232,7 +226,6 @@ def register_family(
     head_dim: str = "head_dim",
     quirk: str = "",
     applications: tuple[str, str] | None = None,
-    per_head: Sequence[str] = (),
     towers: Sequence[str] = (),
     feed_forward: Sequence[FeedForward] = (),
 ) -> Family:
@@ -269,7 +262,6 @@ def register_family(
         head_dim,
         quirk,
         applications,
-        tuple(per_head),
         tuple(towers),
         tuple(feed_forward),
     )

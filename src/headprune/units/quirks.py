@@ -1,27 +1,29 @@
 """What a model needs beyond sliced weights so that its own forward code runs with fewer heads.
 
-This file, called.py and replaced.py depend on torch alone: `headprune.save(..., portable=True)` ships them inside the
-checkpoint, so that the pruned model loads where headprune is not installed. Everything here works from a plan, a list
-of plain dictionaries with one entry per changed site, which `headprune.surgery` makes and a checkpoint can carry:
+This file, torch_attention.py and placeholders.py depend on torch alone: `headprune.save(..., portable=True)` ships them
+inside the checkpoint, so that the pruned model loads where headprune is not installed. Everything here works from a
+plan, a list of plain dictionaries with one entry per changed site, which `headprune.units.cutting.plan` makes and a
+checkpoint can carry:
 
-    path, base       the attention module, and whether it computes self or cross attention
-    attributes       numbers that the forward code reads from the module
-    config           numbers that the forward code reads from the module's config
-    linears          path -> [in_features, out_features]
-    kept             original ids of the heads that are left
-    o, delete        for a site without heads: its output projection, and the projections that go
-    quirk            the family's own behaviour, a key of QUIRKS
+    path, o          the module of the site, and its output projection
+    tensors          path -> shape
+    linears          the same in checkpoints of earlier versions: path -> [in_features, out_features]
 
 for a feed-forward layer:
 
     kind             "neurons"
-    tensors          path -> shape
     nothing          for a layer without neurons: the maps that go
 
-and for attention whose layout was measured:
+and for attention:
 
-    tensors          path -> shape
+    cross            whether it is cross attention
+    attributes       numbers that the forward code reads from the module
+    config           numbers that the forward code reads from the module's config
+    kept, original   original ids of the heads that are left, and how many there were
+    group            heads that go together
+    quirk            the behaviour that its class gets, a key of QUIRKS
     select, shown    arguments that come with all heads, [name, axis], and the heads that are taken from them
+    delete           for a site without heads: the projections and parameters that go
     silent, zeros    a site without heads that is still run: on one unit that gives nothing, path -> rows of its maps
     form             what the module gives, "output" or "none" for each part; None for a tensor alone
 """
@@ -305,7 +307,7 @@ def restructure(model: nn.Module, plan: list[dict[str, Any]]) -> None:
         if entry["config"]:
             base = site.config._base if isinstance(site.config, ConfigView) else site.config
             site.config = ConfigView(base, dict(entry["config"]))
-        for path, (inputs, outputs) in entry["linears"].items():
+        for path, (inputs, outputs) in entry.get("linears", {}).items():  # of earlier checkpoints
             resize(model.get_submodule(path), inputs, outputs)
         for path, shape in entry.get("tensors", {}).items():
             reshape(model, path, shape)

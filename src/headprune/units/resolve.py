@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,13 +13,14 @@ from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.paths import absolute, submodule
+from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
 from headprune.units.cutting.record import removed_members
 from headprune.units.dense import dense_class
 from headprune.units.families import Family, Layout, family_of
-from headprune.units.linear import in_features, is_plain, out_features
+from headprune.units.linear import in_features, is_plain, is_transposed, out_features
 from headprune.units.placeholders import Bias, Zeros
 from headprune.units.quirks import is_empty
-from headprune.units.spec import ROLES, AttentionSite, Projection, Role
+from headprune.units.spec import ROLES, Axis, Blocks, ForwardNeeds, Role, Site
 from headprune.units.torch_attention import expose
 
 HOW_TO_REGISTER = (
@@ -28,7 +29,7 @@ HOW_TO_REGISTER = (
 )
 
 
-def resolve(model: nn.Module) -> list[AttentionSite]:
+def resolve(model: nn.Module) -> list[Site]:
     """Every attention site of the model that can be pruned: in order of execution by the table, as declared where the
     layout is measured."""
     found = survey(model)
@@ -51,7 +52,7 @@ def _name_of(model: Any) -> str:
 class Survey:
     """The sites of a model, how they are known, and attention that is left whole, with reasons."""
 
-    sites: list[AttentionSite]
+    sites: list[Site]
     known_by: Literal["table", "experiment"]
     left: tuple[tuple[str, str], ...] = ()
 
@@ -144,20 +145,22 @@ def _refuse_bad_record(index: int, path: str, removed: Sequence[int], original: 
         )
 
 
-def _tabled(model: PreTrainedModel, family: Family) -> list[AttentionSite]:
+def _tabled(model: PreTrainedModel, family: Family) -> list[Site]:
     found = _by_table(model, family)
     if not found:
         raise UnsupportedModelError(
             f"No attention was found in model type {model.config.model_type!r}, which should look like family "
             f"{family.name!r}; {HOW_TO_REGISTER}."
         )
-    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    modules = dict(model.named_modules(remove_duplicate=False))
+    uses = Counter(map(id, modules.values()))
     removed = removed_members(model, "heads")
     sites = []
     for index, (path, layout) in enumerate(found):
-        module = model.get_submodule(path)
-        applications = max(uses[id(module)], _applications(model, family))
-        sites.append(_read(model, path, layout, family, index, removed.get(index, []), applications))
+        applications = max(uses[id(modules[path])], _applications(model, family))
+        stack = stack_of(model, path, family)
+        common = {"index": index, "path": path, "stack": stack, "family": family.name, "applications": applications}
+        sites.append(_read(modules, path, layout, family, removed.get(index, []), common))
     return sites
 
 
@@ -179,73 +182,82 @@ def _applications(model: PreTrainedModel, family: Family) -> int:
 
 
 def _read(
-    model: PreTrainedModel,
+    modules: Mapping[str, nn.Module],
     path: str,
     layout: Layout,
     family: Family,
-    index: int,
     removed: list[int],
-    applications: int,
-) -> AttentionSite:
-    module: Any = model.get_submodule(path)
-    names: dict[Role, str] = {role: absolute(path, getattr(layout, role)) for role in ROLES}
+    common: dict[str, Any],
+) -> Site:
+    module: Any = modules[path]
     output = absolute(path, layout.o)
-    fused = len(set(names.values())) < 3
-    common: dict[str, Any] = {
-        "index": index,
-        "path": path,
-        "attention": layout.attention,
-        "stack": stack_of(model, path, family),
-        "family": family.name,
-        "o": output,
-        "storage": "interleaved" if layout.interleaved else "fused" if fused else "separate",
-        "applications": applications,
-        "quirk": family.quirk,
-        "per_head": family.per_head + _norms(module),
-    }
+    common |= {"kind": "heads", "attention": layout.attention, "o": output}
+    memory = tuple(absolute(path, name) for name in layout.tensors)
     if is_empty(module):
-        blank: dict[str, Any] = {role: Projection(name, role, 0, 0, 0, 0) for role, name in names.items()}
-        return AttentionSite(
+        # It remembers what it lost: a portable checkpoint starts from the dense class again.
+        gone, group, original = module.headprune_empty["gone"], module.headprune_empty["group"], len(removed)
+        width = _head_dim(module, path, family, 0)
+        return Site(
             **common,
-            **blank,
-            conv1d=False,
-            width=_head_dim(module, path, family, 0),
-            group=module.headprune_empty["group"],
+            width=width,
+            group=group,
             kept=(),
-            original=len(removed),
+            original=original,
+            maps=tuple(name for name in gone if name not in memory),
+            needs=_needs(module, family, original, group, width, tuple(name for name in gone if name in memory)),
         )
-    linears = {name: _linear(model, path, name) for name in (*names.values(), output)}
+    names: dict[Role, str] = {role: absolute(path, getattr(layout, role)) for role in ROLES}
+    linears: dict[str, Any] = {name: _linear(modules, path, name) for name in (*names.values(), output)}
     width = _head_dim(module, path, family, out_features(linears[names["q"]]))
     heads = in_features(linears[output]) // width
-    projections = _projections(names, linears, heads, width, layout.interleaved, path)
-    kv_heads = projections["k"].heads
+    producers = _producers(names, linears, heads, width, layout.interleaved, path)
+    kv_heads = len(producers["k"].units)
     if kv_heads == 0 or heads % kv_heads:
         raise UnsupportedModelError(
             f"Stopped at {path} ({type(module).__name__}): {heads} query heads do not share {kv_heads} KV heads "
             f"evenly; {HOW_TO_REGISTER}."
         )
-    original = heads + len(removed)
-    _refuse_bad_record(index, path, removed, original)
-    followers: tuple[tuple[Role, tuple[str, ...]], ...] = (("q", layout.like_q), ("k", layout.like_k))
-    extras = tuple(
-        Projection(name, role, projections[role].heads, width, 0, width)
-        for role, relatives in followers
-        for relative in relatives
-        if submodule(model, name := absolute(path, relative)) is not None
-    )
-    return AttentionSite(
+    group, original = heads // kv_heads, heads + len(removed)
+    _refuse_bad_record(common["index"], path, removed, original)
+    columns = Blocks.contiguous(kv_heads, group * width)
+    rows: dict[str, Blocks] = {name: _units(name, names, producers, kv_heads) for name in names.values()}
+    for relatives, units in ((layout.like_q, columns), (layout.like_k, Blocks.contiguous(kv_heads, width))):
+        found = (absolute(path, relative) for relative in relatives)
+        rows.update({name: units for name in found if name in modules})
+    axes = [axis for name, units in rows.items() for axis in _rows_of(name, modules[name], units)]
+    axes += [Axis(name, 0, heads, Blocks.contiguous(kv_heads, group)) for name in memory]
+    axes.append(Axis(f"{output}.weight", int(not is_transposed(linears[output])), heads * width, columns))
+    return Site(
         **common,
-        q=projections["q"],
-        k=projections["k"],
-        v=projections["v"],
-        conv1d=not isinstance(linears[output], nn.Linear),
         width=width,
-        group=heads // kv_heads,
+        group=group,
         kept=tuple(head for head in range(original) if head not in removed),
         original=original,
-        extras=extras,
-        tensors=tuple(absolute(path, name) for name in layout.tensors),
+        axes=tuple(axes),
+        maps=tuple(rows),
+        producers=producers,
+        needs=_needs(module, family, original, group, width, memory),
+        memory=memory,
         obstacle=_obstacle(module, layout, family, width, heads, kv_heads),
+    )
+
+
+def _needs(module: Any, family: Family, heads: int, group: int, width: int, delete: tuple[str, ...]) -> ForwardNeeds:
+    """The numbers that the module and its config state of the heads, by the names that families have for them."""
+    dense = {
+        **dict.fromkeys(QUERY_COUNTS, heads),
+        **dict.fromkeys(KV_COUNTS, heads // group),
+        **dict.fromkeys(WIDTHS, heads * width),
+    }
+    config = getattr(module, "config", None)
+    stated = module.__dict__
+    return ForwardNeeds(
+        attributes=tuple((name, number) for name, number in dense.items() if name in stated),
+        # Phi-3 reads its head count from the config at every call.
+        config=tuple((name, n) for name, n in dense.items() if name not in stated and hasattr(config, name)),
+        empty="bypass",
+        quirk=family.quirk,
+        delete=delete,
     )
 
 
@@ -265,8 +277,8 @@ def stack_of(model: Any, path: str, family: Family | None) -> Any:
     return "decoder" if getattr(model.get_submodule(path), "is_causal", False) else "encoder"
 
 
-def _linear(model: nn.Module, path: str, name: str) -> nn.Module:
-    module = submodule(model, name)
+def _linear(modules: Mapping[str, nn.Module], path: str, name: str) -> nn.Module:
+    module = modules.get(name)
     if module is not None and is_plain(module):
         return module
     what = "is missing" if module is None else f"is a {type(module).__name__}"
@@ -284,31 +296,50 @@ def _head_dim(module: nn.Module, path: str, family: Family, rows: int) -> int:
     return width
 
 
-def _projections(
-    names: dict[Role, str], linears: dict[str, nn.Module], heads: int, width: int, interleaved: bool, path: str
-) -> dict[Role, Projection]:
-    result: dict[Role, Projection] = {}
+def _producers(
+    names: dict[Role, str], linears: dict[str, Any], heads: int, width: int, interleaved: bool, path: str
+) -> dict[str, Axis]:
+    """The rows of queries by head, and of keys and values by KV head."""
+    result: dict[str, Axis] = {}
     for name in dict.fromkeys(names.values()):
         roles = [role for role in ROLES if names[role] == name]
-        slots, rest = divmod(out_features(linears[name]), width)
+        length = out_features(linears[name])
+        slots, rest = divmod(length, width)
         kv_roles = len([role for role in roles if role != "q"])
         kv_heads, uneven = divmod(slots - (heads if "q" in roles else 0), kv_roles) if kv_roles else (0, slots - heads)
         if rest or uneven or (interleaved and kv_roles and kv_heads != heads):
             raise UnsupportedModelError(
-                f"Stopped at {path}: {name} has {out_features(linears[name])} rows, which are not whole heads of width "
+                f"Stopped at {path}: {name} has {length} rows, which are not whole heads of width "
                 f"{width} for {heads} query heads; {HOW_TO_REGISTER}."
             )
-        offset = 0
-        for place, role in enumerate(roles):
+        offset, stride = 0, len(roles) * width if interleaved else width
+        for role in roles:
             count = heads if role == "q" else kv_heads
-            if interleaved:
-                result[role] = Projection(name, role, count, width, place * width, len(roles) * width)
-            else:
-                result[role] = Projection(name, role, count, width, offset, width)
-                offset += count * width
-    if result["v"].heads != result["k"].heads:
+            units = Blocks(count, ((offset, stride, width),))
+            result[role] = Axis(f"{name}.weight", int(is_transposed(linears[name])), length, units)
+            offset += width if interleaved else count * width
+    if len(result["v"].units) != len(result["k"].units):
         raise UnsupportedModelError(f"Stopped at {path}: its keys and values have different head counts.")
-    return result
+    return {role: result[role] for role in ROLES}
+
+
+def _units(name: str, names: dict[Role, str], producers: dict[str, Axis], units: int) -> Blocks:
+    """All rows that a map has of each unit, whatever their roles."""
+    parts = []
+    for role in ROLES:
+        blocks = producers[role].units
+        if names[role] == name and isinstance(blocks, Blocks):
+            ((offset, stride, width),) = blocks.parts
+            share = len(blocks) // units  # query heads of a unit lie side by side
+            parts.append((offset, stride * share, width * share))
+    return Blocks(units, tuple(parts))
+
+
+def _rows_of(name: str, module: Any, units: Blocks) -> Iterator[Axis]:
+    length = out_features(module)
+    yield Axis(f"{name}.weight", int(is_transposed(module)), length, units)
+    if module.bias is not None:
+        yield Axis(f"{name}.bias", 0, length, units)
 
 
 def _norms(module: nn.Module) -> tuple[str, ...]:

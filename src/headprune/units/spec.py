@@ -1,55 +1,69 @@
 """What a site is, described by values only: an output linear map, blocks of its input columns, and the rows elsewhere
-that produce them. An attention module is one kind of site."""
+that produce them. Wherever something of the units lies, it is indices on an axis of a tensor."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, overload
 
 import torch
 
 from headprune.errors import UnsupportedModelError
 from headprune.units.members import Member
 
-LAST = "the model does not run without any head here, so the last unit stays"
-
 Kind = Literal["heads", "neurons"]
 Role = Literal["q", "k", "v"]
 ROLES: tuple[Role, ...] = ("q", "k", "v")
+WORDS: dict[Kind, str] = {"heads": "head", "neurons": "neuron"}  # one member, for people
+LAST: dict[Kind, str] = {
+    "heads": "the model does not run without any head here, so the last unit stays",
+    "neurons": "the model does not run without any neuron here, so some must stay",
+}
 
 
 @dataclass(frozen=True)
-class Projection:
-    """The rows of a linear map's output that belong to the heads of one role.
+class Blocks(Sequence[Sequence[int]]):
+    """The indices of each unit by a rule, so that no table of thousands of neurons has to be made.
 
-    Separate projections, blocks of a fused one and interleaved ones differ in `offset` and `stride` alone, so that
-    everything downstream treats them alike.
+    A part of an axis has `width` neighbouring indices of every unit, `stride` apart. Separate projections have one
+    part; fused ones have one for each of q, k and v, or, interleaved, one that is as wide as all three.
     """
 
-    module: str  # path of the Linear or Conv1D in the model
-    role: Role
-    heads: int  # heads present in the weight now
-    width: int  # rows of one head
-    offset: int = 0  # first row of the first head
-    stride: int = 0  # rows from one head to the next
-    table: tuple[tuple[int, ...], ...] | None = None  # the rows of each head, where they follow no such rule
+    size: int  # units
+    parts: tuple[tuple[int, int, int], ...]  # (offset, stride, width)
 
-    def rows(self, positions: Iterable[int]) -> list[int]:
-        """Output rows of the heads at these current positions, head after head."""
-        if self.table is not None:
-            return [row for position in positions for row in self.table[position]]
-        return [self.offset + position * self.stride + row for position in positions for row in range(self.width)]
+    @classmethod
+    def contiguous(cls, size: int, width: int = 1) -> Blocks:
+        """One unit after the other, with nothing between."""
+        return cls(size, ((0, width, width),))
 
-    def of(self, outputs: torch.Tensor) -> torch.Tensor:
-        """From the linear map's outputs [..., rows] this role's part, [..., heads, width]."""
-        if self.table is not None:
-            index = torch.tensor(self.rows(range(self.heads)), device=outputs.device)
-            return outputs.index_select(-1, index).unflatten(-1, (self.heads, self.width))
-        if self.stride == self.width:
-            return outputs.narrow(-1, self.offset, self.heads * self.width).unflatten(-1, (self.heads, self.width))
-        return outputs.unflatten(-1, (self.heads, self.stride)).narrow(-1, self.offset, self.width)
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, position: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[list[int]]: ...
+    def __getitem__(self, position: int | slice) -> list[int] | list[list[int]]:
+        if isinstance(position, slice):
+            return [self[number] for number in range(*position.indices(self.size))]
+        if not 0 <= position < self.size:
+            raise IndexError(position)
+        return self.indices((position,))
+
+    def indices(self, positions: Iterable[int]) -> list[int]:
+        """Those of the units at these positions, part after part."""
+        positions = list(positions)
+        found: list[int] = []
+        for offset, stride, width in self.parts:
+            if width == 1:
+                found += [offset + position * stride for position in positions]
+            else:
+                starts = [offset + position * stride for position in positions]
+                found += [index for start in starts for index in range(start, start + width)]
+        return found
 
 
 @dataclass(frozen=True)
@@ -59,24 +73,75 @@ class Axis:
     tensor: str  # path of the parameter or buffer in the model
     dim: int
     length: int
-    units: tuple[tuple[int, ...], ...]  # the indices of each unit that is present
+    units: Sequence[Sequence[int]]  # the indices of each unit that is present: a table, or Blocks
 
-    def left(self, positions: Iterable[int]) -> list[int]:
-        """The indices that stay if the units at these positions do."""
-        gone = {index for unit in self.units for index in unit}
-        staying = {index for position in positions for index in self.units[position]}
-        return sorted({*range(self.length)} - gone | staying)
+    @property
+    def module(self) -> str:
+        """The path of the module that has the tensor."""
+        return self.tensor.rpartition(".")[0]
 
     @property
     def owned(self) -> int:
-        """How many indices belong to units."""
-        return sum(len(unit) for unit in self.units)
+        """How many indices belong to units; each has as many as the others."""
+        return len(self.units) * self.width
+
+    @property
+    def width(self) -> int:
+        """Indices of one unit."""
+        if isinstance(self.units, Blocks):
+            return sum(width for _, _, width in self.units.parts)
+        return len(self.units[0]) if self.units else 0
+
+    def indices(self, positions: Iterable[int]) -> list[int]:
+        """The indices of the units at these positions."""
+        if isinstance(self.units, Blocks):
+            return self.units.indices(positions)
+        return [index for position in positions for index in self.units[position]]
+
+    def left(self, positions: Iterable[int]) -> list[int]:
+        """The indices that stay if the units at these positions do."""
+        staying = self.indices(positions)
+        if self.owned < self.length:
+            staying += {*range(self.length)} - {*self.indices(range(len(self.units)))}
+        return sorted(staying)
+
+    def length_with(self, units: int) -> int:
+        """How long it is with so many units."""
+        return self.length + (units - len(self.units)) * self.width
 
     def compacted(self, positions: Sequence[int]) -> Axis:
         """The axis when only the units at these positions are left."""
         place = {index: number for number, index in enumerate(self.left(positions))}
         units = tuple(tuple(place[index] for index in self.units[position]) for position in positions)
         return Axis(self.tensor, self.dim, len(place), units)
+
+    def split(self, outputs: torch.Tensor) -> torch.Tensor:
+        """From the outputs of a linear map [..., rows] the part of the units, [..., units, width]."""
+        count = len(self.units)
+        if isinstance(self.units, Blocks) and len(self.units.parts) == 1:
+            offset, stride, width = self.units.parts[0]
+            if stride == width:
+                return outputs.narrow(-1, offset, count * width).unflatten(-1, (count, width))
+            if count * stride == self.length:
+                return outputs.unflatten(-1, (count, stride)).narrow(-1, offset, width)
+        index = torch.tensor([index for unit in self.units for index in unit], device=outputs.device)
+        return outputs.index_select(-1, index).unflatten(-1, (count, self.width))
+
+
+@dataclass(frozen=True)
+class ForwardNeeds:
+    """What the forward code of a site needs to run with fewer units: read from a table, or found by trying."""
+
+    # numbers that grow with the members, dotted inside a child, and their values in the dense model
+    attributes: tuple[tuple[str, int], ...] = ()
+    config: tuple[tuple[str, int], ...] = ()  # the same for what is read from the module's config
+    inputs: tuple[tuple[str | int, int], ...] = ()  # (argument, axis) that come with all heads in them
+    # How the site is run without units: not at all; on one unit whose maps give zeros; its maps give nothing, and the
+    # rest of its code runs; "" where the last unit must stay.
+    empty: Literal["bypass", "silent", "nothing", ""] = ""
+    form: tuple[str, ...] | None = None  # what the module gives, a word for each part; None for a tensor alone
+    quirk: str | None = None  # the behaviour in quirks.py that it gets; None where its code runs as it is
+    delete: tuple[str, ...] = ()  # parameters that go with the last unit, as the maps do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +152,7 @@ class Site:
     `group` neighbouring members.
     """
 
-    kind: ClassVar[Kind]
-    word: ClassVar[str]  # one member, for people
-
+    kind: Kind
     index: int
     path: str  # of the module that computes what the output map is given
     o: str  # path of the output linear map
@@ -97,6 +160,16 @@ class Site:
     group: int  # members that go together
     kept: tuple[int, ...]  # original ids of the members still present, in the order of the weights
     original: int  # how many there were
+    axes: tuple[Axis, ...] = ()  # every axis that units own in the tensors that are there now
+    maps: tuple[str, ...] = ()  # linear maps whose outputs become the members
+    # The rows of each map, or of each block of a fused one: of q by member, of k and v by unit, of neurons by member;
+    # those that could be told apart.
+    producers: Mapping[str, Axis] = field(default_factory=dict, hash=False)
+    needs: ForwardNeeds = ForwardNeeds()
+    attention: Literal["self", "cross", ""] = ""  # empty where it is none
+    stack: Literal["encoder", "decoder", "vision", "text"] = "encoder"
+    family: str = "measured"  # the entry of the table that it was read by
+    memory: tuple[str, ...] = ()  # parameters with keys and values that heads have learned beside those of the tokens
     applications: int = 1  # how often one forward pass runs this site
     obstacle: str = ""  # why exact removal is impossible here; empty where it is possible
     order: tuple[int, ...] = ()  # the columns member after member, where they do not lie so; empty where they do
@@ -104,7 +177,17 @@ class Site:
     @property
     def obstacle_to_emptying(self) -> str:
         """Why the last unit must stay; empty where it may go."""
-        return self.obstacle
+        return self.obstacle or ("" if self.needs.empty else LAST[self.kind])
+
+    @property
+    def word(self) -> str:
+        """One member, for people."""
+        return WORDS[self.kind]
+
+    @property
+    def place(self) -> str:
+        """Which part of a model it belongs to, for people."""
+        return f"{self.stack} {self.attention or 'feed-forward'}"
 
     @property
     def size(self) -> int:
@@ -112,9 +195,20 @@ class Site:
         return len(self.kept)
 
     @property
-    def place(self) -> str:
-        """Which part of a model it belongs to, for people."""
-        return ""
+    def heads(self) -> int:
+        return self.size
+
+    @property
+    def original_heads(self) -> int:
+        return self.original
+
+    @property
+    def head_dim(self) -> int:
+        return self.width
+
+    @property
+    def kv_heads(self) -> int:
+        return self.size // self.group
 
     @functools.cached_property
     def _places(self) -> dict[int, int]:
@@ -128,11 +222,6 @@ class Site:
     def gone(self) -> list[int]:
         """Original ids of the members that are not there any more."""
         return [member for member in range(self.original) if member not in self._places]
-
-    @property
-    def by_experiment(self) -> bool:
-        """Whether its layout was measured, and so proven, rather than read from a table."""
-        return False
 
     def unit(self, member: int) -> tuple[Member, ...]:
         """All members that are removed together with this one."""
@@ -163,113 +252,31 @@ class Site:
         return [self.order[place] for place in places] if self.order else places
 
     @property
-    def producing_maps(self) -> Sequence[str]:
-        """The paths of the linear maps whose outputs become the members, each once."""
-        raise NotImplementedError
-
-    def producers(self, positions: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
-        """(module, output rows) elsewhere that produce the columns of these members; rows of one module may come in
-        several pieces."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What the forward code of a measured module needs to run with fewer heads, found by trying."""
-
-    attributes: tuple[
-        tuple[str, int], ...
-    ] = ()  # numbers that grow with the heads, dotted inside a child; dense values
-    config: tuple[tuple[str, int], ...] = ()  # the same for what is read from the module's config
-    inputs: tuple[tuple[str | int, int], ...] = ()  # (argument, axis) that come with all heads in them
-    empty: Literal["bypass", "silent", ""] = ""  # how a site without heads is run; "" where the last one must stay
-    form: tuple[str, ...] | None = None  # what the module gives, a word for each part; None for a tensor alone
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionSite(Site):
-    """One attention module as parameterised: its members are heads, its units the heads that share a KV head."""
-
-    kind = "heads"
-    word = "head"
-
-    attention: Literal["self", "cross"]
-    stack: Literal["encoder", "decoder", "vision", "text"]
-    family: str
-    q: Projection
-    k: Projection
-    v: Projection
-    storage: Literal["separate", "fused", "interleaved"]
-    conv1d: bool
-    extras: tuple[Projection, ...] = ()  # further projections with a head axis (DeBERTa's positions)
-    tensors: tuple[str, ...] = ()  # further parameters whose first axis has an entry of every head, by the table
-    per_head: tuple[str, ...] = ()  # what else depends on the head axis, for people to read
-    quirk: str = ""  # name of the behaviour in quirks.py that this family needs
-    dense_axes: tuple[Axis, ...] = ()  # every axis that units own in the dense model, where the layout was measured
-    maps: tuple[str, ...] = ()  # the linear maps among their owners
-    recipe: Recipe | None = None  # what the forward code needs, where it was found by trying
-
-    @property
-    def by_experiment(self) -> bool:
-        return self.recipe is not None
-
-    @property
-    def obstacle_to_emptying(self) -> str:
-        if self.recipe is not None and not self.recipe.empty:
-            return LAST
-        return self.obstacle
-
-    @functools.cached_property
-    def axes(self) -> tuple[Axis, ...]:
-        """The axes of a measured site as they are now, when some units may have gone."""
-        present = [member // self.group for member in self.kept[:: self.group]]
-        return tuple(axis.compacted(present) for axis in self.dense_axes) if present else ()
-
-    def share_of(self, path: str) -> tuple[int, int]:
-        """How many rows of this map belong to heads, and of how many; all of them by the table."""
-        axis = next((axis for axis in self.axes if axis.tensor == f"{path}.weight"), None)
-        return (axis.owned, axis.length) if axis is not None else (1, 1)
-
-    @property
-    def roles(self) -> tuple[Projection, Projection, Projection]:
-        """The rows of queries, keys and values; an error where they cannot be told apart."""
-        if self.kept and not (self.q.module and self.k.module and self.v.module):
+    def roles(self) -> Mapping[str, Axis]:
+        """The rows that produce members, by role: q, k and v of heads, the maps of neurons; an error where they cannot
+        be told apart."""
+        if self.kept and self.attention and len(self.producers) < len(ROLES):
             raise UnsupportedModelError(
                 f"The queries, keys and values of {self.path} cannot be told apart; use a criterion that looks at what "
                 "heads give, such as residual-gradient or his."
             )
-        return self.q, self.k, self.v
+        return self.producers
 
     @property
-    def producing_maps(self) -> Sequence[str]:
-        return list(dict.fromkeys(projection.module for projection in self.roles))
+    def producing_maps(self) -> list[str]:
+        """The paths of the maps of all roles, each once."""
+        return list(dict.fromkeys(axis.module for axis in self.roles.values()))
 
-    @property
-    def place(self) -> str:
-        return f"{self.stack} {self.attention}"
+    def by_member(self, axis: Axis, values: torch.Tensor) -> torch.Tensor:
+        """Values [..., units of the axis] for each member: heads that share a key take its value."""
+        return values if len(axis.units) == self.size else values.repeat_interleave(self.group, dim=-1)
 
-    @property
-    def heads(self) -> int:
-        return self.size
-
-    @property
-    def original_heads(self) -> int:
-        return self.original
-
-    @property
-    def head_dim(self) -> int:
-        return self.width
-
-    @property
-    def kv_heads(self) -> int:
-        return self.size // self.group
-
-    @property
-    def projections(self) -> tuple[Projection, ...]:
-        named = (self.q, self.k, self.v, *self.extras) if self.kept else ()
-        return tuple(projection for projection in named if projection.module)
-
-    def producers(self, positions: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
-        groups = [position // self.group for position in positions[:: self.group]]
-        for projection in self.projections:
-            yield projection.module, projection.rows(positions if projection.role == "q" else groups)
+    def axes_left(self, units: Sequence[int]) -> list[tuple[Axis, Sequence[int]]]:
+        """The axes of the tensors that are there when only the units at these positions are left, and what stays on
+        each. With the last unit the linear maps go as a whole, and other tensors keep the form of one unit if the
+        code of the site is run on it."""
+        if units:
+            return [(axis, units) for axis in self.axes]
+        leaving = {*self.maps, self.o, *self.needs.delete}
+        staying = () if self.needs.empty == "nothing" else (0,)
+        return [(axis, staying) for axis in self.axes if axis.module not in leaving and axis.tensor not in leaving]

@@ -11,9 +11,8 @@ from headprune.units.cutting.plan import plan
 from headprune.units.cutting.record import write_record
 from headprune.units.cutting.slices import Slices
 from headprune.units.members import Member, by_site
-from headprune.units.neurons.spec import NeuronSite
 from headprune.units.quirks import restructure
-from headprune.units.spec import AttentionSite, Site
+from headprune.units.spec import Site
 
 
 def remaining(sites: Sequence[Site], members: Sequence[Member]) -> dict[int, list[int]]:
@@ -51,31 +50,6 @@ def take_out(
 
 
 def _select(slices: Slices, site: Site, kept: Sequence[int]) -> None:
-    positions = [site.position(member) for member in kept]
-    if isinstance(site, NeuronSite):
-        leaving = () if kept else (*site.maps, site.o)
-        for (tensor, dim), indices in site.selections(positions).items():
-            if tensor.rpartition(".")[0] not in leaving:
-                slices.add_axis(tensor, dim, indices)
-    elif isinstance(site, AttentionSite):
-        _select_heads(slices, site, kept, positions)
-
-
-def _select_heads(slices: Slices, site: AttentionSite, kept: Sequence[int], positions: Sequence[int]) -> None:
-    if site.recipe is not None:
-        units = [position // site.group for position in positions[:: site.group]]
-        leaving = set() if kept else {*site.maps, site.o}  # maps of a site without heads leave as a whole
-        for axis in site.axes:
-            if axis.tensor.rpartition(".")[0] not in leaving:
-                slices.add_axis(axis.tensor, axis.dim, axis.left(units or [0]))
-        return
-    if not kept:
-        return
-    rows: dict[str, set[int]] = {}
-    for path, wanted in site.producers(positions):
-        rows.setdefault(path, set()).update(wanted)
-    for path, selected in rows.items():
-        slices.add(path, "out", sorted(selected))
-    for tensor in site.tensors:
-        slices.add_axis(tensor, 0, list(positions))
-    slices.add(site.o, "in", sorted(site.columns(positions)))
+    units = [site.position(member) // site.group for member in kept[:: site.group]]
+    for axis, staying in site.axes_left(units):
+        slices.add(axis.tensor, axis.dim, axis.left(staying))

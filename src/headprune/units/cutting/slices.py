@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.offload import put, stored
-from headprune.units.linear import is_transposed
 
 
 class Slices:
@@ -26,15 +23,8 @@ class Slices:
                 if parameter is not None:
                     self.owners.setdefault(id(parameter), []).append((module, name))
 
-    def add(self, path: str, side: str, selected: list[int]) -> None:
-        module: Any = self.model.get_submodule(path)
-        weight_dim = int((side == "in") != is_transposed(module))
-        self._want(module, module.weight, weight_dim, selected, path)
-        if side == "out" and module.bias is not None:
-            self._want(module, module.bias, 0, selected, path)
-
-    def add_axis(self, tensor: str, dim: int, selected: list[int]) -> None:
-        """The same for one axis of a parameter or buffer by its path; several axes of one tensor may be asked for."""
+    def add(self, tensor: str, dim: int, selected: list[int]) -> None:
+        """What stays on one axis of a parameter or buffer, by its path; several axes of one tensor may be asked for."""
         path, _, name = tensor.rpartition(".")
         module = self.model.get_submodule(path)
         parameter = getattr(module, name)

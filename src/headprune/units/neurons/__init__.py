@@ -1,1 +1,0 @@
-"""Feed-forward layers as sites: where their neurons are, by table or by experiment."""
