@@ -87,7 +87,7 @@ def run(name: str, method: str, shares: Sequence[float], seed: int) -> dict[floa
     """The cells of these shares from one run, which goes through all of them, or of one share alone."""
     chosen = subject(name)
     model = copy.deepcopy(chosen.model)
-    if METHODS[method].compensate == "mean":
+    if METHODS[method].repair == "mean":
         add_biases(model)
     before = flops(model, all_sites(model)).units_total
     options = {"criterion": f"random(seed={seed})"} if method == "random" else {}

@@ -74,7 +74,7 @@ WORK = {
     "greedy-gnorm": ("", 'prune(schedule="greedy", criterion="gnorm", rescore="every", keep=64)'),
     "one-shot": ("", 'prune(schedule="one-shot", keep=60)'),
     "rounds": ("", "prune(keep_flops=0.6, rounds=3)"),
-    "layerwise": ("", 'prune(schedule="sweep", keep_flops=0.6)'),
+    "layerwise": ("", 'prune(schedule="layerwise", keep_flops=0.6)'),
     "remove": ("model = bert()", "headprune.remove(model, [(0, 1), (3, 2)])"),
     "load-discovered": (
         "model = granite(); headprune.remove(model, headprune.resolve(model)[0].units()[0]); "

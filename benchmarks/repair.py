@@ -60,7 +60,7 @@ def curve(job: tuple[str, str, int, bool]) -> dict[str, Any]:
     name, spec, seed, quick = job
     torch.set_num_threads(1)
     chosen = subject(name)
-    criterion, compensate = combination(spec.removesuffix(", head by head"), "none")
+    criterion, repair = combination(spec.removesuffix(", head by head"), "none")
     model = copy.deepcopy(chosen.model)
     evaluation = chosen.evaluation[:: 4 if quick else 1]
     heads = sum(site.heads for site in headprune.resolve(model))
@@ -83,7 +83,7 @@ def curve(job: tuple[str, str, int, bool]) -> dict[str, Any]:
         model,
         chosen.calibration(seed),
         criterion=criterion,
-        compensate=compensate,
+        repair=repair,
         evaluation=evaluation[:1],
         metric=metric.name,
         every=1 if spec == BY_HEAD else -(-units // STEPS),
@@ -169,12 +169,12 @@ def cost(name: str) -> float:
     calibration, evaluation = chosen.calibration(0), chosen.evaluation[::4]
     heads = sum(site.heads for site in headprune.resolve(chosen.model))
 
-    def loop(compensate: Any) -> None:
+    def loop(repair: Any) -> None:
         headprune.prune(
             copy.deepcopy(chosen.model),
             calibration,
             criterion="gnorm",
-            compensate=compensate,
+            repair=repair,
             keep=heads - 8,
             evaluation=evaluation,
         )

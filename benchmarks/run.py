@@ -54,7 +54,7 @@ def greedy(dense: Any, calibration: Examples, evaluation: Examples, quick: bool)
     cal, ev = calibration.batches(BATCH), evaluation.batches(BATCH)
     forward(dense, cal + ev)
     started = time.perf_counter()
-    result = headprune.prune(copy.deepcopy(dense), cal, criterion="gnorm", compensate="none", evaluation=ev)
+    result = headprune.prune(copy.deepcopy(dense), cal, criterion="gnorm", repair="none", evaluation=ev)
     ours = time.perf_counter() - started
     steps = result.trajectory
     count = len(steps) - 1

@@ -48,7 +48,7 @@ ASKED = {
     "greedy": ("--keep", "0.97"),
     "one-shot": ("--schedule", "one-shot", "--keep", "0.97"),
     "rounds": ("--keep-parameters", "0.85", "--rounds", "2"),
-    "sweep": ("--schedule", "sweep", "--keep-parameters", "0.7"),
+    "sweep": ("--schedule", "layerwise", "--keep-parameters", "0.7"),
 }
 
 

@@ -187,7 +187,7 @@ def pruning(*options: str) -> Command:
 
 def sweeping(material: Material, out: Path) -> list[str]:
     few = ("--calibration-samples", "8", "--batch-size", "4", "--max-length", "16")
-    asked = ("--schedule", "sweep", "--keep-parameters", "0.7")
+    asked = ("--schedule", "layerwise", "--keep-parameters", "0.7")
     return ["prune", str(material.llama), "--data", str(material.text), "--out", str(out), *few, *asked]
 
 

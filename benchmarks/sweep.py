@@ -45,7 +45,7 @@ from headprune.runs.experiment import load
 from headprune.search.config import Experiment
 model, data, samples, tokens, keep = sys.argv[1:]
 experiment = Experiment(model=model, data=data, calibration_samples=int(samples), max_length=int(tokens),
-    evaluation_samples=8, batch_size=8, schedule="sweep", keep_parameters=float(keep))
+    evaluation_samples=8, batch_size=8, schedule="layerwise", keep_parameters=float(keep))
 subject, calibration, evaluation = load(experiment)
 headprune.prune(subject.model, calibration.batches(8), config=experiment, evaluation=evaluation.batches(8))
 print([line for line in open("/proc/self/status") if line.startswith("VmHWM")][0], file=sys.stderr)
@@ -137,7 +137,9 @@ def main(argv: list[str] | None = None) -> int:
             if name == "memory":
                 megabytes = peak(IN_MEMORY, [model, data, SAMPLES, TOKENS, KEEP])
             else:
-                options = f"--schedule sweep --keep-parameters {KEEP} --calibration-samples {SAMPLES} --batch-size 8"
+                options = (
+                    f"--schedule layerwise --keep-parameters {KEEP} --calibration-samples {SAMPLES} --batch-size 8"
+                )
                 words = f"{options} --max-length {TOKENS} --evaluation-samples 8 --overwrite --json".split()
                 megabytes = peak(SWEEP, ["prune", model, "--data", data, "--out", place / f"run-{name}", *words])
             found[name] = {"layers": layers, "peak_megabytes": round(megabytes)}

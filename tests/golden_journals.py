@@ -32,7 +32,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "greedy-auto": {"schedule": "greedy", "rescore": "auto", "keep": 0.25},
     "one-shot": {"schedule": "one-shot", "keep": 0.25},
     "rounds": {"schedule": "rounds", "keep_flops": (0.85, 0.7), "rounds": 4, "round_to": 4},
-    "layerwise": {"schedule": "sweep", "keep_flops": 0.75, "round_to": 4},
+    "layerwise": {"schedule": "layerwise", "keep_flops": 0.75, "round_to": 4},
 }
 CRITERIA = (
     *("gnorm", "gnorm(objective=loss)", "gnorm(aggregation=batch)", "his", "tis", "taylor", "entropy", "deficit"),

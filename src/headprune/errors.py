@@ -3,6 +3,8 @@
 The command line turns every `HeadpruneError` into exit code 2; anything else is a bug and exits with 1.
 """
 
+import warnings
+
 
 class HeadpruneError(Exception):
     """Something about the input is wrong; nothing was changed and nothing was written."""
@@ -91,3 +93,8 @@ class SweepError(HeadpruneError, ValueError):
 
 class RankError(HeadpruneError):
     """Another of several processes failed, died or does not answer."""
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Say that an option was given by the name of an earlier version."""
+    warnings.warn(f"{old} is called {new} now; use that, as the old name will go.", FutureWarning, stacklevel=3)

@@ -88,7 +88,7 @@ def test_every_site_of_every_family_comes_nearer_to_what_it_was(entry: Entry) ->
         kinds: dict[Any, str] = {"lstsq": "lstsq", "mean": "mean" if has_bias else "none"}
         for word, kind in kinds.items():
             model = copy.deepcopy(dense)
-            [repair] = remove_and_repair(model, headprune.resolve(model), gone, compensate=word, batches=batches)
+            [repair] = remove_and_repair(model, headprune.resolve(model), gone, repair=word, batches=batches)
             after = (before - output_of(model, site, tokens[:, columns])).square().sum(1).mean().item()
             assert repair.kind == kind
             assert repair.error_without == pytest.approx(without, rel=1e-4)
@@ -108,9 +108,7 @@ def test_masked_is_removed_before_anything_is_compensated(entry: Entry) -> None:
     gone = [head for site in sites for head in some_unit(site)]
     batch = {name: value for name, value in batches[0].items() if name != "labels"}
     plain = headprune.remove(copy.deepcopy(model), gone, verify=batch)
-    repairs = remove_and_repair(
-        model, headprune.resolve(model), gone, verify=batch, compensate="lstsq", batches=batches
-    )
+    repairs = remove_and_repair(model, headprune.resolve(model), gone, verify=batch, repair="lstsq", batches=batches)
     assert [repair.site for repair in repairs] == [site.index for site in sites]
     assert all(isinstance(repair, Repair) and repair.error <= repair.error_without for repair in repairs)
     assert kept_heads(model) == kept_heads(plain)
@@ -138,7 +136,7 @@ def test_a_head_that_others_can_express_leaves_no_trace(entry: Entry) -> None:
         pytest.skip("one unit per site: there are no others")
     gone = duplicated(model, site)
     dense = copy.deepcopy(model)
-    headprune.remove(model, gone, compensate="lstsq", batches=batches)
+    headprune.remove(model, gone, repair="lstsq", batches=batches)
     plain = headprune.remove(copy.deepcopy(dense), gone)
     for batch in (batches[0], labelled(entry, 99)):
         inputs = {name: value for name, value in batch.items() if name != "labels"}
@@ -161,7 +159,7 @@ def by_hand(name: str, batches: list[Batch], steps: int, word: Any) -> tuple[Any
         units = [unit for site in headprune.resolve(model) for unit in site.units()]
         lowest = min(units, key=lambda unit: sum(float(scores[head]) for head in unit) / len(unit))
         order.append([tuple(head) for head in lowest])
-        headprune.remove(model, lowest, compensate=word, batches=batches)
+        headprune.remove(model, lowest, repair=word, batches=batches)
     return model, order
 
 
@@ -175,7 +173,7 @@ def test_a_greedy_run_compensates_after_every_removal(name: str, word: Any) -> N
     result = headprune.prune(
         ZOO[name].build(),
         batches,
-        compensate=word,
+        repair=word,
         rescore="every",
         keep=sum(len(kept) for kept in kept_heads(model)),
         evaluation=batches_of(ZOO[name], 3)[2:],
@@ -222,7 +220,7 @@ def test_a_resumed_run_is_the_same_byte_for_byte(tmp_path: Path, held_out: bool)
             if step.step == stop:
                 raise StoppedError
 
-        with Run(folder, {"compensate": "lstsq"}) as run:
+        with Run(folder, {"repair": "lstsq"}) as run:
             return headprune.prune(
                 entry.build(), batches_of(entry), evaluation=evaluation, run=run, on_step=stop_there, rescore="every"
             ).model
@@ -241,7 +239,7 @@ def test_a_resumed_run_is_the_same_byte_for_byte(tmp_path: Path, held_out: bool)
 def test_a_repaired_model_is_the_same_after_loading(entry: Entry, tmp_path: Path) -> None:
     model, batches = entry.build(), batches_of(entry)
     gone = [head for site in repairable(model)[:1] for head in some_unit(site)]
-    headprune.remove(model, gone, compensate="lstsq", batches=batches)
+    headprune.remove(model, gone, repair="lstsq", batches=batches)
     headprune.save(model, tmp_path / "model")
     inputs = {name: value for name, value in batches[0].items() if name != "labels"}
     assert identical(outputs(headprune.load(tmp_path / "model"), inputs), outputs(model, inputs))
@@ -254,7 +252,7 @@ def test_a_removal_that_fails_takes_no_repair_with_it() -> None:
     before = copy.deepcopy(model.state_dict())
     broken = {**batches[0], "input_ids": batches[0]["input_ids"] * 0 + 10**6}
     with pytest.raises(IndexError):
-        headprune.remove(model, [(0, 0)], compensate="lstsq", batches=[*batches, broken])
+        headprune.remove(model, [(0, 0)], repair="lstsq", batches=[*batches, broken])
     after = model.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)

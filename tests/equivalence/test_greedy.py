@@ -23,8 +23,8 @@ from scoring import is_language_model, labelled, labels_of
 from zoo import ZOO
 
 FAMILIES = ("bert", "albert", "gpt2", "llama-gqa", "t5", "bart", "vit")
-PUBLISHED = {"criterion": "gnorm", "compensate": "none"}  # the loop of the paper: gates at 0 are all that happens
-DEFAULTS = {"criterion": "repair", "compensate": "lstsq"}
+PUBLISHED = {"criterion": "gnorm", "repair": "none"}  # the loop of the paper: gates at 0 are all that happens
+DEFAULTS = {"criterion": "repair", "repair": "lstsq"}
 Batches = list[dict[str, torch.Tensor]]
 Removals = list[list[tuple[int, int]]]
 
@@ -217,7 +217,7 @@ def test_every_step_is_measured_as_a_plain_forward_of_that_model_would_be(
     before = plain_logits(model, judged, name)[0]
     values = set()
     for step in result.trajectory:
-        headprune.remove(model, step.removed, compensate=options["compensate"], batches=batches)
+        headprune.remove(model, step.removed, repair=options["repair"], batches=batches)
         expected = measured_by_hand(model, before, judged, name)
         assert step.metric == pytest.approx(expected["metric"], rel=1e-4), step.step
         assert step.agreement == pytest.approx(expected["agreement"], abs=1e-12), step.step
@@ -344,13 +344,13 @@ def test_held_out_data_is_a_pass_of_its_own() -> None:
 
 
 def test_compensation_takes_what_the_criterion_was_fitted_on() -> None:
-    """The pass that scores and measures gathers the moments as well, and nothing is gathered again to compensate."""
+    """The pass that scores and measures gathers the moments as well, and nothing is gathered again to repair."""
     calls, steps = forwards("bert", **DEFAULTS)
     assert calls == 2 * (steps + 1)  # two batches; the dense model and every step
 
 
 def test_compensation_of_other_criteria_is_one_pass_per_step() -> None:
-    calls, steps = forwards("bert", compensate="lstsq")
+    calls, steps = forwards("bert", repair="lstsq")
     assert calls == 2 * (steps + 1) + 2 * steps
 
 

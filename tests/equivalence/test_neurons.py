@@ -199,16 +199,16 @@ def test_remove_takes_neurons_and_lets_the_others_take_over(name: str) -> None:
     site = all_sites(dense)[-1]
     gone = [(site.index, neuron) for neuron in range(4)]
     errors = {}
-    for compensate in ("none", "lstsq"):
+    for repair in ("none", "lstsq"):
         model = copy.deepcopy(dense)
-        headprune.remove(model, neurons=gone, compensate=compensate, batches=batches, verify=batches[0])
+        headprune.remove(model, neurons=gone, repair=repair, batches=batches, verify=batches[0])
         assert all_sites(model)[-1].kept == tuple(range(4, site.original))
-        errors[compensate] = 0.0
+        errors[repair] = 0.0
         with torch.no_grad():
             for batch in batches:
                 change = (model(**batch)[0] - dense(**batch)[0]).square().sum(-1)
                 real = batch["attention_mask"].bool() if change.dim() == 2 else torch.ones_like(change).bool()
-                errors[compensate] += float(change[real].sum())
+                errors[repair] += float(change[real].sum())
     assert errors["lstsq"] < errors["none"]
 
 

@@ -40,14 +40,14 @@ def least_squares(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("least_squares")
-@pytest.mark.parametrize("compensate", ["lstsq", "mean", "none"])
+@pytest.mark.parametrize("repair", ["lstsq", "mean", "none"])
 @pytest.mark.parametrize("gone", [[0], [2], [1, 3]])
-def test_with_nothing_curved_behind_the_site_nothing_is_left_out(gone: list[int], compensate: Any) -> None:
+def test_with_nothing_curved_behind_the_site_nothing_is_left_out(gone: list[int], repair: Any) -> None:
     model, batches = straight(), batches_of("vit")
     site = headprune.resolve(model)[-1]
     known = headprune.score(model, batches, look_ahead=True)
-    told = known.without(model, site, gone, repaired=compensate == "lstsq")
-    headprune.remove(model, [(site.index, head) for head in gone], compensate=compensate, batches=batches)
+    told = known.without(model, site, gone, repaired=repair == "lstsq")
+    headprune.remove(model, [(site.index, head) for head in gone], repair=repair, batches=batches)
     truth = headprune.score(model, batches).scores[site.index]
     assert told is not None
     assert relative_differences(told, truth[~truth.isnan()]).max() < 1e-6
@@ -64,7 +64,7 @@ def test_it_is_nearer_to_the_truth_than_the_scores_before(name: str) -> None:
         gone = [member.index for member in site.units()[number]]
         known = headprune.score(model, batches, look_ahead=True)
         told = known.without(model, site, gone)
-        headprune.remove(model, site.units()[number], compensate="lstsq", batches=batches)
+        headprune.remove(model, site.units()[number], repair="lstsq", batches=batches)
         truth = headprune.score(model, batches).scores[site.index]
         there = ~truth.isnan()
         assert told is not None

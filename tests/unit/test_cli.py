@@ -384,10 +384,10 @@ REFUSED_RUNS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "metric-of-another-task": (["{regressor}", "{numbers_csv}", "--metric", "accuracy"], ["accuracy"]),
     "unknown-compensation": (
-        ["{bert}", "{data_csv}", "--compensate", "lsq"],
+        ["{bert}", "{data_csv}", "--repair", "lsq"],
         ["no compensation 'lsq'; choose one of lstsq, mean, none"],
     ),
-    "compensation-in-the-name": (["{bert}", "{data_csv}", "--criterion", "gnorm+lstsq"], ["--compensate"]),
+    "compensation-in-the-name": (["{bert}", "{data_csv}", "--criterion", "gnorm+lstsq"], ["--repair"]),
     "unknown-schedule": (["{bert}", "{data_csv}", "--schedule", "lazy"], ["no schedule 'lazy'; choose one of greedy"]),
     "bad-keep": (["{bert}", "{data_csv}", "--keep", "half"], ["--keep takes a share such as 0.5", "'half'"]),
     "keep-too-large": (["{bert}", "{data_csv}", "--keep", "1.5"], ["between 0 and 1, but it is 1.5"]),
@@ -450,7 +450,7 @@ COMPARE = {
     "metric": (["--criteria", "gnorm", "--metric", "speed"], ["no metric 'speed'"]),
     "schedule": (["--criteria", "gnorm", "--schedule", "lazy"], ["no schedule 'lazy'"]),
     "suffix": (["--criteria", "gnorm+lsq"], ["no compensation 'lsq'; choose one of lstsq, mean, none"]),
-    "compensation": (["--criteria", "gnorm", "--compensate", "lsq"], ["no compensation 'lsq'"]),
+    "compensation": (["--criteria", "gnorm", "--repair", "lsq"], ["no compensation 'lsq'"]),
 }
 
 

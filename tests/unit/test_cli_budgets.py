@@ -21,7 +21,7 @@ from made_up_runs import make_run
 from runs import headprune as program
 from runs import material, prune_command, steps_of
 
-QUICK = ("--rounds", "2", "--round", "1")
+QUICK = ("--rounds", "2", "--round-to", "1")
 VERBS: Any = typer.main.get_command(app)
 
 

@@ -106,10 +106,10 @@ def test_a_name_may_bring_its_compensation() -> None:
     assert split_names("his+lstsq,hies(alpha=0.7,variant=B)+mean") == ["his+lstsq", "hies(alpha=0.7,variant=B)+mean"]
 
 
-@pytest.mark.parametrize("compensate", ["none", "mean", "lstsq"])
-def test_expanding_again_changes_nothing(compensate: str) -> None:
-    once = expand(["gnorm", "his+none", "his+mean", "his+lstsq", "hies(alpha=0.7)+lstsq", "random+none"], compensate)
-    assert expand(once, compensate) == once
+@pytest.mark.parametrize("repair", ["none", "mean", "lstsq"])
+def test_expanding_again_changes_nothing(repair: str) -> None:
+    once = expand(["gnorm", "his+none", "his+mean", "his+lstsq", "hies(alpha=0.7)+lstsq", "random+none"], repair)
+    assert expand(once, repair) == once
 
 
 def test_a_compensation_does_not_hide_a_double() -> None:
@@ -222,7 +222,7 @@ def test_what_is_written_beside_the_runs(compared: tuple[Path, list[Any]], tmp_p
     written = json.loads((out / "comparison.json").read_text())
     assert written["criteria"] == [row.to_json() for row in compared[1]]
     names = [row.name for row in compared[1]]
-    assert written["compared"] == {"criteria": names, "trials": 3, "compensate": "lstsq"}
+    assert written["compared"] == {"criteria": names, "trials": 3, "repair": "lstsq"}
     assert written["verdict"] == verdict(compared[1])
     assert written["usable_until"] == compared[1][0].usable_until
     assert len(written["verdict"]) >= 3
@@ -232,7 +232,7 @@ def test_what_is_written_beside_the_runs(compared: tuple[Path, list[Any]], tmp_p
     assert words[:2] == ["headprune", "compare"]
     parsed = typer.main.get_command(cli.app).commands["compare"].make_context("compare", words[2:]).params
     assert split_names(parsed["criteria"]) == names
-    assert (parsed["trials"], parsed["compensate"], Path(parsed["out"])) == (3, "lstsq", out)
+    assert (parsed["trials"], parsed["repair"], Path(parsed["out"])) == (3, "lstsq", out)
     expected = experiment()
     assert (parsed["model"], parsed["data"]) == ([expected.model], [expected.data])
     for name in ("calibration_samples", "batch_size", "every", "schedule", "seed"):
@@ -305,7 +305,7 @@ def compensated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[An
     out = tmp_path_factory.mktemp("compensated") / "runs"
     told: list[str] = []
     names = ["magnitude", "magnitude+lstsq", "magnitude+mean", "random+lstsq"]
-    one = experiment(compensate="none", every=4)
+    one = experiment(repair="none", every=4)
     return out, compare(one, names, out, trials=2, on_run=told.append), told
 
 
@@ -323,7 +323,7 @@ def test_a_criterion_with_its_own_compensation_has_a_run_of_its_own(compensated:
     used = {"magnitude": set(), "magnitude+mean": {"mean"}, "random-seed1+lstsq": {"lstsq", "mean"}}
     for name, kinds in used.items():
         record, steps = read_run(out / name)
-        assert record["settings"]["compensate"] == (name.partition("+")[2] or "none")
+        assert record["settings"]["repair"] == (name.partition("+")[2] or "none")
         assert record["settings"]["criterion"] == ("random(seed=1)" if "random" in name else "magnitude")
         assert {repair["kind"] for step in steps for repair in step.compensation} == kinds
 
@@ -340,7 +340,7 @@ def test_compensation_changes_the_model_and_nothing_before_it(compensated: Any) 
 
 def test_a_comparison_with_another_compensation_for_all(compensated: Any, tmp_path: Path) -> None:
     """Its names say what differs from it, and its runs are the same ones under other names."""
-    rows = compare(experiment(compensate="lstsq", every=4), ["magnitude", "magnitude+none"], tmp_path / "runs")
+    rows = compare(experiment(repair="lstsq", every=4), ["magnitude", "magnitude+none"], tmp_path / "runs")
     assert {row.name for row in rows} == {"magnitude", "magnitude+none"}
     before = {row.name: row.area for row in compensated[1]}
     found = {row.name: row.area for row in rows}
@@ -350,9 +350,9 @@ def test_a_comparison_with_another_compensation_for_all(compensated: Any, tmp_pa
 # --- alpha ---
 
 
-@pytest.mark.parametrize("compensate", ["none", "lstsq"])
-def test_the_sweep_takes_the_alpha_with_the_largest_weighted_area(compensate: Any) -> None:
-    one = experiment(criterion="hies", compensate=compensate)
+@pytest.mark.parametrize("repair", ["none", "lstsq"])
+def test_the_sweep_takes_the_alpha_with_the_largest_weighted_area(repair: Any) -> None:
+    one = experiment(criterion="hies", repair=repair)
     alphas = (0.0, 0.5, 0.9)
     best, areas = sweep_alpha(one, alphas)
     task, calibration, _ = load(one)
@@ -362,7 +362,7 @@ def test_the_sweep_takes_the_alpha_with_the_largest_weighted_area(compensate: An
             copy.deepcopy(task.model),
             calibration.batches(8),
             criterion=f"hies(alpha={alpha})",
-            compensate=compensate,
+            repair=repair,
             schedule="one-shot",
         )
         expected[alpha] = weighted_area(result.metric, result.trajectory)

@@ -57,8 +57,8 @@ def test_a_study_is_the_product_of_its_lists() -> None:
             one.seed,
             one.keep_flops,
             one.keep_parameters,
-            one.criterion,
-            one.compensate,
+            str(one.criterion),
+            one.repair,
         )
         for group in groups
         for one in (job.experiment for job in group.jobs)
@@ -87,7 +87,7 @@ def test_one_comparison_stays_in_its_directory() -> None:
     study = study_of({"models": ["m"], "data": ["d.csv"], "criteria": ["magnitude"]})
     (group,) = plan_study(study, Path("out"))
     assert (group.folder, group.jobs[0].folder) == (Path("out"), Path("out/magnitude"))
-    assert group.experiment.compensate == "none"  # as published, which is what compare does
+    assert group.experiment.repair == "none"  # as published, which is what compare does
     assert group.jobs[0].experiment.explore
 
 
@@ -131,7 +131,7 @@ def test_a_file_asks_for_what_options_ask_for(tmp_path: Path) -> None:
         seeds=(0, 1),
         budgets=({"keep_flops": 0.7}, {"keep_flops": 0.5}),
         trials=3,
-        settings={"compensate": "none", "rescore": "every", "calibration_samples": 64, "same_data": True},
+        settings={"repair": "none", "rescore": "every", "calibration_samples": 64, "same_data": True},
     )
 
 
@@ -201,7 +201,7 @@ def test_seeds_are_parsed() -> None:
 
 def experiment(**options: Any) -> Experiment:
     m = material()
-    settings = {"model": m.bert, "data": m.data_csv, "calibration_samples": 8, "batch_size": 8, "compensate": "none"}
+    settings = {"model": m.bert, "data": m.data_csv, "calibration_samples": 8, "batch_size": 8, "repair": "none"}
     return Experiment(**{**settings, **options})
 
 
@@ -257,7 +257,7 @@ def budgeted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     out = tmp_path_factory.mktemp("budgeted") / "out"
     done = program(
         *("compare", m.bert, "--data", m.data_csv, "--criteria", "magnitude,random", "--trials", "2", "--rounds", "1"),
-        *("--keep-flops", "0.8", "--keep-parameters", "0.9", "--calibration-samples", "8", "--round", "1"),
+        *("--keep-flops", "0.8", "--keep-parameters", "0.9", "--calibration-samples", "8", "--round-to", "1"),
         *("--out", out, "--json"),
     )
     assert done.code == 0, done.err
@@ -307,7 +307,7 @@ def test_the_index_has_every_comparison(budgeted: tuple[Path, Any]) -> None:
 
 def test_a_table_at_a_budget(budgeted: tuple[Path, Any]) -> None:
     m = material()
-    one = Experiment(model=m.bert, data=m.data_csv, compensate="none", keep_flops=0.8)
+    one = Experiment(model=m.bert, data=m.data_csv, repair="none", keep_flops=0.8)
     folder = budgeted[0] / "bert" / "data.csv" / "seed0" / "flops-0.8"
     rows: Any = compare_group(plan_group(one, ["magnitude", "random"], folder, trials=2))
     text = io.StringIO()
@@ -389,7 +389,7 @@ def test_all_runs_are_in_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runs_that_are_finished_are_not_run_again(budgeted: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     m = material()
     one = Experiment(
-        model=m.bert, data=m.data_csv, compensate="none", keep_flops=0.8, rounds=1, round_to=1, calibration_samples=8
+        model=m.bert, data=m.data_csv, repair="none", keep_flops=0.8, rounds=1, round_to=1, calibration_samples=8
     )
     group = plan_group(one, ["magnitude", "random"], budgeted[0] / "bert/data.csv/seed0/flops-0.8", trials=2)
 

@@ -318,19 +318,19 @@ def test_a_tied_site_pools_all_its_applications() -> None:
 
 def test_compensation_without_data_or_by_an_unknown_word_is_refused() -> None:
     model = ZOO["bert"].build()
-    with pytest.raises(DataError, match=r"compensate='lstsq' needs calibration data; give it as batches"):
-        headprune.remove(model, [(0, 0)], compensate="lstsq")
+    with pytest.raises(DataError, match=r"repair='lstsq' needs calibration data; give it as batches"):
+        headprune.remove(model, [(0, 0)], repair="lstsq")
     with pytest.raises(DataError, match=r"There is no compensation 'least'; choose one of lstsq, mean, none"):
-        headprune.remove(model, [(0, 0)], compensate="least", batches=[labelled(ZOO["bert"], 0)])  # type: ignore[arg-type]
+        headprune.remove(model, [(0, 0)], repair="least", batches=[labelled(ZOO["bert"], 0)])  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"There is no compensation 'least'"):
-        headprune.prune(model, [labelled(ZOO["bert"], 0)], compensate="least")  # type: ignore[arg-type]
+        headprune.prune(model, [labelled(ZOO["bert"], 0)], repair="least")  # type: ignore[arg-type]
     assert [site.heads for site in headprune.resolve(model)] == [4, 4, 4]
 
 
 def test_means_need_a_bias_to_go_into() -> None:
     entry = ZOO["llama-gqa"]
     with pytest.raises(DataError, match=r"this model has none; use 'lstsq' or 'none'"):
-        headprune.prune(entry.build(), [labelled(entry, 0)], compensate="mean")
+        headprune.prune(entry.build(), [labelled(entry, 0)], repair="mean")
 
 
 def test_tokens_that_are_all_padding_leave_a_site_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -339,7 +339,7 @@ def test_tokens_that_are_all_padding_leave_a_site_as_it_is(caplog: pytest.LogCap
     empty = {**batch, "attention_mask": torch.zeros_like(batch["attention_mask"])}
     plain = headprune.remove(ZOO["bert"].build(), [(1, 2)])
     with caplog.at_level(logging.WARNING):
-        headprune.remove(model, [(1, 2)], compensate="lstsq", batches=[empty])
+        headprune.remove(model, [(1, 2)], repair="lstsq", batches=[empty])
     assert "all padding" in caplog.text
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
@@ -349,7 +349,7 @@ def test_outputs_that_are_not_finite_leave_a_site_as_it_is(caplog: pytest.LogCap
     with torch.no_grad():
         model.get_submodule(headprune.resolve(model)[1].v.module).bias[0] = math.nan
     with caplog.at_level(logging.WARNING):
-        headprune.remove(model, [(1, 2)], compensate="lstsq", batches=[labelled(ZOO["bert"], 0)])
+        headprune.remove(model, [(1, 2)], repair="lstsq", batches=[labelled(ZOO["bert"], 0)])
     assert "not finite" in caplog.text
     output: Any = model.get_submodule(headprune.resolve(model)[1].o)
     assert torch.isfinite(output.weight).all()
@@ -364,6 +364,6 @@ def test_a_weight_that_others_use_as_well_is_left_alone(caplog: pytest.LogCaptur
     other: Any = model.get_submodule(sites[1].o)
     other.weight = one.weight
     with caplog.at_level(logging.WARNING):
-        headprune.remove(model, [(0, 1), (1, 1)], compensate="lstsq", batches=[labelled(ZOO["bert"], 0)])
+        headprune.remove(model, [(0, 1), (1, 1)], repair="lstsq", batches=[labelled(ZOO["bert"], 0)])
     assert "belongs to other modules" in caplog.text
     assert one.weight is other.weight

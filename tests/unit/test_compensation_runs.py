@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_journal_and_the_settings_say_what_was_done(run: Path) -> None:
     settings = json.loads((run / "run.json").read_text())["settings"]
-    assert (settings["criterion"], settings["compensate"]) == ("residual-gradient", "lstsq")
+    assert (settings["criterion"], settings["repair"]) == ("residual-gradient", "lstsq")
     dense, *steps = steps_of(run)
     assert dense["compensation"] == []
     for step in steps:
@@ -69,9 +69,9 @@ def test_the_report_and_the_card_name_the_compensation(run: Path) -> None:
 
 def test_another_compensation_is_another_run(run: Path) -> None:
     command = prune_command(material().bert, material().data_tsv, run, "--keep", "0.5")
-    done = program(*command, "--compensate", "none")
+    done = program(*command, "--repair", "none")
     assert done.code == 2
-    assert "compensate was 'lstsq' and is now 'none'" in done.err
+    assert "repair was 'lstsq' and is now 'none'" in done.err
 
 
 @pytest.mark.parametrize("verb", ["prune", "compare"])
@@ -93,7 +93,7 @@ def test_a_wrong_word_writes_nothing(verb: str, model: str, word: str, sentence:
         data,
         "--out",
         str(out),
-        "--compensate",
+        "--repair",
         word,
         "--max-length",
         "8",
@@ -109,7 +109,7 @@ def test_a_criterion_with_a_plus_sign_is_for_compare_alone(tmp_path: Path) -> No
     command = prune_command(material().bert, material().data_tsv, tmp_path / "out")
     done = program(*command, "--criterion", "gnorm+lstsq")
     assert done.code == 2
-    assert "its compensation is named apart: --compensate" in done.err
+    assert "its compensation is named apart: --repair" in done.err
 
 
 def test_compare_runs_each_name_with_its_own_compensation(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_compare_runs_each_name_with_its_own_compensation(tmp_path: Path) -> Non
     assert {row["name"] for row in done.json["criteria"]} == {"his", "his+lstsq", "his+mean"}
     for folder, word in (("his", "none"), ("his+lstsq", "lstsq"), ("his+mean", "mean")):
         settings = json.loads((out / folder / "run.json").read_text())["settings"]
-        assert (settings["criterion"], settings["compensate"]) == ("his", word)
+        assert (settings["criterion"], settings["repair"]) == ("his", word)
         kinds = {entry["kind"] for step in steps_of(out / folder) for entry in step["compensation"]}
         assert kinds == {"none": set(), "lstsq": {"lstsq", "mean"}, "mean": {"mean"}}[word]
     first = [steps_of(out / folder)[1] for folder in ("his", "his+lstsq")]

@@ -202,7 +202,7 @@ def test_every_method_has_its_row_with_its_settings(method: str) -> None:
     row = re.search(rf"^\| (\[)?`{re.escape(method)}`.*$", text_of(DOCS / "methods" / "index.md"), re.MULTILINE)
     assert row is not None
     _, _, *cells, _, _ = (re.sub(r"\]\(.*|[\[`]", "", cell).strip() for cell in row[0].split("|"))
-    assert cells == [one.criterion, one.compensate, one.widths, str(one.rounds)]
+    assert cells == [one.criterion, one.repair, one.widths, str(one.rounds)]
     if method != "headprune":
         page = text_of(
             DOCS

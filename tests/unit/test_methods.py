@@ -68,18 +68,18 @@ def test_a_wrong_name_is_answered_with_the_nearest_and_a_taken_one_refused() -> 
 def test_a_users_method_works_by_its_name() -> None:
     headprune.register_method(Method("mine", "this test", "for this test", "his", widths="uniform"))
     config = headprune.PruneConfig(method="mine", keep_flops=0.5)
-    assert (str(config.criterion), config.widths, config.compensate, config.rounds) == ("his", "uniform", "none", 1)
+    assert (str(config.criterion), config.widths, config.repair, config.rounds) == ("his", "uniform", "none", 1)
 
 
 def test_what_was_asked_for_goes_before_the_method() -> None:
     config = headprune.PruneConfig(method="flap", keep_flops=0.5, criterion="wanda", rounds=3)
-    assert (str(config.criterion), config.rounds, config.compensate) == ("wanda", 3, "mean")
+    assert (str(config.criterion), config.rounds, config.repair) == ("wanda", 3, "mean")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_asked_for_goes_before_the_method_where_it_is_the_default_too(name: str) -> None:
     usual = headprune.PruneConfig(keep_flops=0.5)
-    given = {"compensate": usual.compensate, "rounds": usual.rounds, "widths": usual.widths, "units": "heads"}
+    given = {"repair": usual.repair, "rounds": usual.rounds, "widths": usual.widths, "units": "heads"}
     settings = headprune.PruneConfig(method=name, keep_flops=0.5, **given).settings()
     assert {option: settings[option] for option in given} == given
 
@@ -98,8 +98,8 @@ def test_other_options_of_a_config_decide_anew_what_was_not_given() -> None:
     ("options", "said"),
     [
         ({"widths": "narrow", "keep_flops": 0.5}, "choose one of global, uniform, threshold"),
-        ({"compensate": "scale"}, "goes with a budget"),
-        ({"compensate": "site", "keep": 0.5}, "goes with a budget"),
+        ({"repair": "scale"}, "goes with a budget"),
+        ({"repair": "site", "keep": 0.5}, "goes with a budget"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
@@ -109,7 +109,7 @@ def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], said: str
 
 def test_removing_by_hand_knows_the_simple_compensations_only() -> None:
     with pytest.raises(DataError, match="goes with a budget"):
-        headprune.remove(ZOO["bert"].build(), [(0, 0)], compensate="scale", batches=some_batches(ZOO["bert"]))
+        headprune.remove(ZOO["bert"].build(), [(0, 0)], repair="scale", batches=some_batches(ZOO["bert"]))
 
 
 def test_the_command_line_lists_them() -> None:
@@ -142,7 +142,7 @@ def test_every_method_meets_a_budget(name: str, family: str) -> None:
     left = flops(model, all_sites(model)).total / dense
     assert share - 0.2 < left <= share
     kinds = {repair["kind"] for step in result.trajectory for repair in step.compensation}
-    wanted = METHODS[name].compensate
+    wanted = METHODS[name].repair
     if wanted == "mean" and family == "llama-gqa":
         assert kinds <= {"none"}  # it has no biases
     elif wanted != "none":
@@ -156,7 +156,7 @@ def test_a_run_goes_on_where_it_was_interrupted(name: str, tmp_path: Path) -> No
     """Repairs are repeated, and must come out as the journal says."""
 
     def prune(out: Path) -> list[dict[str, Any]]:
-        budget = ("--method", name, "--keep-flops", "0.8,0.6", "--round", "1")
+        budget = ("--method", name, "--keep-flops", "0.8,0.6", "--round-to", "1")
         done = runs.headprune(*runs.prune_command(runs.material().bert, runs.material().data_tsv, out, *budget))
         assert done.code == 0, done.err
         return [{key: step[key] for key in ("removed", "metric", "compensation")} for step in runs.steps_of(out)]
@@ -172,7 +172,7 @@ def test_a_run_goes_on_where_it_was_interrupted(name: str, tmp_path: Path) -> No
 
 def test_a_mean_without_a_bias_is_refused_where_no_method_asked_for_it() -> None:
     with pytest.raises(DataError, match="this model has none"):
-        headprune.prune(ZOO["llama-gqa"].build(), some_batches(ZOO["llama-gqa"]), compensate="mean", keep_flops=0.6)
+        headprune.prune(ZOO["llama-gqa"].build(), some_batches(ZOO["llama-gqa"]), repair="mean", keep_flops=0.6)
 
 
 # --- one threshold for all sites ------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_terms_of_a_7b_by_hand(plans: dict[str, dict[str, Need]]) -> None:
     assert held["dense outputs"] == 128 * 128 * 64 * 2 * 4096 * 4
     assert held["moments"] == 2 * 11008 * (11008 + 4096) * 8
     assert "logits" not in held
-    swept = plans["Llama-2-7B"]["sweep"].phases["repairing"]
+    swept = plans["Llama-2-7B"]["layerwise"].phases["repairing"]
     assert swept["two layers"] == 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) * 4
     streams = 2 * (128 + 128) + 2 * 2 * 128  # samples in both models; for two sites what they give, and add to
     assert swept["activations"] == streams * 128 * 4096 * 4
@@ -139,7 +139,7 @@ def test_a_sweep_needs_as_much_whatever_the_depth() -> None:
         {need.schedule: need.memory for need in plan(tiny(num_hidden_layers=layers), Calibration())}
         for layers in (2, 4)
     ]
-    assert needs[0]["sweep"] == needs[1]["sweep"]
+    assert needs[0]["layerwise"] == needs[1]["layerwise"]
     assert needs[0]["greedy"] < needs[1]["greedy"]
 
 
@@ -268,7 +268,7 @@ def test_the_program_says_it_and_refuses_a_precision_that_there_is_not(tmp_path:
     asked = ("inspect", config, "--plan", "--calibration-samples", "16", "--max-length", "4096", "--batch-size", "4")
     said = program(*asked, "--json").json
     assert said["data"] == {"samples": 16, "evaluation": 16, "length": 64, "batch_size": 4, "dtype": "float32"}
-    assert [need["schedule"] for need in said["plan"]] == ["greedy", "one-shot", "rounds", "sweep"]
+    assert [need["schedule"] for need in said["plan"]] == ["greedy", "one-shot", "rounds", "layerwise"]
     for need in said["plan"]:
         assert need["memory"] == max(sum(terms.values()) for terms in need["phases"].values())
     shown = program(*asked)

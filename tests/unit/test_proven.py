@@ -171,7 +171,7 @@ def test_prune_warns_of_what_it_leaves_whole(caplog: pytest.LogCaptureFixture) -
     left = headprune.survey(model).left
     assert left
     with caplog.at_level(logging.WARNING, logger="headprune"):
-        result = headprune.prune(model, [batch], criterion="random", compensate="none", keep=0.5)
+        result = headprune.prune(model, [batch], criterion="random", repair="none", keep=0.5)
     assert left[0][0] in caplog.text
     assert "left whole" in caplog.text
     assert result.trajectory[-1].left < result.trajectory[0].left

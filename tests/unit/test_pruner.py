@@ -15,9 +15,10 @@ from headprune.errors import DataError, ReplayError, ScheduleError
 from headprune.measure.trajectory import Step
 from headprune.runs.experiment import Experiment, settings_of
 from headprune.runs.journal import Run
-from headprune.search.config import PruneConfig, command_words, config_from, migrated
+from headprune.search.config import PruneConfig, config_from
 from headprune.search.observers import Observer
 from headprune.search.pruner import Pruner
+from headprune.search.settings import command_words, migrated
 from helpers import assert_unchanged, identical, kept_heads, outputs, state_of
 from runs import headprune as program
 from runs import material, prune_command, removal_order, steps_of
@@ -76,8 +77,8 @@ def test_a_pruner_can_be_stopped_and_goes_on() -> None:
 # --- what is left when something goes wrong ---
 
 
-@pytest.mark.parametrize("compensate", ["none", "lstsq"])
-def test_an_error_in_the_middle_leaves_the_model_as_it_was(compensate: Any) -> None:
+@pytest.mark.parametrize("repair", ["none", "lstsq"])
+def test_an_error_in_the_middle_leaves_the_model_as_it_was(repair: Any) -> None:
     model = ZOO["bert"].build()
     expected, before = outputs(model, batches()[0]), state_of(model)
 
@@ -86,7 +87,7 @@ def test_an_error_in_the_middle_leaves_the_model_as_it_was(compensate: Any) -> N
             raise RuntimeError("the disk is full")
 
     with pytest.raises(RuntimeError, match="the disk is full"):
-        headprune.prune(model, batches(), keep=4, compensate=compensate, on_step=fail)
+        headprune.prune(model, batches(), keep=4, repair=repair, on_step=fail)
     assert_unchanged(model, before)
     assert identical(outputs(model, batches()[0]), expected)
 
@@ -194,7 +195,7 @@ def test_options_that_are_none_of_its_own_are_the_criterions() -> None:
 def test_settings_of_earlier_versions_are_read() -> None:
     old = {"model": "m", "data": "d", "criterion": "repair", "columns": {"text": "t", "pair": None, "label": None}}
     now = migrated(old)
-    assert (now["criterion"], now["text_column"], now["compensate"]) == ("residual-gradient", "t", "none")
+    assert (now["criterion"], now["text_column"], now["repair"]) == ("residual-gradient", "t", "none")
     assert migrated({**old, "criterion": "random(seed=0)"})["criterion"] == "random"
     assert migrated({**old, "criterion": "a-plugins-own"})["criterion"] == "a-plugins-own"
 

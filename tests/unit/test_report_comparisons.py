@@ -19,16 +19,16 @@ from made_up_runs import make_run
 def compared_runs(folder: Path, *, trials: int = 2, samples: int = 64) -> Path:
     """A directory as `compare` leaves it: gnorm, his with a compensation of its own, and random."""
     options: dict[str, Any] = {"savings": False, "samples": samples, "explore": True, "seed": 5}
-    make_run(folder / "gnorm", criterion="gnorm", compensate="none", **options)
-    make_run(folder / "his+mean", criterion="his", compensate="mean", **options)
+    make_run(folder / "gnorm", criterion="gnorm", repair="none", **options)
+    make_run(folder / "his+mean", criterion="his", repair="mean", **options)
     for trial in range(trials):
-        make_run(folder / f"random-seed{trial}", criterion=f"random(seed={trial})", compensate="none", **options)
+        make_run(folder / f"random-seed{trial}", criterion=f"random(seed={trial})", repair="none", **options)
     rows = [
         {"name": "gnorm", "runs": ["gnorm"]},
         {"name": "his+mean", "runs": ["his+mean"]},
         {"name": "random", "runs": [f"random-seed{trial}" for trial in range(trials)]},
     ]
-    about = {"criteria": [row["name"] for row in rows], "trials": trials, "compensate": "none"}
+    about = {"criteria": [row["name"] for row in rows], "trials": trials, "repair": "none"}
     (folder / "comparison.json").write_text(json.dumps({"format": 2, "compared": about, "criteria": rows}))
     return folder
 
@@ -57,7 +57,7 @@ def test_runs_that_are_no_comparison_name_their_own_commands(tmp_path: Path, con
     assert len(found) == 4
     for name in ("gnorm", "his+mean", "random-seed0", "random-seed1"):
         assert any(one.endswith(f"--out {folder / name}") for one in found)
-    assert f"--criterion gnorm --compensate none --explore --out {folder / 'gnorm'}" in found[0]
+    assert f"--criterion gnorm --repair none --explore --out {folder / 'gnorm'}" in found[0]
 
 
 def test_a_run_of_a_comparison_by_itself_is_pruned(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_a_run_of_a_comparison_by_itself_is_pruned(tmp_path: Path) -> None:
 
 def test_seeds_of_random_are_one_entry(tmp_path: Path) -> None:
     folder = compared_runs(tmp_path / "runs")
-    make_run(folder / "random-seed0+lstsq", criterion="random", compensate="lstsq", savings=False)
-    make_run(folder / "random-seed1+lstsq", criterion="random(seed=1)", compensate="lstsq", savings=False)
+    make_run(folder / "random-seed0+lstsq", criterion="random", repair="lstsq", savings=False)
+    make_run(folder / "random-seed1+lstsq", criterion="random(seed=1)", repair="lstsq", savings=False)
     found = entries(load_runs([folder]))
     names = ["gnorm", "his+mean", "random (2 runs)", "random+lstsq (2 runs)"]
     assert sorted(entry.name for entry in found) == names

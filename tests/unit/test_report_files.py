@@ -65,16 +65,16 @@ def said_first(folder: Path) -> str:
 def test_the_page_says_what_made_up_for_the_heads(tmp_path: Path) -> None:
     """The median of the removals up to the stop, the sixth of twelve; those after it do not count."""
     shares = [0.5, 0.9, 0.7, 0.8, 0.6, 0.75, *[0.0] * 6]
-    text = said_first(make_run(tmp_path / "run", criterion="his", compensate="lstsq", repaired=shares))
+    text = said_first(make_run(tmp_path / "run", criterion="his", repair="lstsq", repaired=shares))
     assert "removed</strong> by his with least-squares compensation: accuracy" in text
     assert "Compensation made up for 72.50% of the squared change of site outputs on the calibration data" in text
-    text = said_first(make_run(tmp_path / "mean", criterion="his", compensate="mean"))
+    text = said_first(make_run(tmp_path / "mean", criterion="his", repair="mean"))
     assert "removed</strong> by his with the mean moved into the bias: accuracy" in text
     assert "made up for" not in text
 
 
 def test_the_page_of_a_run_without_compensation_says_nothing_of_it(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", criterion="gnorm", compensate="none")
+    folder = make_run(tmp_path / "run", criterion="gnorm", repair="none")
     text = said_first(folder)
     assert "removed</strong> by gnorm: accuracy" in text
     assert "ompensation" not in text
@@ -85,7 +85,7 @@ def test_the_page_of_a_run_without_compensation_says_nothing_of_it(tmp_path: Pat
 def forget_compensation(folder: Path) -> None:
     """The run as it was written before there was any."""
     record = json.loads((folder / "run.json").read_text())
-    del record["settings"]["compensate"]
+    del record["settings"]["repair"]
     (folder / "run.json").write_text(json.dumps(record))
     lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     for line in lines:
@@ -103,21 +103,21 @@ def test_a_site_that_could_not_be_measured_does_not_count(tmp_path: Path) -> Non
 
 
 def test_the_command_of_a_run_from_before_compensation_asks_for_none(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", criterion="gnorm", compensate="none")
+    folder = make_run(tmp_path / "run", criterion="gnorm", repair="none")
     forget_compensation(folder)
     words = shlex.split(load_runs([folder])[0].command)
     parsed = typer.main.get_command(cli.app).commands["prune"].make_context("prune", words[2:]).params  # type: ignore[attr-defined]
-    assert (parsed["criterion"], parsed["compensate"]) == ("gnorm", "none")
+    assert (parsed["criterion"], parsed["repair"]) == ("gnorm", "none")
 
 
-@pytest.mark.parametrize("compensate", ["lstsq", "none", None])
-def test_the_console_says_how_heads_were_compensated(tmp_path: Path, compensate: str | None) -> None:
-    folder = make_run(tmp_path / "run", criterion="hies(alpha=0.7)", compensate=compensate or "none")
-    if compensate is None:
+@pytest.mark.parametrize("repair", ["lstsq", "none", None])
+def test_the_console_says_how_heads_were_compensated(tmp_path: Path, repair: str | None) -> None:
+    folder = make_run(tmp_path / "run", criterion="hies(alpha=0.7)", repair=repair or "none")
+    if repair is None:
         forget_compensation(folder)
     text = io.StringIO()
     print_run(folder, json.loads((folder / "run.json").read_text()), Console(file=text, width=160))
-    assert f"Criterion hies(alpha=0.7), compensation {compensate or 'none'}." in text.getvalue()
+    assert f"Criterion hies(alpha=0.7), compensation {repair or 'none'}." in text.getvalue()
 
 
 # --- figures ---
@@ -242,7 +242,7 @@ def test_one_wide_interval_does_not_flatten_the_curves(tmp_path: Path) -> None:
     [
         {},
         {"keep": 0.5, "same_data": True, "metric": "f1", "labels": "self", "min_per_site": 1},
-        {"criterion": "gnorm", "compensate": "none", "vocabulary": ("a text.txt", "b.csv")},
+        {"criterion": "gnorm", "repair": "none", "vocabulary": ("a text.txt", "b.csv")},
         {"max_drop": 0.01, "explore": True, "calibration": "train set.csv", "processor": "tok", "split": "test"},
         {"knee": True, "criterion": "hies(alpha=0.7)", "evaluation_samples": 10, "dtype": "bfloat16", "keep": None},
     ],

@@ -419,7 +419,7 @@ def test_the_protocol_runs_on_stand_ins_and_its_runs_are_drawn(tmp_path: Path) -
         assert __main__.main(call) == 0
     settings = [read_run(file.parent)[0]["settings"] for file in (tmp_path / "runs").rglob("run.json")]
     assert {one["criterion"] for one in settings} == {*CRITERIA, "random", "random(seed=1)"}
-    assert {one["compensate"] for one in settings} == {"none"}  # as published
+    assert {one["repair"] for one in settings} == {"none"}  # as published
     record, steps = read_run(tmp_path / "runs" / "roberta" / "greedy" / "gnorm")
     assert record["samples"] == {"calibration": 30, "evaluation": 20}
     assert record["settings"]["schedule"] == "greedy"

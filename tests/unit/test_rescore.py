@@ -16,8 +16,9 @@ from headprune.errors import RunError, ScheduleError
 from headprune.measure.trajectory import Step
 from headprune.runs.experiment import run_experiment
 from headprune.search import rescore
-from headprune.search.config import Experiment, PruneConfig, command_words
+from headprune.search.config import Experiment, PruneConfig
 from headprune.search.pruner import Pruner
+from headprune.search.settings import command_words
 from headprune.search.step_rule import StepRule
 from headprune.units import Member, Site
 from runs import material
@@ -253,7 +254,7 @@ def test_steps_in_between_follow_the_last_scores(evaluated: bool, monkeypatch: p
 
 def test_repairs_do_not_depend_on_where_scores_came_from() -> None:
     """With scores that the weights alone decide for each head, and no repair that changes them, no score ever moves."""
-    options: dict[str, Any] = {"criterion": "random", "evaluation": batches(2), "compensate": "lstsq"}
+    options: dict[str, Any] = {"criterion": "random", "evaluation": batches(2), "repair": "lstsq"}
     every, rarely = (headprune.prune(ZOO["bert"].build(), batches(0, 1), rescore=word, **options) for word in ("1", 5))
     assert lines(every.trajectory) == lines(rarely.trajectory)
 

@@ -174,7 +174,7 @@ def test_rounds_repair_towards_the_dense_model() -> None:
     dense = ZOO["bert"].build().eval()
     batches = data("bert")
     errors = {}
-    for compensate in ("none", "mean", "lstsq"):
+    for repair in ("none", "mean", "lstsq"):
         model = copy.deepcopy(dense)
         headprune.prune(
             model,
@@ -182,13 +182,13 @@ def test_rounds_repair_towards_the_dense_model() -> None:
             keep_flops=whole(0.5, model),
             rounds=2,
             round_to=4,
-            compensate=compensate,  # type: ignore[arg-type]
+            repair=repair,  # type: ignore[arg-type]
         )
-        errors[compensate] = 0.0
+        errors[repair] = 0.0
         with torch.no_grad():
             for batch in batches:
                 inputs = {name: value for name, value in batch.items() if name != "labels"}
-                errors[compensate] += float((model(**inputs).logits - dense(**inputs).logits).square().sum())
+                errors[repair] += float((model(**inputs).logits - dense(**inputs).logits).square().sum())
     assert errors["lstsq"] < errors["mean"] < errors["none"]
 
 

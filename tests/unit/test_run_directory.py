@@ -145,8 +145,8 @@ KINDS = {
     "two-per-step": {"every": 2},
     "random": {"criterion": "random(seed=3)"},
     "knee": {"knee": True},
-    "published": {"criterion": "gnorm", "compensate": "none"},
-    "mean": {"compensate": "mean"},
+    "published": {"criterion": "gnorm", "repair": "none"},
+    "mean": {"repair": "mean"},
     "max-drop": {"max_drop": 0.2, "explore": True},
 }
 
@@ -168,7 +168,7 @@ def test_a_resumed_run_is_the_same_byte_for_byte(kind: str, tmp_path: Path) -> N
 
 def test_a_journal_without_compensation_is_read_and_gone_on_with(tmp_path: Path) -> None:
     """As runs were written before there was any."""
-    published = {"criterion": "gnorm", "compensate": "none"}
+    published = {"criterion": "gnorm", "repair": "none"}
     go(tmp_path / "run", **published)
     lines = steps_of(tmp_path / "run")
     for line in lines:
@@ -180,11 +180,11 @@ def test_a_journal_without_compensation_is_read_and_gone_on_with(tmp_path: Path)
 
 
 def test_settings_from_before_compensation_are_those_without_it(tmp_path: Path) -> None:
-    published = {"criterion": "gnorm", "compensate": "none"}
+    published = {"criterion": "gnorm", "repair": "none"}
     go(tmp_path / "run", settings=SETTINGS, **published)
-    go(tmp_path / "run", settings={**SETTINGS, "compensate": "none"}, **published)
-    with pytest.raises(RunError, match=r"compensate was .*none.* and is now 'lstsq'"):
-        go(tmp_path / "run", settings={**SETTINGS, "compensate": "lstsq"})
+    go(tmp_path / "run", settings={**SETTINGS, "repair": "none"}, **published)
+    with pytest.raises(RunError, match=r"repair was .*none.* and is now 'lstsq'"):
+        go(tmp_path / "run", settings={**SETTINGS, "repair": "lstsq"})
 
 
 def test_resuming_again_and_again(whole: Path, tmp_path: Path) -> None:

@@ -284,10 +284,10 @@ def telling_model(name: str = "bert") -> Any:
     return model
 
 
-# The loop of the paper, and what `prune` does unless it is told otherwise.
+# The loop of the paper, and the criterion and the repair that `prune` has by default, unit by unit.
 WAYS = {
-    "published": {"criterion": "gnorm", "compensate": "none"},
-    "defaults": {"criterion": "repair", "compensate": "lstsq"},
+    "published": {"criterion": "gnorm", "repair": "none"},
+    "defaults": {"criterion": "repair", "repair": "lstsq", "rescore": "every"},
 }
 both_ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
@@ -301,7 +301,7 @@ def assert_is_the_model_of_its_step(
     gone = [head for step in steps for head in step.removed]
     expected = copy.deepcopy(dense)
     for step in steps:
-        headprune.remove(expected, step.removed, compensate=way["compensate"], batches=calibration)
+        headprune.remove(expected, step.removed, repair=way["repair"], batches=calibration)
     assert kept_heads(result.model) == kept_heads(expected)
     assert result.mask.sum() == result.result.heads == sum(len(kept) for kept in kept_heads(expected))
     assert identical(outputs(result.model, batch), outputs(expected, batch))
@@ -392,7 +392,7 @@ def test_every_site_keeps_its_minimum(minimum: int, way: dict[str, str]) -> None
 
 def test_a_minimum_wins_over_a_budget() -> None:
     calibration, held_out = data()
-    result = headprune.prune(telling_model(), calibration, keep=2, min_per_site=2, evaluation=held_out)
+    result = headprune.prune(telling_model(), calibration, keep=2, min_per_site=2, evaluation=held_out, rescore="every")
     assert [len(kept) for kept in kept_heads(result.model)] == [2, 2, 2]
     assert result.stopped_at == 6
 
@@ -401,7 +401,7 @@ def test_a_pruned_model_can_be_pruned_on() -> None:
     """Head ids stay the original ones, and a share is one of what is left."""
     calibration, held_out = data()
     model = headprune.remove(telling_model(), [(0, 1), (0, 2), (1, 3), (2, 0)])
-    result = headprune.prune(model, calibration, keep=0.5, evaluation=held_out)
+    result = headprune.prune(model, calibration, keep=0.5, evaluation=held_out, rescore="every")
     assert [step.heads for step in result.trajectory] == [8, 7, 6, 5, 4]
     gone = {head for step in result.trajectory for head in step.removed}
     assert gone.isdisjoint({(0, 1), (0, 2), (1, 3), (2, 0)})

@@ -41,7 +41,7 @@ def batches_of(name: str) -> list[dict[str, torch.Tensor]]:
 
 
 def config(**settings: Any) -> PruneConfig:
-    return PruneConfig(schedule="sweep", units="heads,neurons", round_to=2, keep_flops=0.6, **settings)
+    return PruneConfig(schedule="layerwise", units="heads,neurons", round_to=2, keep_flops=0.6, **settings)
 
 
 def by_whole_passes(
@@ -125,19 +125,19 @@ def result_predictions(model: Any, batches: Sequence[Mapping[str, Any]]) -> torc
 
 
 @pytest.mark.parametrize(
-    ("criterion", "compensate"),
+    ("criterion", "repair"),
     [("fluctuation", "mean"), ("wanda", "none"), ("magnitude", "scale"), ("elimination(metric=output)", "site")],
 )
-def test_every_way_reaches_the_budget(criterion: str, compensate: str) -> None:
+def test_every_way_reaches_the_budget(criterion: str, repair: str) -> None:
     model, batches = ZOO["bert"].build().eval(), batches_of("bert")
-    settings = config(criterion=criterion, compensate=compensate, widths="uniform")
+    settings = config(criterion=criterion, repair=repair, widths="uniform")
     result = headprune.prune(model, batches, config=settings)
     heads = [site.size for site in sites_of(model, KINDS) if site.kind == "heads"]
     assert len(set(heads)) == 1  # the same share everywhere
     assert result.result.model_flops <= 0.6 * result.trajectory[0].model_flops
     errors = [(own["error"], own["error_without"]) for own in result.result.compensation]
     assert all(after <= before for after, before in errors)
-    assert bool(errors) == (compensate != "none")
+    assert bool(errors) == (repair != "none")
 
 
 def test_wide_sites_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,9 +232,11 @@ def test_logits_of_a_sweep_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_what_a_sweep_cannot_do_is_said(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ScheduleError, match=words):
-        headprune.prune(ZOO["bert"].build(), batches_of("bert"), schedule="sweep", **settings)
+        headprune.prune(ZOO["bert"].build(), batches_of("bert"), schedule="layerwise", **settings)
 
 
 def test_layers_that_run_again_and_again_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="one by one"):
-        headprune.prune(ZOO["albert"].build(), batches_of("albert"), schedule="sweep", keep_flops=0.8, units="heads")
+        headprune.prune(
+            ZOO["albert"].build(), batches_of("albert"), schedule="layerwise", keep_flops=0.8, units="heads"
+        )

@@ -27,7 +27,7 @@ def experiment(model: str | None = None, **settings: Any) -> Experiment:
         "evaluation_samples": 4,
         "max_length": 12,
         "batch_size": 4,
-        "schedule": "sweep",
+        "schedule": "layerwise",
         "units": "heads,neurons",
         "keep_flops": 0.7,
         "round_to": 2,
@@ -87,7 +87,7 @@ def test_a_sweep_goes_on_at_the_layer_it_was_at(tmp_path: Path, monkeypatch: pyt
 def test_the_program_sweeps(tmp_path: Path) -> None:
     """Everything that other runs have is there, and the model in the folder says what the journal measured."""
     out = tmp_path / "run"
-    words = ["--schedule", "sweep", "--keep-parameters", "0.9", "--round", "2", "--units", "heads,neurons"]
+    words = ["--schedule", "layerwise", "--keep-parameters", "0.9", "--round-to", "2", "--units", "heads,neurons"]
     data = str(material().root / "data.csv")
     done = headprune(
         "prune", material().bert, "--data", data, "--out", out, "--calibration-samples", "8", *words, "--json"
@@ -103,7 +103,7 @@ def test_the_program_sweeps(tmp_path: Path) -> None:
     model = library.load(out / "model")
     assert sum(parameter.numel() for parameter in model.parameters()) == pruned["parameters"]
     record = json.loads((out / "run.json").read_text())
-    assert record["settings"]["schedule"] == "sweep"
+    assert record["settings"]["schedule"] == "layerwise"
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
@@ -127,7 +127,7 @@ def test_precision_of_the_checkpoint_is_kept(tmp_path: Path, stored: torch.dtype
 
 def test_a_smaller_vocabulary_and_a_sweep_do_not_go_together(tmp_path: Path) -> None:
     out, words = tmp_path / "run", str(material().root / "words.txt")
-    given = ["--schedule", "sweep", "--keep-flops", "0.7", "--vocabulary", words]
+    given = ["--schedule", "layerwise", "--keep-flops", "0.7", "--vocabulary", words]
     done = headprune("prune", material().bert, "--data", material().data_csv, "--out", out, *given)
     assert done.code == 2
     assert "--vocabulary" in done.err
@@ -147,7 +147,7 @@ def test_nothing_is_lost_by_what_a_sweep_refuses(tmp_path: Path) -> None:
         "--calibration-samples",
         "8",
         "--schedule",
-        "sweep",
+        "layerwise",
     ]
     assert headprune(*words, "--keep", "8").code == 0
     before = (out / "steps.jsonl").read_bytes(), (out / "run.json").read_bytes()
@@ -164,7 +164,7 @@ def test_nothing_is_lost_by_what_a_sweep_refuses(tmp_path: Path) -> None:
     assert before == ((out / "steps.jsonl").read_bytes(), (out / "run.json").read_bytes())
     misplaced = headprune(*words[:-2], "--keep", "6", "--activations-on-disk")
     assert misplaced.code == 2
-    assert "--schedule sweep" in misplaced.err
+    assert "--schedule layerwise" in misplaced.err
 
 
 def test_layers_without_their_weights_are_done_again(tmp_path: Path) -> None:

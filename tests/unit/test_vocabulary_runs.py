@@ -12,7 +12,8 @@ import torch
 import transformers
 
 import headprune
-from headprune.search.config import Experiment, command_words
+from headprune.search.config import Experiment
+from headprune.search.settings import command_words
 from runs import COLOURS, interrupt, material, prune_command, same_but_timing, steps_of
 from runs import headprune as program
 from zoo import VOCAB

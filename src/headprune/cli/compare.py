@@ -112,8 +112,8 @@ def compare(
     swept = None
     if alpha == "sweep":
         experiment = groups[0].experiment
-        names = expand(study.criteria, experiment.compensate)
-        swept = experiment.with_options(compensate=check_sweep(names, experiment.compensate))
+        names = expand(study.criteria, experiment.repair)
+        swept = experiment.with_options(repair=check_sweep(names, experiment.repair))
     with resumable(out):
         if swept is not None:
             best, areas = sweep_alpha(swept)

@@ -23,6 +23,7 @@ from headprune.cli.options import (
     with_options,
 )
 from headprune.cli.processes import as_one
+from headprune.cli.renamed import RenamedOptions
 from headprune.cli.reproduce import reproduce
 from headprune.cli.train import train
 from headprune.cli.training import finetune
@@ -37,11 +38,12 @@ OF_BUDGETS = (
 # What decides how a model is pruned, and not how it is scored.
 NOT_OF_SCORE = (
     *(name for name in OF_BUDGETS if name != "units"),
-    *("compensate", "keep", "max_drop", "knee", "explore", "schedule", "rescore", "every", "min_per_site", "metric"),
+    *("repair", "keep", "max_drop", "knee", "explore", "schedule", "rescore", "every", "min_per_site", "metric"),
     *("calibration", "calibration_samples", "evaluation_samples", "same_data", "vocabulary", "activations_on_disk"),
 )
 
 app = typer.Typer(
+    cls=RenamedOptions,
     help="Find the attention heads of a transformer that do not matter, and remove them from the weights.",
     no_args_is_help=True,
     add_completion=False,

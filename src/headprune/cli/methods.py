@@ -17,7 +17,7 @@ def print_methods(methods: Sequence[Method], console: Console | None = None) -> 
     for heading in ("method", "made of", "use", "reference"):
         table.add_column(heading, no_wrap=heading == "method", overflow="fold")
     for one in methods:
-        parts = [one.criterion, f"compensate {one.compensate}", f"widths {one.widths}", f"rounds {one.rounds}"]
+        parts = [one.criterion, f"repair {one.repair}", f"widths {one.widths}", f"rounds {one.rounds}"]
         table.add_row(one.name, escape("\n".join(parts)), escape(one.use), escape(one.reference))
     console.print(table)
     console.print("A method goes with a budget, such as --method flap --keep-flops 0.5.", highlight=False)

@@ -270,7 +270,7 @@ def print_run(out: Path, record: Mapping[str, Any], console: Console | None = No
         highlight=False,
     )
     settings = record["settings"]
-    method = f"Criterion {settings['criterion']}, compensation {settings.get('compensate', 'none')}"
+    method = f"Criterion {settings['criterion']}, compensation {settings.get('repair', 'none')}"
     if settings.get("gates"):
         said = gates.how(record)
         method = said[0].upper() + said[1:]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @criterion(
     "fluctuation",
     reference="FLAP, arXiv 2312.11983",
-    use="with compensate='mean' and widths='threshold', as FLAP does; forward passes only",
+    use="with repair='mean' and widths='threshold', as FLAP does; forward passes only",
 )
 @dataclass(frozen=True)
 class Fluctuation(ColumnCriterion):

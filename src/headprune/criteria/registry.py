@@ -202,7 +202,7 @@ def make(spec: str | Criterion, **options: Any) -> Criterion:
         near = difflib.get_close_matches(name, REGISTRY, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(REGISTRY))}."
         if "+" in name:
-            hint = "one criterion is wanted here, and its compensation is named apart: --compensate."
+            hint = "one criterion is wanted here, and its compensation is named apart: --repair."
         raise CriterionError(f"There is no criterion {name!r}; {hint}")
     kind = REGISTRY[name]
     hints = get_type_hints(kind)

@@ -19,7 +19,8 @@ from headprune.errors import DataError
 from headprune.extras import require
 from headprune.papers.paper import ReproductionError, find_model
 from headprune.runs.compare import compare, write_comparison
-from headprune.search.config import Experiment, command_words
+from headprune.search.config import Experiment
+from headprune.search.settings import command_words
 from headprune.store.files import write_text
 
 MAX_LENGTH = 512  # the notebooks cut texts only where the model has no further position
@@ -205,7 +206,7 @@ def comparisons(
     greedy = Experiment(
         model=checkpoint or protocol.checkpoint,
         data=str(data.evaluation),
-        compensate="none",
+        repair="none",
         rescore="every",
         pair_column="pair" if protocol.pair is not None else None,
         same_data=data.calibration is None,

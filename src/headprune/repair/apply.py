@@ -37,7 +37,7 @@ def check_compensation(
                 log.warning("This model has no output biases for means to go into, so nothing is compensated.")
                 return "none"
             raise DataError(
-                "compensate='mean' moves means into output biases, and this model has none; use 'lstsq' or 'none'."
+                "repair='mean' moves means into output biases, and this model has none; use 'lstsq' or 'none'."
             )
     return cast(Compensation, word)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from headprune.errors import DataError, HeadSelectionError
+from headprune.errors import DataError, HeadSelectionError, warn_renamed
 from headprune.repair.apply import apply_repairs, check_compensation, plan_repairs
 from headprune.repair.regression import BUDGETS_ONLY, Compensation, Repair
 from headprune.signals.moments import Moments
@@ -24,27 +24,32 @@ def remove(
     *,
     neurons: Iterable[tuple[int, int]] = (),
     verify: Mapping[str, Any] | None = None,
-    compensate: Compensation = "none",
+    repair: Compensation = "none",
     batches: Iterable[Mapping[str, Any]] | None = None,
+    compensate: Compensation | None = None,
 ) -> PreTrainedModel:
     """Take heads, neurons or both out of the weights, in place, and return the model.
 
     `heads` are (site, head) pairs in original ids, `neurons` (site, neuron) pairs; sites are numbered as `inspect`
     shows them, feed-forward layers after attention. With `verify=batch` the outputs on that batch are compared with
     those of the gated model; if they differ, the removal is undone and `EquivalenceError` tells by how much.
-    With `compensate="lstsq"` the heads that stay take over what they can of what these heads did on the calibration
-    `batches`; with "mean" the bias of the output projection takes over its mean.
+    With `repair="lstsq"` the heads that stay take over what they can of what these heads did on the calibration
+    `batches`; with "mean" the bias of the output projection takes over its mean; `compensate` is what
+    this was called.
     Parameters are replaced by smaller ones, so make an optimizer after this and not before.
     """
+    if compensate is not None:
+        warn_renamed("compensate", "repair")
+        repair = compensate
     refuse_quantized(model, "pruned")
     chosen_heads, chosen_neurons = as_members(heads), as_members(neurons, "neuron")
     sites = _checked_sites(model, chosen_heads, chosen_neurons)
-    if check_compensation(compensate) in BUDGETS_ONLY:
-        raise DataError(f"compensate={compensate!r} goes with a budget of prune; use 'lstsq', 'mean' or 'none' here.")
-    if compensate != "none" and batches is None:
-        raise DataError(f"compensate={compensate!r} needs calibration data; give it as batches=[...].")
+    if check_compensation(repair) in BUDGETS_ONLY:
+        raise DataError(f"repair={repair!r} goes with a budget of prune; use 'lstsq', 'mean' or 'none' here.")
+    if repair != "none" and batches is None:
+        raise DataError(f"repair={repair!r} needs calibration data; give it as batches=[...].")
     chosen = [*chosen_heads, *chosen_neurons]
-    remove_and_repair(model, sites, chosen, verify=verify, compensate=compensate, batches=batches or ())
+    remove_and_repair(model, sites, chosen, verify=verify, repair=repair, batches=batches or ())
     return model
 
 
@@ -70,7 +75,7 @@ def remove_and_repair(
     members: Sequence[Member],
     *,
     verify: Mapping[str, Any] | None = None,
-    compensate: Compensation = "none",
+    repair: Compensation = "none",
     batches: Iterable[Mapping[str, Any]] = (),
     moments: Mapping[int, Moments] | None = None,
     task: Task | None = None,
@@ -79,6 +84,6 @@ def remove_and_repair(
     compensation did, or know the `moments` that it rests on."""
     if not members:
         return []
-    repairs = plan_repairs(model, sites, members, compensate, batches, task or task_of(model), moments)
+    repairs = plan_repairs(model, sites, members, repair, batches, task or task_of(model), moments)
     cut(model, members, sites=sites, verify=verify, afterwards=lambda: apply_repairs(model, sites, repairs))
     return repairs

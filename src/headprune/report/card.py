@@ -87,7 +87,7 @@ def _how(record: Mapping[str, Any]) -> str:
     if settings.get("gates"):
         return gates.how(record)
     return (
-        f"criterion `{settings['criterion']}`, compensation `{settings.get('compensate', 'none')}`, schedule "
+        f"criterion `{settings['criterion']}`, compensation `{settings.get('repair', 'none')}`, schedule "
         f"`{settings['schedule']}`, seed {settings['seed']}, {samples['calibration']} calibration samples, "
         f"{samples['evaluation']} evaluation samples" + (" (the same ones)" if settings["same_data"] else "")
     )

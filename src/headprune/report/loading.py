@@ -18,7 +18,7 @@ from headprune.measure.comparing import Curve
 from headprune.measure.metrics import METRICS, Metric
 from headprune.measure.trajectory import Step
 from headprune.report import gates
-from headprune.search.config import command_words, migrated
+from headprune.search.settings import command_words, migrated
 from headprune.store.files import is_there
 from headprune.store.rundir import read_run
 from headprune.units import Head
@@ -83,7 +83,7 @@ class ReportRun:
         if self.has_gates:
             return "learned gates"
         criterion = str(self.settings.get("criterion", ""))
-        words = COMPENSATIONS.get(self.settings.get("compensate", "none"), "")
+        words = COMPENSATIONS.get(self.settings.get("repair", "none"), "")
         return criterion + (f" {words}" if words else "")
 
     @property
@@ -187,8 +187,8 @@ def entries(runs: Sequence[ReportRun]) -> list[Entry]:
         name = group[0].name
         if len(group) > 1:
             plain = _without_seed(str(group[0].settings["criterion"]))
-            own = group[0].settings.get("compensate", "none")
-            others = {run.settings.get("compensate", "none") for run in runs}
+            own = group[0].settings.get("repair", "none")
+            others = {run.settings.get("repair", "none") for run in runs}
             name = f"{plain}{f'+{own}' if len(others) > 1 and own != 'none' else ''} ({len(group)} runs)"
             name = name if name not in names else f"{group[0].name} and {len(group) - 1} more"
         names.append(name)
@@ -231,10 +231,8 @@ def comparison_command(runs: Sequence[ReportRun]) -> str | None:
         return None
     if {run.path.resolve() for run in runs} != {(folder / name).resolve() for name in listed}:
         return None
-    shared = next(
-        (run.settings.get("compensate") for run in runs if "+" not in listed[run.path.resolve().name]), "none"
-    )
-    settings = {**runs[0].settings, "compensate": about.get("compensate") or shared or "none"}
+    shared = next((run.settings.get("repair") for run in runs if "+" not in listed[run.path.resolve().name]), "none")
+    settings = {**runs[0].settings, "repair": about.get("repair") or about.get("compensate") or shared or "none"}
     return shlex.join(
         [
             *command_words(settings, "compare"),

@@ -103,9 +103,9 @@ def with_alpha(names: Sequence[str], alpha: float) -> list[str]:
     return changed
 
 
-def check_sweep(names: Sequence[str], compensate: str) -> Compensation:
+def check_sweep(names: Sequence[str], repair: str) -> Compensation:
     """A sweep needs hies once, before anything runs; the compensation that hies has there."""
-    found = [combination(name, compensate)[1] for name in names if isinstance(make(split_suffix(name)[0]), Hies)]
+    found = [combination(name, repair)[1] for name in names if isinstance(make(split_suffix(name)[0]), Hies)]
     if len(found) != 1:
         raise CriterionError(f"--alpha sweep needs hies once among the criteria, but it is there {len(found)} times.")
     return found[0]
@@ -127,14 +127,12 @@ def write_comparison(out: Path, rows: Sequence[Row]) -> None:
 def _compared(out: Path, rows: Sequence[Row]) -> dict[str, Any]:
     """What a command needs to compare the same again: the names, the trials of random, and the compensation of all
     criteria that do not bring their own."""
-    shared = [
-        read_run(out / row.runs[0])[0]["settings"].get("compensate") for row in rows if not split_suffix(row.name)[1]
-    ]
+    shared = [read_run(out / row.runs[0])[0]["settings"].get("repair") for row in rows if not split_suffix(row.name)[1]]
     trials = [len(row.runs) for row in rows if split_suffix(row.name)[0] == "random"]
     return {
         "criteria": [row.name for row in rows],
         "trials": max(trials, default=1),
-        "compensate": next(iter(shared), "none"),
+        "repair": next(iter(shared), "none"),
     }
 
 
@@ -154,7 +152,7 @@ def sweep_alpha(experiment: Experiment, alphas: Sequence[float] = ALPHAS) -> tup
             batches,
             config=PruneConfig(
                 criterion=Hies(alpha=alpha),
-                compensate=experiment.compensate,
+                repair=experiment.repair,
                 schedule="one-shot",
                 every=max(1, units // 12),
                 metric=experiment.metric,

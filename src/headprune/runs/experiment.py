@@ -30,10 +30,11 @@ from headprune.report.page import write_report
 from headprune.runs.journal import Run, opened
 from headprune.runs.layerwise import OnLayer, check_prunable, clear_parts, prune_on_disk, refuse_unsuited
 from headprune.runs.subject import Subject, find_device, load_subject, read_examples
-from headprune.search.config import Experiment, migrated, stop_settings
+from headprune.search.config import Experiment, stop_settings
 from headprune.search.pruner import PruneResult, prune
 from headprune.search.rescore import AUTO, EVERY
 from headprune.search.schedules.rounds import refuse_unreachable
+from headprune.search.settings import migrated
 from headprune.store.checkpoint import load as load_model
 from headprune.store.checkpoint import save
 from headprune.store.configs import stored_dtype
@@ -121,10 +122,10 @@ def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None
     model, task = subject.model, subject.task
     sites = sites_of(model, experiment.units)
     experiment.stop.units_left(sum(site.size for site in sites if site.kind in experiment.units))
-    if experiment.schedule == "sweep":
+    if experiment.schedule == "layerwise":
         check_prunable(experiment, model, task)
     refuse_unreachable(model, experiment)
-    check_compensation(experiment.compensate, model, published=experiment.method is not None)
+    check_compensation(experiment.repair, model, published=experiment.method is not None)
     sample = Quality(task)
     with torch.no_grad(), evaluating(model):
         (batch,) = evaluated.select([0]).batches(1)
@@ -149,7 +150,7 @@ def run_experiment(
     A finished run is taken further, or back, when only its rules to stop are others. Several processes share the work;
     the first one alone writes. A sweep leaves the model on disk, and tells `on_layer` of each layer that is done.
     """
-    if experiment.schedule != "sweep":
+    if experiment.schedule != "layerwise":
         return _run(experiment, out, overwrite, measure, publish, on_step)
     refuse_unsuited(experiment)
     give_memory_back()
@@ -187,17 +188,17 @@ def _run(
         calibrating = calibration.batches(experiment.batch_size, full=experiment.criterion.by_batch)
         held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
     # A sweep decides everything at its start, so none of its rules to stop can change on the way.
-    free = () if experiment.schedule == "sweep" else stop_settings()
+    free = () if experiment.schedule == "layerwise" else stop_settings()
     with opened(out, lambda: settings_of(experiment), overwrite=overwrite, free=free) as run:
         if distributed.broadcast(run is not None and run.finished):
             if on_step is not None:
                 for step in run.steps if run is not None else ():
                     on_step(step)
             return distributed.on_main(lambda: _published(out, run, publish))
-        if run is not None and run.changed and experiment.schedule not in ("rounds", "sweep"):
+        if run is not None and run.changed and experiment.schedule not in ("rounds", "layerwise"):
             units = None if experiment.rescore == AUTO else experiment.every
             run.drop_short_step(units, [site.group for site in resolve(subject.model)])
-        if experiment.schedule == "sweep":
+        if experiment.schedule == "layerwise":
             assert run is not None  # of several processes it is refused
             given = run, experiment, subject.model, subject.task, calibrating, held_out
             device = find_device(experiment.device)
@@ -239,7 +240,7 @@ def _concluded(
     out = run.path
     task = task_of(result.model, experiment.task)
     forget_exports(out)
-    if experiment.schedule != "sweep":  # which has written it layer by layer
+    if experiment.schedule != "layerwise":  # which has written it layer by layer
         save(in_precision_of(model_folder(experiment.model), result.model), out / "model")
     record["result"] = record_of(result)
     points = _settled(result)

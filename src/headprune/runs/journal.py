@@ -27,8 +27,8 @@ from filelock import FileLock, Timeout
 from headprune import distributed
 from headprune.errors import RunBusyError, RunError
 from headprune.measure.trajectory import Step, curve_csv
-from headprune.search.config import default_settings, migrated
 from headprune.search.observers import Journal
+from headprune.search.settings import default_settings, migrated, renamed
 from headprune.store.files import is_there, write_text
 from headprune.store.rundir import read_run
 
@@ -236,10 +236,10 @@ def _record_of(path: Path, settings: Mapping[str, Any], free: Collection[str]) -
     described = path / "run.json"
     try:
         record = json.loads(described.read_text())
-        known = record["settings"]
+        known = record["settings"] = renamed(record["settings"])
     except (ValueError, KeyError, TypeError):
         raise RunError(f"{described} is damaged; start again with --overwrite.") from None
-    if "compensate" in settings:  # an experiment's, which earlier versions wrote otherwise
+    if "repair" in settings:  # an experiment's, which earlier versions wrote otherwise
         known, settings = migrated(known), migrated(settings)
     keys = dict.fromkeys([*known, *settings])
     silent = default_settings()

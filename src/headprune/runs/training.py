@@ -82,8 +82,8 @@ class Training:
     def evaluated(self) -> Experiment:
         """The experiment as a run of `prune` would have it: its data evaluates."""
         if self.evaluation is None:
-            return self.experiment.with_options(compensate="none")
-        return self.experiment.with_options(data=self.evaluation, calibration=self.data, compensate="none")
+            return self.experiment.with_options(repair="none")
+        return self.experiment.with_options(data=self.evaluation, calibration=self.data, repair="none")
 
 
 @dataclass

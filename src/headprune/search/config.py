@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from headprune import defaults
-from headprune.errors import CriterionError, ScheduleError
+from headprune.errors import ScheduleError, warn_renamed
 
 # The command line reads this file before it knows what it is asked for, so torch is not imported here until a config
 # is made.
@@ -32,7 +32,7 @@ BUDGETS: dict[str, Measure] = {
 }
 
 
-SCHEDULES = ("greedy", "one-shot", "rounds", "sweep")
+SCHEDULES = ("greedy", "one-shot", "rounds", "layerwise")
 WIDTHS = ("global", "uniform", "threshold")
 
 
@@ -85,7 +85,7 @@ class PruneConfig:
         None,
         f"Name as in `headprune criteria`; by default {defaults.CRITERION}, for budgets {defaults.BUDGET_CRITERION}.",
     )
-    compensate: Compensation = option(
+    repair: Compensation = option(
         None,
         "What makes up for removed heads: 'lstsq' (the heads that stay, by least squares), 'mean' (the output bias) or "
         "'none'; with budgets also 'site' (least squares site after site) and 'scale' (a factor per unit). "
@@ -127,8 +127,8 @@ class PruneConfig:
     schedule: str = option(
         None,
         "'greedy' scores again after every unit, 'one-shot' only once, 'rounds' reaches a budget in a few steps, "
-        "'sweep' layer after layer with one of them in memory; 'rounds' by default where there is a budget or neurons "
-        "go, 'greedy' otherwise.",
+        "'layerwise' layer after layer with one of them in memory; 'rounds' by default where there is a budget or "
+        "neurons go, 'greedy' otherwise.",
     )
     rescore: str = option(
         None,
@@ -142,9 +142,7 @@ class PruneConfig:
         word=int,
         minimum=1,
     )
-    round_to: int = option(
-        8, "Widths of feed-forward layers are multiples of this, which hardware likes.", minimum=1, flag="--round"
-    )
+    round_to: int = option(8, "Widths of feed-forward layers are multiples of this, which hardware likes.", minimum=1)
     widths: str = option(
         None,
         "How sites share a budget: 'global' by error for its price, 'uniform' the same share everywhere, 'threshold' "
@@ -158,9 +156,13 @@ class PruneConfig:
     labels: str = option("given", "'given' in the data, or 'self' for the model's own predictions.")
     task: str | None = option(None, "What the model predicts, where its class does not say it: see the table of tasks.")
 
+    compensate: InitVar[Any] = None  # what `repair` was called
     asked: ClassVar[Mapping[str, Any]]  # of every config its own: the fields as they were given
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, compensate: Any) -> None:
+        for name, value in current_names({"compensate": compensate, "schedule": self.schedule}).items():
+            if value is not None:
+                object.__setattr__(self, name, value)
         object.__setattr__(self, "asked", {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
         self._resolve()
         self._check()
@@ -189,7 +191,7 @@ class PruneConfig:
             if getattr(self, name) is not None:
                 decide(name, points(getattr(self, name), name), given=True)
         budgeted = any(getattr(self, name) is not None for name in BUDGETS)
-        if self.schedule == "sweep":
+        if self.schedule == "layerwise":
             criterion = defaults.SWEEP_CRITERION
         elif (budgeted and self.schedule in (None, "rounds")) or "neurons" in (self.units or ()):
             criterion = defaults.BUDGET_CRITERION
@@ -199,7 +201,7 @@ class PruneConfig:
         both = budgeted and "neurons" in self.criterion.kinds
         decide("units", as_kinds(self.units or ("heads,neurons" if both else "heads")), given=True)
         decide("schedule", "rounds" if budgeted or "neurons" in self.units else "greedy")
-        decide("compensate", defaults.COMPENSATION)
+        decide("repair", defaults.COMPENSATION)
         decide("rounds", defaults.ROUNDS)
         decide("widths", defaults.WIDTHS)
         ours = self.criterion.reference.startswith("this project")
@@ -220,9 +222,9 @@ class PruneConfig:
         if self.schedule not in SCHEDULES:
             raise ScheduleError(f"There is no schedule {self.schedule!r}; choose one of {', '.join(SCHEDULES)}.")
         check_kinds([self.criterion], self.units)
-        if check_compensation(self.compensate) in BUDGETS_ONLY and self.schedule not in ("rounds", "sweep"):
+        if check_compensation(self.repair) in BUDGETS_ONLY and self.schedule not in ("rounds", "layerwise"):
             raise ScheduleError(
-                f"compensate={self.compensate!r} goes with a budget; give one, such as keep_flops=0.5, or use 'lstsq'."
+                f"repair={self.repair!r} goes with a budget; give one, such as keep_flops=0.5, or use 'lstsq'."
             )
         check_labels_word(self.labels)
         if self.rescore != EVERY and not self._removes_heads_greedily:
@@ -277,10 +279,25 @@ class PruneConfig:
         return values
 
 
+def current_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under the names that they have now; whoever gives an earlier one is told."""
+    result = dict(options)
+    if "compensate" in result:
+        value = result.pop("compensate")
+        if value is not None:
+            warn_renamed("compensate", "repair")
+            result["repair"] = value
+    if result.get("schedule") == "sweep":
+        warn_renamed("schedule 'sweep'", "'layerwise'")
+        result["schedule"] = "layerwise"
+    return result
+
+
 def config_from(options: Mapping[str, Any], config: PruneConfig | None = None) -> PruneConfig:
     """A config from keywords; those that are none of its fields are options of the criterion, such as alpha=0.7."""
     from headprune.criteria import make
 
+    options = current_names(options)
     known = {field.name for field in dataclasses.fields(PruneConfig)}
     given = {name: value for name, value in options.items() if name in known}
     base = config or PruneConfig()
@@ -333,81 +350,13 @@ class Experiment(PruneConfig):
         "auto", "Where to compute: cpu, cuda, cuda:1, mps; 'auto' takes a CUDA device if there is one."
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.activations_on_disk and self.schedule != "sweep":
-            raise ScheduleError("--activations-on-disk is for --schedule sweep; leave it out.")
+    def __post_init__(self, compensate: Any) -> None:
+        super().__post_init__(compensate)
+        if self.activations_on_disk and self.schedule != "layerwise":
+            raise ScheduleError("--activations-on-disk is for --schedule layerwise; leave it out.")
         files = [self.vocabulary] if isinstance(self.vocabulary, str) else self.vocabulary
         object.__setattr__(self, "vocabulary", tuple(files) if files else None)
 
 
 # Where a verb has other defaults than experiments: published methods are compared as published, in the same steps.
-VERB_DEFAULTS: dict[str, dict[str, Any]] = {"compare": {"compensate": "none", "rescore": "every"}}
-
-
-def command_words(settings: Mapping[str, Any], verb: str = "prune") -> list[str]:
-    """The command that a run's settings belong to, without its --out; options at their defaults are left out."""
-    settings = migrated(settings)
-    words = ["headprune", verb, str(settings["model"]), "--data", str(settings["data"])]
-    own = VERB_DEFAULTS.get(verb, {})
-    implied = _implied(settings)
-    for field in dataclasses.fields(Experiment):
-        value = settings.get(field.name, field.default)
-        if field.name in ("model", "data") or value is None or value == own.get(field.name, field.default):
-            continue
-        if verb == "compare" and (field.name == "criterion" or field.metadata["stops"]):
-            continue  # which are asked for as --criteria, and run to the end
-        flag = field.metadata.get("flag") or f"--{field.name.replace('_', '-')}"
-        if field.name in IMPLIED and field.name not in own and value == implied.get(field.name):
-            continue
-        if value is True:
-            words.append(flag)
-        elif isinstance(value, (list, tuple)):
-            if field.name in BUDGETS:
-                words += [flag, ",".join(f"{point:g}" for point in value)]
-            else:
-                words += [word for entry in value for word in (flag, str(entry))]
-        elif value is not False:
-            words += [flag, str(value)]
-    return words
-
-
-# What other settings may decide.
-IMPLIED = ("units", "schedule", "criterion", "compensate", "widths", "rounds", "rescore")
-
-
-def _implied(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What these settings would be if only the budget and the method had been given; how often to score depends on the
-    criterion and the schedule too."""
-    asked: dict[str, Any] = {name: settings.get(name) for name in (*BUDGETS, "method")}
-    chosen: dict[str, Any] = {name: settings.get(name) for name in ("criterion", "schedule", "units")}
-    try:
-        return {**PruneConfig(**asked).settings(), "rescore": PruneConfig(**asked, **chosen).rescore}
-    except (CriterionError, ScheduleError):  # a method of a plugin that is not there now
-        return {}
-
-
-def migrated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run of any version as this one writes them."""
-    # Runs from before there was any compensation had none, and all scored before every step.
-    result = {"compensate": "none", "rescore": "every", **settings}
-    for name, value in (result.pop("columns", None) or {}).items():
-        result[f"{name}_column"] = value
-    result["criterion"] = _full_name(result.get("criterion"))
-    return result
-
-
-def default_settings() -> dict[str, Any]:
-    """What settings are that a run, of an earlier version, does not mention."""
-    before = {"units": "heads", "schedule": "greedy", "rescore": "every", "widths": "global", "rounds": 6}
-    return {**{f.name: f.default for f in dataclasses.fields(Experiment)}, **before}
-
-
-def _full_name(criterion: Any) -> Any:
-    """The name that a criterion has now."""
-    from headprune.criteria import make
-
-    try:
-        return str(make(criterion))
-    except CriterionError:  # a plugin's, which is not there now
-        return criterion
+VERB_DEFAULTS: dict[str, dict[str, Any]] = {"compare": {"repair": "none", "rescore": "every"}}

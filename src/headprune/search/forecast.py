@@ -339,7 +339,7 @@ def sweep(shape: Shape, data: Calibration) -> Need:
     size = WIDE if widest.given <= choose.WIDE else SINGLE
     pairs = widest.given * (widest.given + widest.gives) * size
     return Need(
-        "sweep",
+        "layerwise",
         {
             "ordering": {**layer, "eliminating": 4 * widest.given**2 * size},
             "repairing": {**layer, "moments": FOLDS * pairs, "solving": pairs + widest.given * widest.gives * size},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from headprune.errors import RegistrationError, ScheduleError
+from headprune.search.config import current_names
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,18 @@ class Method:
     reference: str
     use: str  # when to take it, for people
     criterion: str
-    compensate: str = "none"
+    repair: str = "none"
     widths: str = "global"
     rounds: int = 1
     units: str = "heads,neurons"
+    compensate: InitVar[Any] = None  # what `repair` was called
+
+    def __post_init__(self, compensate: Any) -> None:
+        if compensate is not None:
+            object.__setattr__(self, "repair", current_names({"compensate": compensate})["repair"])
 
     def settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("criterion", "compensate", "widths", "rounds", "units")}
+        return {name: getattr(self, name) for name in ("criterion", "repair", "widths", "rounds", "units")}
 
 
 METHODS: dict[str, Method] = {}
@@ -51,7 +57,7 @@ for one in (
         "this project: docs/budgets.md",
         "the default: errors as the logits feel them, rounds, repairs towards the dense model",
         "elimination",
-        compensate="lstsq",
+        repair="lstsq",
         rounds=6,
     ),
     Method(
@@ -59,14 +65,14 @@ for one in (
         "Kwon et al. 2022, arXiv 2204.09656",
         "encoders with labelled data; minutes on a GPU",
         "fisher(rearrange=True)",
-        compensate="scale",
+        repair="scale",
     ),
     Method(
         "flap",
         "FLAP, An et al. 2023, arXiv 2312.11983",
         "language models, without gradients",
         "fluctuation(standardize=True)",
-        compensate="mean",
+        repair="mean",
         widths="threshold",
     ),
     Method(
@@ -81,14 +87,14 @@ for one in (
         "ZipLM, Kurtic et al. 2023, arXiv 2302.04089",
         "second-order pruning site by site, widths by error",
         "elimination(metric=output,ridge=0.01)",
-        compensate="site",
+        repair="site",
     ),
     Method(
         "osscar",
         "OSSCAR, Meng et al. 2024, arXiv 2403.12983",
         "second-order pruning site by site, the same share everywhere",
         "elimination(metric=output,ridge=0.01)",
-        compensate="site",
+        repair="site",
         widths="uniform",
     ),
     Method(

@@ -104,7 +104,7 @@ class Pruner:
         calibration = list(checked_batches(batches))
         if not calibration:
             raise DataError("There are no calibration batches; give at least one.")
-        check_compensation(config.compensate, model, published=config.method is not None)
+        check_compensation(config.repair, model, published=config.method is not None)
         self.observers = list(observers)
         self.known = list(known)
         self.metric: Metric | None = None
@@ -116,7 +116,7 @@ class Pruner:
         self._verified_empty = self._stopped = False
         sites = _prunable_sites(model, config.units)
         self.state = RunState(model, config, task, calibration, Scorer(model, calibration, config, task), sites)
-        schedules: dict[str, Callable[[RunState], Schedule]] = {"rounds": Rounds, "sweep": Layerwise}
+        schedules: dict[str, Callable[[RunState], Schedule]] = {"rounds": Rounds, "layerwise": Layerwise}
         self.schedule: Schedule = schedules.get(config.schedule, Greedy)(self.state)
         self._removals = self.schedule.removals(self.state)
         self._remover = remover_for(config.schedule)
@@ -296,7 +296,7 @@ def prune(
     Budgets (`keep_parameters`, `keep_flops`, `keep_memory`, `speedup`) are reached in `rounds`, in which heads and
     neurons of all sites compete; of several points, `at_point` is told the label when the model is at one.
     After every removal the heads that stay at its site take over what they can of what left, from the calibration
-    batches (`compensate="lstsq"`), or the output bias takes its mean ("mean"), or nothing does ("none").
+    batches (`repair="lstsq"`), or the output bias takes its mean ("mean"), or nothing does ("none").
 
     Steps are written to a `run`, and those that it has already are taken over. If anything goes wrong on the way, the
     model is put back as it was. In a group of processes (torch.distributed) all of them call this with the same model

@@ -31,7 +31,7 @@ class RepairedSites:
             run.sites,
             removal.members,
             verify=verify,
-            compensate=run.config.compensate,
+            repair=run.config.repair,
             batches=run.calibration,
             moments=run.scorer.moments,
             task=run.task,
@@ -47,7 +47,7 @@ class RepairedModel:
         self.dense: DenseTargets | None = None
 
     def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
-        model, members, repair = run.model, removal.members, run.config.compensate
+        model, members, repair = run.model, removal.members, run.config.repair
         if repair == "site":
             repairs = remove_front_to_back(model, run.sites, members, run.calibration, run.task, verify)
             return replace(removal, repairs=repairs)
@@ -68,5 +68,5 @@ class RepairedLayers:
 
 
 def remover_for(schedule: str) -> Remover:
-    removers: dict[str, type[Remover]] = {"rounds": RepairedModel, "sweep": RepairedLayers}
+    removers: dict[str, type[Remover]] = {"rounds": RepairedModel, "layerwise": RepairedLayers}
     return removers.get(schedule, RepairedSites)()

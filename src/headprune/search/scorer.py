@@ -58,7 +58,7 @@ class Scorer:
 
     def without(self, site: Site, gone: Sequence[int]) -> torch.Tensor | None:
         """Scores of the members of a site that stay when these go as well, if the scores can tell."""
-        repaired = self.config.compensate == "lstsq"
+        repaired = self.config.repair == "lstsq"
         return None if self._result is None else self._result.without(self.model, site, gone, repaired=repaired)
 
     def asked(self, sites: Sequence[Site]) -> list[Site]:

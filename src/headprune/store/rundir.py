@@ -8,6 +8,7 @@ from typing import Any
 
 from headprune.errors import RunError
 from headprune.measure.trajectory import Step
+from headprune.search.settings import renamed
 
 
 def read_run(path: str | Path) -> tuple[dict[str, Any], list[Step]]:
@@ -17,7 +18,9 @@ def read_run(path: str | Path) -> tuple[dict[str, Any], list[Step]]:
         raise RunError(f"{folder} is not a run directory: it has no run.json.")
     try:
         record = json.loads((folder / "run.json").read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError):
+        if isinstance(record.get("settings"), dict):
+            record["settings"] = renamed(record["settings"])
+    except (ValueError, AttributeError):
         raise RunError(f"{folder / 'run.json'} is damaged; start the run again with --overwrite.") from None
     lines = (folder / "steps.jsonl").read_text().splitlines() if (folder / "steps.jsonl").is_file() else []
     steps = []

@@ -12,7 +12,7 @@ from typing import Any
 
 from headprune.criteria.registry import split_names
 from headprune.errors import SweepError
-from headprune.search.config import BUDGETS, VERB_DEFAULTS, Experiment, stop_settings
+from headprune.search.config import BUDGETS, VERB_DEFAULTS, Experiment, current_names, stop_settings
 from headprune.store.files import is_there
 
 LISTS = ("models", "data", "pairs", "criteria", "seeds", "plugin", *BUDGETS)
@@ -52,7 +52,7 @@ def read_sweep(path: Path) -> dict[str, Any]:
         raise SweepError(f"{path} is not valid YAML: {reason}.") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise SweepError(f"{path} must hold names and values, such as criteria: [gnorm, his].")
-    asked = {key.replace("-", "_"): value for key, value in content.items()}
+    asked = current_names({key.replace("-", "_"): value for key, value in content.items()})
     for name, value in asked.items():
         known = (*LISTS, "trials", "seed", *SHARED)
         if name not in known:
@@ -124,7 +124,7 @@ def _listed(name: str, value: Any) -> list[Any]:
 def _own(name: str, entry: Any, needed: Sequence[str]) -> dict[str, Any]:
     """An entry of a list as settings: a name alone, or a mapping with settings of its own."""
     if isinstance(entry, Mapping):
-        found = {str(key).replace("-", "_"): value for key, value in entry.items()}
+        found = current_names({str(key).replace("-", "_"): value for key, value in entry.items()})
     elif len(needed) == 1 and isinstance(entry, str):
         found = {needed[0]: entry}
     else:

@@ -269,7 +269,7 @@ def _memory_of_sweep(job: Job) -> int:
     own = job.experiment
     samples = own.calibration_samples
     data = Calibration(samples, own.max_length, own.batch_size, own.evaluation_samples or samples, DTYPES[own.dtype])
-    return next(need.memory for need in plan(load_structure(own.model), data) if need.schedule == "sweep")
+    return next(need.memory for need in plan(load_structure(own.model), data) if need.schedule == "layerwise")
 
 
 def memory_of(job: Job) -> int:
@@ -280,7 +280,7 @@ def memory_of(job: Job) -> int:
     from headprune.store.places import model_folder
 
     folder = model_folder(job.experiment.model)  # of the hub's models nothing may be here yet
-    if job.experiment.schedule == "sweep":
+    if job.experiment.schedule == "layerwise":
         return _memory_of_sweep(job)
     weights = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
     stored = stored_dtype(str(folder)) if weights else None

@@ -59,15 +59,15 @@ def plan_group(
     experiment = experiment.with_options(rescore=rescore)
     budget = experiment.budget is not None
     rows: dict[str, tuple[Job, ...]] = {}
-    for spec in expand(criteria, experiment.compensate, budget=budget):
-        criterion, compensate = combination(spec, experiment.compensate, budget=budget)
+    for spec in expand(criteria, experiment.repair, budget=budget):
+        criterion, repair = combination(spec, experiment.repair, budget=budget)
         suffix = spec.removeprefix(criterion)
         specs = [spec]
         if criterion == "random":
             specs = [f"random(seed={experiment.seed + trial}){suffix}" for trial in range(trials)]
         rows[spec] = tuple(
             Job(
-                experiment.with_options(criterion=one.removesuffix(suffix), compensate=compensate, explore=not budget),
+                experiment.with_options(criterion=one.removesuffix(suffix), repair=repair, explore=not budget),
                 folder / run_name(one),
                 one,
                 place,
@@ -125,13 +125,13 @@ def _plain(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "here"
 
 
-def expand(criteria: Sequence[str], compensate: str = "none", *, budget: bool = False) -> list[str]:
-    """The criteria as full names, each once; refused before anything runs. A compensation that is `compensate`, which
+def expand(criteria: Sequence[str], repair: str = "none", *, budget: bool = False) -> list[str]:
+    """The criteria as full names, each once; refused before anything runs. A compensation that is `repair`, which
     all of them have unless they say otherwise, is not part of a name."""
     names = []
     for spec in criteria:
-        criterion, own = combination(spec, compensate, budget=budget)
-        names.append(criterion if own == compensate else f"{criterion}+{own}")
+        criterion, own = combination(spec, repair, budget=budget)
+        names.append(criterion if own == repair else f"{criterion}+{own}")
     if not names:
         raise CriterionError("Name at least one criterion to compare.")
     doubles = sorted({name for name in names if names.count(name) > 1})
@@ -140,10 +140,10 @@ def expand(criteria: Sequence[str], compensate: str = "none", *, budget: bool = 
     return names
 
 
-def combination(spec: str, compensate: str, *, budget: bool = False) -> tuple[str, Compensation]:
-    """The full name of a criterion and its compensation: its own, as in "gnorm+lstsq", or `compensate`."""
+def combination(spec: str, repair: str, *, budget: bool = False) -> tuple[str, Compensation]:
+    """The full name of a criterion and its compensation: its own, as in "gnorm+lstsq", or `repair`."""
     criterion, suffix = split_suffix(spec)
-    own = check_compensation(suffix[1:] if suffix else compensate, budget=budget)
+    own = check_compensation(suffix[1:] if suffix else repair, budget=budget)
     return str(make(criterion)), own
 
 

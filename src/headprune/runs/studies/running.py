@@ -111,7 +111,7 @@ def by_subject(jobs: Sequence[Job]) -> list[list[Job]]:
 
 def check_subject(jobs: Sequence[Job]) -> None:
     """Refuse what runs of one subject would refuse before their first step; the model is loaded once."""
-    sweeping = jobs[0].experiment.schedule == "sweep"
+    sweeping = jobs[0].experiment.schedule == "layerwise"
     with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
         subject, calibration, evaluation = load(jobs[0].experiment, on_disk=Path(folder) if sweeping else None)
         for job in jobs:

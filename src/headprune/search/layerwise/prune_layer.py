@@ -63,7 +63,7 @@ class LayerPruner:
         else:
             count = len(site.units()) - self.widths.get(index, len(site.units()))
             gone = choose_units(self.config.criterion, self.model, sites, site, self.walker, count)
-        if self.config.compensate == "site":
+        if self.config.repair == "site":
             return gone, self._removed_by_itself(site, gone)
         if gone:
             cut(self.model, gone)
@@ -71,7 +71,7 @@ class LayerPruner:
         precision = precision_for(sites[index])
         ridges = DENSE_RIDGES if precision == torch.float64 else FEW_RIDGES
         return gone, repair_front_to_back(
-            self.model, sites, {index: target}, self.walker, self.config.compensate, ridges=ridges, precision=precision
+            self.model, sites, {index: target}, self.walker, self.config.repair, ridges=ridges, precision=precision
         )
 
     def _removed_by_itself(self, site: Site, gone: Sequence[Member]) -> list[Repair]:
@@ -87,7 +87,7 @@ class LayerPruner:
         stream past it."""
         walker = self.walker
         recorder = TargetRecorder(
-            walker.task, kept=self.config.compensate in ("lstsq", "scale", "mean"), scratch=self.scratch
+            walker.task, kept=self.config.repair in ("lstsq", "scale", "mean"), scratch=self.scratch
         )
         with recorder.watching(self.model, [site for site in layer.sites if site.kept]):
             walker.advance(

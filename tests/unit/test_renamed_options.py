@@ -1,0 +1,88 @@
+"""Names that options had in earlier versions are taken, and the new ones said."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import headprune
+from headprune.cli.main import app
+from headprune.cli.renamed import current_words
+from headprune.errors import HeadSelectionError
+from headprune.report.loading import load_runs
+from headprune.runs.experiment import experiment_of, run_experiment
+from headprune.runs.studies.asked import read_sweep
+from headprune.search.config import Experiment, PruneConfig
+from headprune.search.methods import Method
+from headprune.search.settings import migrated
+from runs import material
+from zoo import ZOO
+
+
+def test_a_config_takes_the_old_names_and_says_the_new_ones() -> None:
+    with pytest.warns(FutureWarning, match="compensate is called repair now") as said:
+        config = PruneConfig(compensate="mean")
+    assert (config.repair, len(said)) == ("mean", 1)
+    with pytest.warns(FutureWarning, match="'sweep' is called 'layerwise' now") as said:
+        config = PruneConfig(schedule="sweep", keep=0.5)
+    assert (config.schedule, len(said)) == ("layerwise", 1)
+    with pytest.warns(FutureWarning, match="repair"):
+        assert Method("mine", "", "", "his", compensate="mean").repair == "mean"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert config.with_options(keep=0.4).schedule == "layerwise"  # which nobody is told of twice
+        assert PruneConfig(repair="mean", schedule="layerwise", keep=0.5).repair == "mean"
+
+
+def test_remove_takes_the_old_name() -> None:
+    with pytest.warns(FutureWarning, match="repair"), pytest.raises(HeadSelectionError, match="does not exist"):
+        headprune.remove(ZOO["bert"].build(), [(9, 9)], compensate="mean")
+
+
+def test_a_file_of_a_study_takes_the_old_name(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("criteria: [gnorm]\ncompensate: mean\n")
+    with pytest.warns(FutureWarning, match="repair"):
+        assert read_sweep(tmp_path / "study.yaml") == {"criteria": ["gnorm"], "repair": "mean"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("prune M --compensate none --round 4 --rounds 2", "prune M --repair none --round-to 4 --rounds 2"),
+        ("prune M --compensate=none --round=4", "prune M --repair=none --round-to=4"),
+        ("prune M --schedule sweep", "prune M --schedule layerwise"),
+        ("prune M --schedule=sweep", "prune M --schedule=layerwise"),
+        ("compare --sweep sweep --alpha sweep", "compare --sweep sweep --alpha sweep"),
+        ("prune M --repair none --schedule greedy", "prune M --repair none --schedule greedy"),
+    ],
+)
+def test_commands_take_the_old_names(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert current_words(old.split()) == new.split()
+    assert capsys.readouterr().err.count("is called") == sum(word not in new.split() for word in old.split())
+
+
+def test_the_program_says_the_new_name_on_stderr() -> None:
+    done = CliRunner().invoke(app, ["prune", "nowhere", "--data", "none.csv", "--out", "out", "--compensate", "none"])
+    assert done.stderr.count("--compensate is called --repair now") == 1
+
+
+def test_a_run_of_an_earlier_version_goes_on_and_is_reported(tmp_path: Path) -> None:
+    """As it wrote its settings: compensate, and sweep."""
+    m, out = material(), tmp_path / "run"
+    asked = Experiment(model=m.bert, data=m.data_csv, calibration_samples=8, repair="mean", keep=8, rescore="every")
+    run_experiment(asked, out, measure=False)
+    record = json.loads((out / "run.json").read_text())
+    assert record["settings"]["repair"] == "mean"
+    record["settings"]["compensate"] = record["settings"].pop("repair")
+    (out / "run.json").write_text(json.dumps(record))
+    steps = (out / "steps.jsonl").read_text()
+    (run,) = load_runs([out])
+    assert run.settings["repair"] == "mean"
+    assert experiment_of(record) == asked
+    run_experiment(asked.with_options(keep=6), out, measure=False)
+    assert (out / "steps.jsonl").read_text().startswith(steps)
+    assert migrated({"model": "m", "data": "d", "schedule": "sweep"})["schedule"] == "layerwise"
