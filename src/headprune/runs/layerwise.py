@@ -27,6 +27,7 @@ from headprune.search.config import Experiment
 from headprune.search.layerwise.prune_layer import PrunedLayer
 from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.search.pruner import PruneResult
+from headprune.search.schedules.layerwise import removal_of
 from headprune.search.schedules.schedule import Removal
 from headprune.search.step import describe
 from headprune.store.checkpoint import load_structure, save_weights_of
@@ -99,12 +100,12 @@ def _measured(
     """Both steps of the run, the dense model and the pruned one, measured on what came out behind the last layer."""
     dense, pruned = pruning.quality("dense"), pruning.quality("pruned")
     metric = choose_metric(experiment.metric, dense)
-    removed = tuple(sorted(member for layer in layers for member in layer.removed))
-    repairs = [repair for layer in layers for repair in layer.repairs]
-    steps = [_describe(structure, experiment, 0, Removal(), dense, dense, metric)]
-    if removed:
-        cut(structure, removed)
-    steps.append(_describe(structure, experiment, 1, Removal(removed, repairs=repairs), pruned, dense, metric))
+    steps: list[Step] = []
+    for removal, quality in ((Removal(), dense), (removal_of(layers), pruned)):
+        if removal.members:
+            cut(structure, removal.members)
+        sites, measured = sites_of(structure, experiment.units), metric.of(quality, dense)
+        steps.append(describe(structure, sites, experiment.units, len(steps), removal, quality, dense, measured))
     for step in steps[len(run.steps) :]:
         run.append(step, {"seconds": seconds if step.step else 0.0})
     for step in steps:
@@ -113,19 +114,6 @@ def _measured(
     mask = kept_mask(sites_of(structure, experiment.units))
     rule = pruning.budget.rule() if experiment.budget is not None else f"keep {experiment.keep:g}"
     return PruneResult(structure, None, steps, 1, metric, mask, rule)
-
-
-def _describe(
-    structure: PreTrainedModel,
-    experiment: Experiment,
-    number: int,
-    removal: Removal,
-    quality: Any,
-    dense: Any,
-    metric: Any,
-) -> Step:
-    sites = sites_of(structure, experiment.units)
-    return describe(structure, sites, experiment.units, number, removal, quality, dense, metric.of(quality, dense))
 
 
 class LayerFolder(LayerFiles):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 
 from headprune import distributed
 from headprune.errors import ScheduleError
 from headprune.hooks.offload import input_device
+from headprune.search.layerwise.prune_layer import PrunedLayer
 from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.search.schedules.schedule import Removal, RunState
 from headprune.search.stopwatch import Stopwatch
@@ -39,6 +39,10 @@ def pruning_of(run: RunState) -> LayerwisePruning:
 
 def prune_layers(run: RunState, removal: Removal) -> Removal:
     """Go through the layers: units leave each, by its widths or as was chosen, and what stays is repaired."""
-    pruned = list(pruning_of(run).layers(removal.widths or {}, removal.members))
-    members = tuple(sorted(member for layer in pruned for member in layer.removed))
-    return replace(removal, members=members, repairs=[repair for layer in pruned for repair in layer.repairs])
+    return removal_of(list(pruning_of(run).layers(removal.widths or {}, removal.members)))
+
+
+def removal_of(layers: Sequence[PrunedLayer]) -> Removal:
+    """What was done to all layers, as one removal."""
+    members = sorted(member for layer in layers for member in layer.removed)
+    return Removal(tuple(members), repairs=[repair for layer in layers for repair in layer.repairs])
