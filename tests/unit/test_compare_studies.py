@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from headprune.cli.studies import ProgressTable, print_at_budget
+from headprune.criteria import make
 from headprune.errors import DataError, HeadpruneError, RunError, ScheduleError, SweepError
 from headprune.measure.at_budget import AtBudget, Lead
 from headprune.measure.intervals import Interval
@@ -70,7 +71,7 @@ def test_a_study_is_the_product_of_its_lists() -> None:
         (0, 7),
         (((0.5,), None), ((0.8, 0.3), None), (None, (0.7,))),
     ):
-        chance = [(f"random(seed={seed + trial})", "none") for trial in range(2)]
+        chance = [(str(make(f"random(seed={seed + trial})")), "none") for trial in range(2)]
         for criterion in [("magnitude", "none"), ("gnorm", "lstsq"), *chance]:
             expected.add((model, data, length, seed, *budget, *criterion))
     assert found == expected

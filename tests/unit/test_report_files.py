@@ -250,7 +250,7 @@ def test_one_wide_interval_does_not_flatten_the_curves(tmp_path: Path) -> None:
 def test_the_command_parses_again(tmp_path: Path, settings: dict[str, Any]) -> None:
     columns = {"text_column": "a text", "label_column": "y"} if settings else {}
     experiment = Experiment(model="org/tiny", data="data.csv", **{**columns, **settings})
-    values = {name: getattr(experiment, name) for name in experiment.__dataclass_fields__}
+    values = dict(experiment.asked)
     run = load_runs([make_run(tmp_path / "my run", steps=1, **values)])[0]
     words = shlex.split(run.command)
     assert words[:3] == ["headprune", "prune", "org/tiny"]

@@ -123,23 +123,23 @@ def test_the_area_is_that_of_trapezoids_over_the_share_removed() -> None:
     assert area([step(0, 4, 1.0), step(1, 0, 0.0)]) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("repair", ["lstsq", "mean", "none"])
-def test_each_step_tells_how_its_sites_were_compensated(repair: Any) -> None:
+@pytest.mark.parametrize("word", ["lstsq", "mean", "none"])
+def test_each_step_tells_how_its_sites_were_compensated(word: Any) -> None:
     batches = [labelled(ZOO["bert"], 0), labelled(ZOO["bert"], 5)]
-    result = headprune.prune(ZOO["bert"].build(), batches, repair=repair, every=3)
+    result = headprune.prune(ZOO["bert"].build(), batches, repair=word, every=3)
     dense, *rest = result.trajectory
     assert dense.compensation == ()
     left = [4, 4, 4]
     for one in rest:
         touched = sorted({head.site for head in one.removed})
-        assert [repair["site"] for repair in one.compensation] == (touched if repair != "none" else [])
+        assert [repair["site"] for repair in one.compensation] == (touched if word != "none" else [])
         for head in one.removed:
             left[head.site] -= 1
         for repair in one.compensation:
             assert repair.keys() == {"site", "kind", "error_without", "error"}
             assert 0 <= repair["error"] <= repair["error_without"]
             # A site that is empty has nobody left to take over but the bias.
-            assert repair["kind"] == ("mean" if not left[repair["site"]] else repair)
+            assert repair["kind"] == ("mean" if not left[repair["site"]] else word)
 
 
 def test_a_single_step_has_no_area() -> None:
