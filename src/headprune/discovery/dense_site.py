@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +14,10 @@ from headprune.units.linear import is_transposed
 from headprune.units.spec import LAST, Axis, Blocks, ForwardNeeds, Site
 
 CROSS_WORDS = ("cross", "encoder_attn", "encdec", "enc_dec")  # in paths of attention to another sequence
-MOST_KEPT = 32  # forms of one site that are remembered
+CACHED_SITES = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # the key of a cache, so each equals itself alone
 class DenseSite:
     """An attention module of the dense model: where it is, what it looks like, and what its forward code needs."""
 
@@ -59,23 +60,12 @@ def site_of(
     applications: int = 1,
 ) -> Site:
     """The site as it is when these heads have gone."""
-    # A model is resolved at every step, and most of its sites are as they were: each is made once.
-    made: dict[Any, Site] = dense.__dict__.setdefault("_made", {})
-    key = index, tuple(gone), stack, applications
-    if key not in made:
-        if len(made) >= MOST_KEPT:
-            made.clear()
-        made[key] = _made(dense, *key)
-    return made[key]
+    return _site_of(dense, index, tuple(gone), stack, applications)
 
 
-def _made(
-    dense: DenseSite,
-    index: int,
-    gone: Sequence[int],
-    stack: Any,
-    applications: int,
-) -> Site:
+# A model is resolved at every step, and most of its sites are as they were.
+@functools.lru_cache(maxsize=CACHED_SITES)
+def _site_of(dense: DenseSite, index: int, gone: tuple[int, ...], stack: Any, applications: int) -> Site:
     found = dense.layout
     original, group = len(found.members), found.group
     kept = tuple(head for head in range(original) if head not in set(gone))
