@@ -1,4 +1,4 @@
-"""Nothing unproven is removed; what was proven is remembered; layouts of large models come from small twins."""
+"""What is removed by the table is verified; verdicts are remembered; layouts of large models come from small twins."""
 
 from __future__ import annotations
 
@@ -17,25 +17,11 @@ from headprune.discovery import discover
 from headprune.discovery.to_full_width import stretched
 from headprune.discovery.twin import small_config
 from headprune.errors import HeadpruneError, UnsupportedModelError
-from headprune.surgery import proven
+from headprune.repair import remove
 from headprune.units import Layout
 from headprune.units.families import FAMILIES, Family
+from helpers import assert_unchanged, state_of
 from zoo import ZOO
-
-
-@pytest.mark.usefixtures("nothing_proven")
-def test_a_class_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[Any] = []
-    right = proven._proof
-    monkeypatch.setattr(proven, "_proof", lambda model, kinds: counted.append(type(model)) or right(model, kinds))
-    for _ in range(2):
-        headprune.remove(ZOO["bert"].build(), [(0, 0)])
-    assert len(counted) == 1
-    monkeypatch.setattr(cache, "_memory", {})  # as another process finds it
-    headprune.remove(ZOO["bert"].build(), [(0, 0)])
-    assert len(counted) == 1
-    (file,) = (cache.folder() / "proofs").iterdir()
-    assert file.name.startswith("BertForSequenceClassification-")
 
 
 @pytest.mark.usefixtures("nothing_proven", "clean_table")
@@ -52,16 +38,64 @@ def test_an_error_in_the_table_removes_nothing() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.usefixtures("nothing_proven")
-def test_without_a_twin_a_batch_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*args: Any) -> Any:
-        raise discover.NoTwinError("there is none today")
+@pytest.mark.usefixtures("nothing_proven", "clean_table")
+@pytest.mark.parametrize(
+    ("count", "reason"), [(1, "does not run with these units removed"), (4, "changed the outputs")]
+)
+def test_a_registered_table_that_is_wrong_removes_nothing(count: int, reason: str) -> None:
+    """CodeGen stores the queries, values and keys of four blocks of heads after one another."""
+    headprune.register_family(
+        "codegen", model_types=["codegen"], layouts=[Layout("attn", *("qkv_proj",) * 3, "out_proj")], stack="decoder"
+    )
+    torch.manual_seed(0)
+    model = transformers.CodeGenForCausalLM(
+        transformers.CodeGenConfig(vocab_size=99, n_embd=32, n_layer=2, n_head=8, rotary_dim=4, n_positions=32)
+    )
+    before = state_of(model)
+    with pytest.raises(HeadpruneError, match=reason):
+        headprune.remove(model, [(0, head) for head in range(count)])
+    assert_unchanged(model, before)
 
-    monkeypatch.setattr(proven, "twin_of", none)
-    model = ZOO["bert"].build()
-    with pytest.raises(UnsupportedModelError, match=r"there is none today; pass a batch as verify="):
+
+@pytest.mark.usefixtures("nothing_proven")
+def test_a_removal_of_the_table_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    right = remove.made_up
+    monkeypatch.setattr(remove, "made_up", lambda *args: made.append(args) or right(*args))
+    for _ in range(2):
+        headprune.remove(ZOO["bert"].build(), [(0, 0)])
+    monkeypatch.setattr(cache, "_memory", {})  # as another process finds it
+    headprune.remove(ZOO["bert"].build(), [(0, 1)])
+    assert len(made) == 1
+    headprune.remove(ZOO["bert"].build(), [(0, head) for head in range(4)])  # a site without heads is another sort
+    assert len(made) == 2
+    headprune.remove(ZOO["granite"].build(), headprune.resolve(ZOO["granite"].build())[0].units()[0])
+    assert len(made) == 2
+
+
+@pytest.mark.usefixtures("nothing_proven")
+def test_where_a_model_does_not_run_on_made_up_inputs_a_batch_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = ZOO["bert"].build(), ZOO["bert"].batch(1)
+    right = model.forward
+
+    def picky(input_ids: torch.Tensor, **others: Any) -> Any:
+        if input_ids.shape != batch["input_ids"].shape:
+            raise ValueError("not today")
+        return right(input_ids, **others)
+
+    monkeypatch.setattr(model, "forward", picky)
+    with pytest.raises(UnsupportedModelError, match=r"made-up inputs .*not today.*; pass a batch as verify="):
         headprune.remove(model, [(0, 0)])
-    headprune.remove(model, [(0, 0)], verify=ZOO["bert"].batch(1))
+    assert headprune.resolve(model)[0].heads == 4
+    headprune.remove(model, [(0, 0)], verify=batch)
+    assert headprune.resolve(model)[0].heads == 3
+
+
+@pytest.mark.usefixtures("nothing_proven")
+def test_batches_that_are_given_serve_to_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = ZOO["bert"].build(), ZOO["bert"].batch(1)
+    monkeypatch.setattr(remove, "made_up", lambda *args: pytest.fail("a batch was made up"))
+    headprune.remove(model, [(0, 0)], repair="mean", batches=[batch])
     assert headprune.resolve(model)[0].heads == 3
 
 
@@ -69,7 +103,9 @@ def test_without_a_twin_a_batch_has_to_do(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_verdict_is_read_from_disk_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ZOO["granite"].build()
     first = headprune.survey(model)
-    monkeypatch.setattr(cache, "_memory", {})
+    (file,) = (cache.folder() / "proofs").iterdir()
+    assert file.name.startswith("GraniteForCausalLM-")
+    monkeypatch.setattr(cache, "_memory", {})  # as another process finds it
     monkeypatch.setattr(discover, "_made", lambda *args: pytest.fail("it was measured again"))
     assert headprune.survey(model) == first
 
@@ -151,9 +187,10 @@ def test_a_large_model_is_known_from_its_config() -> None:
 def test_inspect_says_how_it_is_known_and_what_stays_whole(tmp_path: Path) -> None:
     seen = headprune.inspect(ZOO["bert"].build())
     assert "table of families" in seen.proof
-    assert "proven exact" in seen.proof
+    assert "verified on the model itself" in seen.proof
     seen = headprune.inspect(ZOO["granite"].build())
     assert "measured by experiment" in seen.proof
+    assert "proven exact" in seen.proof
     config = transformers.Olmo2Config(
         vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40
     )

@@ -13,13 +13,15 @@ from headprune.batches import rows_of
 from headprune.cache import remembered
 from headprune.discovery.discover import NoTwinError, twin_of
 from headprune.discovery.twin import small_config
-from headprune.errors import UnsupportedModelError
+from headprune.errors import HeadpruneError, UnsupportedModelError
 from headprune.hooks.calls import UnfollowableError
 from headprune.hooks.logits import compared, few_logits
 from headprune.layerwise.walker import Walker
+from headprune.surgery.cut import cut
 from headprune.tasks import Task, task_of
 from headprune.units import Site, sites_of
 from headprune.units.dense import dense_class, dense_config, quiet, structure_of
+from headprune.units.families import family_of
 
 DEPTH = 3
 
@@ -27,7 +29,8 @@ DEPTH = 3
 def require_walkable(model: PreTrainedModel) -> None:
     """Raise unless a small random twin of this class, which may be on disk, gives the same layer by layer."""
     kind, config = dense_class(model), dense_config(model.config)
-    reason = remembered(kind, "layers " + structure_of(config), lambda: _reason_of_twin(kind, config))
+    entry = repr(family_of(config.model_type))  # anyone may register another
+    reason = remembered(kind, f"layers {entry} {structure_of(config)}", lambda: _reason_of_twin(kind, config))
     if reason:
         raise UnsupportedModelError(
             f"{kind.__name__} cannot be gone through layer by layer: {reason}; use --schedule rounds."
@@ -43,7 +46,18 @@ def _reason_of_twin(kind: Any, config: Any) -> str:
         whole = [run.inputs for run in runs if run.path == ""]
         if not whole:
             return "no small twin of it runs as a whole"
-        return reason_against(twin, sites_of(twin, ("heads", "neurons")), whole, task_of(twin))
+        sites = sites_of(twin, ("heads", "neurons"))
+        return reason_against(twin, sites, whole, task_of(twin)) or _removal_fails(twin, sites, whole[0])
+
+
+def _removal_fails(twin: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any]) -> str:
+    """Why units cannot be removed; layers that come from a disk are pruned where no model runs as a whole."""
+    units = [site.units()[0] for site in sites if not site.obstacle and len(site.units()) > 1]
+    try:
+        cut(twin, [member for unit in units for member in unit], sites=sites, verify=batch)
+    except HeadpruneError as error:
+        return f"on a small twin of it, {error}"
+    return ""
 
 
 def is_walkable(

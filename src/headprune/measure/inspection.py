@@ -8,7 +8,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headprune.measure.costs import Flops, flops, head_parameters, parameters_by_module, total_parameters
-from headprune.surgery.proven import proof_for
 from headprune.units import Site, survey
 from headprune.units.everything import neuron_sites
 
@@ -22,7 +21,6 @@ class Inspection:
     head_parameters: int
     flops: Flops
     known_by: str  # "table" or "experiment"
-    unproven: str  # why removals could not be proven exact on a small twin; empty where they were
     left: tuple[tuple[str, str], ...]  # attention that is left whole: path and reason
     feed_forward: list[Site] = field(default_factory=list)
     neuron_parameters: int = 0
@@ -32,10 +30,12 @@ class Inspection:
         """Whether and how removals are known to be exact, in a sentence."""
         if not self.sites:
             return "None of its attention can be pruned." if self.left else "It has no attention."
-        if self.unproven:
-            return f"Nothing can be removed: {self.unproven}."
-        how = "found in the table of families" if self.known_by == "table" else "measured by experiment"
-        return f"Its layout was {how}, and removing heads was proven exact on a small random model of its class."
+        if self.known_by == "table":
+            return "Its layout was found in the table of families; what is removed is verified on the model itself."
+        return (
+            "Its layout was measured by experiment, and removing heads was proven exact on a small random model of its "
+            "class."
+        )
 
     def to_json(self) -> dict[str, Any]:
         fields = ("path", "kind", "place", "heads", "original_heads", "kv_heads", "head_dim", "applications")
@@ -61,7 +61,6 @@ class Inspection:
                 "neurons": self.neuron_parameters,
             },
             "known_by": self.known_by,
-            "proven": not self.unproven,
             "left_whole": [{"path": path, "reason": reason} for path, reason in self.left],
             "flops": {
                 "tokens": self.flops.tokens,
@@ -88,7 +87,6 @@ def inspect(model: PreTrainedModel, *, tokens: int | None = None) -> Inspection:
         head_parameters=sum(head_parameters(model, site) for site in sites),
         flops=flops(model, [*sites, *feed_forward], tokens=tokens),
         known_by=found.known_by,
-        unproven=proof_for(model, sites).removing,
         left=found.left,
         feed_forward=feed_forward,
         neuron_parameters=sum(head_parameters(model, site) for site in feed_forward),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from headprune.errors import DataError, HeadSelectionError, warn_renamed
+from headprune.batches import rows_of
+from headprune.cache import remembered
+from headprune.errors import DataError, HeadSelectionError, UnsupportedModelError, warn_renamed
+from headprune.hooks.logits import compared
+from headprune.hooks.offload import is_offloaded
+from headprune.measure.inputs import made_up
 from headprune.repair.apply import apply_repairs, check_compensation, plan_repairs
 from headprune.repair.regression import BUDGETS_ONLY, Compensation, Repair
 from headprune.signals.moments import Moments
@@ -15,7 +20,12 @@ from headprune.surgery.check import check_removable
 from headprune.surgery.cut import cut
 from headprune.tasks import Task, task_of
 from headprune.units import Member, Site, all_sites, as_members, resolve
+from headprune.units.cutting.removal import remaining
+from headprune.units.dense import dense_class, structure_of
+from headprune.units.families import family_of
 from headprune.units.linear import refuse_quantized
+
+SAMPLES, TOKENS = 2, 8  # of a batch that is made up to verify on
 
 
 def remove(
@@ -31,8 +41,9 @@ def remove(
     """Take heads, neurons or both out of the weights, in place, and return the model.
 
     `heads` are (site, head) pairs in original ids, `neurons` (site, neuron) pairs; sites are numbered as `inspect`
-    shows them, feed-forward layers after attention. With `verify=batch` the outputs on that batch are compared with
-    those of the gated model; if they differ, the removal is undone and `EquivalenceError` tells by how much.
+    shows them, feed-forward layers after attention. The outputs on the batch `verify` are compared with those of the
+    gated model; if they differ, the removal is undone and `EquivalenceError` tells by how much. Without one that is
+    done once for a class and config of the table of families, on two samples of `batches` or made-up ones.
     With `repair="lstsq"` the heads that stay take over what they can of what these heads did on the calibration
     `batches`; with "mean" the bias of the output projection takes over its mean; `compensate` is what
     this was called.
@@ -49,7 +60,17 @@ def remove(
     if repair != "none" and batches is None:
         raise DataError(f"repair={repair!r} needs calibration data; give it as batches=[...].")
     chosen = [*chosen_heads, *chosen_neurons]
-    remove_and_repair(model, sites, chosen, verify=verify, repair=repair, batches=batches or ())
+
+    def take_out(batch: Mapping[str, Any] | None) -> bool:
+        remove_and_repair(model, sites, chosen, verify=batch, repair=repair, batches=batches or ())
+        return True
+
+    going = remaining(sites, chosen)
+    if verify is None and _needs_verification(model, [sites[index] for index in going]):
+        batch = next(iter(batches), None) if isinstance(batches, Sequence) else None
+        _verified_once(model, sites, going, batch, take_out)
+    else:
+        take_out(verify)
     return model
 
 
@@ -67,6 +88,45 @@ def _checked_sites(model: PreTrainedModel, heads: list[Member], neurons: list[Me
             )
     check_removable(sites, neurons)
     return sites
+
+
+def _needs_verification(model: PreTrainedModel, sites: Sequence[Site]) -> bool:
+    """Whether nobody has shown yet that removal is exact; without weights there is nothing to compute with."""
+    shapes_only = any(parameter.is_meta for parameter in model.parameters()) and not is_offloaded(model)
+    return not shapes_only and any(site.family != "measured" for site in sites)
+
+
+def _verified_once(
+    model: PreTrainedModel,
+    sites: Sequence[Site],
+    kept: Mapping[int, Sequence[int]],
+    batch: Mapping[str, Any] | None,
+    take_out: Callable[[Mapping[str, Any] | None], bool],
+) -> None:
+    """Verify the removal on two samples of the batch, or made-up ones, unless one of its sort was verified for this
+    class and config before."""
+    entry = repr(family_of(model.config.model_type))  # anyone may register another
+    sorts = sorted({(sites[index].kind, bool(ids)) for index, ids in kept.items()})
+    gone = False
+
+    def verified() -> bool | None:
+        nonlocal gone
+        inputs = _made_up_batch(model) if batch is None else task_of(model).inputs(rows_of(batch, slice(0, 2)))
+        if not all(bool(output.isfinite().all()) for output in compared(model, inputs)):
+            return None  # what is not finite proves nothing
+        gone = take_out(inputs)
+        return gone
+
+    remembered(dense_class(model), f"removal {sorts} {entry} {structure_of(model.config)}", verified)
+    if not gone:
+        take_out(None)
+
+
+def _made_up_batch(model: PreTrainedModel) -> dict[str, Any]:
+    try:
+        return made_up(model, SAMPLES, TOKENS)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{str(error).removesuffix('; give a batch.')}; pass a batch as verify=.") from None
 
 
 def remove_and_repair(
