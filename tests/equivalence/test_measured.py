@@ -14,7 +14,7 @@ import transformers
 from benchmarks.coverage import agree, build, outputs, silenced
 
 import headprune
-from headprune.discovery.discover import dense_sites, judge
+from headprune.discovery.attention import dense_sites, judge
 from headprune.discovery.twin import Run, randomise, sample_runs, small_config
 from headprune.errors import UnsupportedModelError
 from headprune.measure.costs import head_parameters, total_parameters

@@ -13,7 +13,7 @@ import transformers
 
 import headprune
 from headprune import cache
-from headprune.discovery import discover
+from headprune.discovery import attention
 from headprune.discovery.to_full_width import stretched
 from headprune.discovery.twin import small_config
 from headprune.errors import HeadpruneError, UnsupportedModelError
@@ -106,7 +106,7 @@ def test_a_verdict_is_read_from_disk_as_it_was(monkeypatch: pytest.MonkeyPatch) 
     (file,) = (cache.folder() / "proofs").iterdir()
     assert file.name.startswith("GraniteForCausalLM-")
     monkeypatch.setattr(cache, "_memory", {})  # as another process finds it
-    monkeypatch.setattr(discover, "_made", lambda *args: pytest.fail("it was measured again"))
+    monkeypatch.setattr(attention, "_made", lambda *args: pytest.fail("it was measured again"))
     assert headprune.survey(model) == first
 
 
@@ -144,8 +144,8 @@ def test_a_layout_of_a_narrow_twin_is_that_of_the_wide_model(model_type: str) ->
     if model_type == "falcon":
         config.num_kv_heads = 2
     kind = transformers.AutoModel._model_mapping[type(config)]
-    narrow = discover._on_twin(kind, small_config(config, keep_heads=True))
-    wide = discover._on_twin(kind, config)
+    narrow = attention._on_twin(kind, small_config(config, keep_heads=True))
+    wide = attention._on_twin(kind, config)
     with torch.device("meta"):
         dense = kind(config)
     assert len(wide.sites[0].layout.members[0]) > len(narrow.sites[0].layout.members[0])
@@ -165,13 +165,13 @@ def test_a_layout_of_a_shallow_twin_is_that_of_the_deep_model(model_type: str, m
     kind = transformers.AutoModel._model_mapping[type(config)]
     with torch.device("meta"):
         dense = kind(config)
-    deep = discover._of_large(kind, config, dense)
-    monkeypatch.setattr(discover, "DEEP", 0)
+    deep = attention._of_large(kind, config, dense)
+    monkeypatch.setattr(attention, "DEEP", 0)
     counted: list[int] = []
-    right = discover._on_twin
-    monkeypatch.setattr(discover, "_on_twin", lambda k, c: counted.append(c.num_hidden_layers) or right(k, c))
-    assert discover._of_large(kind, config, dense) == deep
-    assert counted == [discover.LAYERS]
+    right = attention._on_twin
+    monkeypatch.setattr(attention, "_on_twin", lambda k, c: counted.append(c.num_hidden_layers) or right(k, c))
+    assert attention._of_large(kind, config, dense) == deep
+    assert counted == [attention.LAYERS]
     assert len(deep.sites) == 6
 
 
@@ -181,7 +181,9 @@ def test_a_large_model_is_known_from_its_config() -> None:
         model = transformers.StableLmForCausalLM(config)
     sites = headprune.resolve(model)
     assert [(site.heads, site.head_dim, site.kv_heads) for site in sites] == [(32, 80, 32)] * 2
-    assert (sites[1].q.module, sites[1].q.stride, sites[1].q.width) == ("model.layers.1.self_attn.q_proj", 80, 80)
+    queries = sites[1].roles["q"]
+    assert queries.module == "model.layers.1.self_attn.q_proj"
+    assert [list(rows) for rows in queries.units] == [list(range(head * 80, head * 80 + 80)) for head in range(32)]
 
 
 def test_inspect_says_how_it_is_known_and_what_stays_whole(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import headprune
+from headprune import discovery
 
 ROOT = Path(headprune.__file__).parent
 # The way of the data; what stands beside each other may not know each other.
@@ -82,6 +83,41 @@ def test_a_wrong_import_would_be_seen() -> None:
     assert against("units", imported(ast.parse("def late():\n    from headprune.cli.main import app"))) == {"cli"}
     assert against("tasks", imported(ast.parse("from headprune import defaults, search"))) == {"search"}
     assert against("search", imported(ast.parse("import headprune.units.spec"))) == set()
+
+
+def reaching_into_discovery(tree: ast.Module) -> set[str]:
+    """Imports of more than what the room exports, or where a module is imported and not where a function asks."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("headprune.discovery")}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headprune"):
+            if node.module == "headprune.discovery" and node not in tree.body:
+                found |= {alias.name for alias in node.names} - set(discovery.__all__)
+            elif f"{node.module}.".startswith("headprune.discovery."):
+                found.add(str(node.module))
+            elif node.module == "headprune":
+                found |= {alias.name for alias in node.names if alias.name == "discovery"}
+    return found
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if room_of(file) != "discovery"], ids=str)
+def test_discovery_has_one_door(file: Path) -> None:
+    assert reaching_into_discovery(ast.parse(file.read_text())) == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def late():\n    from headprune.discovery.attention import twin_of",
+        "def late():\n    from headprune.discovery import twin",
+        "def late():\n    from headprune import discovery",
+        "import headprune.discovery.twin",
+        "from headprune.discovery import discover",
+    ],
+)
+def test_another_way_into_discovery_would_be_seen(line: str) -> None:
+    assert reaching_into_discovery(ast.parse(line))
 
 
 def test_files_fit_in_the_head() -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from headprune.discovery.influence import said
-from headprune.discovery.recorded_calls import Call, first_tensor
 from headprune.hooks.attach import hooks
 from headprune.hooks.attention_implementation import attention_implementation
+from headprune.hooks.recorded_calls import Call, first_tensor
 from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
 from headprune.units.cutting.removal import take_out
 from headprune.units.cutting.undo import Undo

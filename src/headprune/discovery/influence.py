@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from headprune.discovery.recorded_calls import Call, copied, first_tensor
 from headprune.hooks.attach import hooks
+from headprune.hooks.recorded_calls import Call, copied, first_tensor
 
 # Relative to the largest gradient of the same tensor. What depends on nothing has a gradient of rounding at most.
 NOISE = {torch.float64: 1e-9, torch.float32: 1e-6}

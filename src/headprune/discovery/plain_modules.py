@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headprune.discovery.discover import NoTwinError, Verdict, judge
+from headprune.discovery.attention import DiscoveryError, Verdict, judge
 from headprune.discovery.twin import Run, attention_modules, randomise
 from headprune.units.linear import is_plain
 from headprune.units.torch_attention import expose
@@ -39,7 +39,7 @@ def own_twin(model: nn.Module) -> tuple[nn.Module, list[Run]]:
     randomise(twin, 0)
     runs = list(_runs(twin))
     if not runs:
-        raise NoTwinError(f"no input was found that {type(model).__name__} runs on by itself")
+        raise DiscoveryError(f"no input was found that {type(model).__name__} runs on by itself")
     return twin, runs
 
 

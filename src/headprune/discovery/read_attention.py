@@ -11,8 +11,8 @@ from torch import nn
 
 from headprune.discovery.influence import NotReadableError, Subject, influence, said
 from headprune.discovery.layout import Layout, layout
-from headprune.discovery.recorded_calls import Call, Trace, tracing
 from headprune.discovery.twin import Run
+from headprune.hooks.recorded_calls import Call, Trace, tracing
 from headprune.units.cutting.plan import QUERY_COUNTS
 from headprune.units.linear import is_plain
 

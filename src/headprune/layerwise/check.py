@@ -11,8 +11,6 @@ from transformers import PreTrainedModel
 
 from headprune.batches import rows_of
 from headprune.cache import remembered
-from headprune.discovery.discover import NoTwinError, twin_of
-from headprune.discovery.twin import small_config
 from headprune.errors import HeadpruneError, UnsupportedModelError
 from headprune.hooks.calls import UnfollowableError
 from headprune.hooks.logits import compared, few_logits
@@ -30,20 +28,21 @@ def require_walkable(model: PreTrainedModel) -> None:
     """Raise unless a small random twin of this class, which may be on disk, gives the same layer by layer."""
     kind, config = dense_class(model), dense_config(model.config)
     entry = repr(family_of(config.model_type))  # anyone may register another
-    reason = remembered(kind, f"layers {entry} {structure_of(config)}", lambda: _reason_of_twin(kind, config))
+    reason = remembered(kind, f"layers {entry} {structure_of(config)}", lambda: _reason_of_twin(model))
     if reason:
         raise UnsupportedModelError(
             f"{kind.__name__} cannot be gone through layer by layer: {reason}; use --schedule rounds."
         )
 
 
-def _reason_of_twin(kind: Any, config: Any) -> str:
+def _reason_of_twin(model: PreTrainedModel) -> str:
+    from headprune.discovery import DiscoveryError, small_twin
+
     with torch.device("cpu"), quiet():
         try:
-            twin, runs = twin_of(kind, small_config(config, keep_heads=False, depth=DEPTH))
-        except (NoTwinError, ValueError, TypeError, KeyError, AttributeError) as error:
+            twin, whole = small_twin(model, DEPTH)
+        except DiscoveryError as error:
             return f"no small twin of it runs ({error})"
-        whole = [run.inputs for run in runs if run.path == ""]
         if not whole:
             return "no small twin of it runs as a whole"
         sites = sites_of(twin, ("heads", "neurons"))

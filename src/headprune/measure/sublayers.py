@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headprune.discovery.recorded_calls import Call, Trace, copied, tracing
 from headprune.hooks.outputs import evaluating
+from headprune.hooks.recorded_calls import Call, Trace, copied, tracing
 from headprune.measure.timing import Timed
 from headprune.surgery.cut import cut
 from headprune.units import Member, Site

@@ -156,10 +156,10 @@ def _try(model: PreTrainedModel, folder: Path, ours: bool) -> bool:
 
 def _said(model: PreTrainedModel) -> Mapping[str, Any] | None:
     """Small inputs, and what the model gives for them; None where it gives nothing to compare."""
-    from headprune.discovery.twin import sample_runs  # loading needs none of it
+    from headprune.discovery import whole_inputs
 
     with torch.no_grad(), evaluating(model):
-        inputs = next((run.inputs for run in sample_runs(model) if not run.path), None)
+        inputs = whole_inputs(model)
         if inputs is None:
             return None
         result = model(**{name: _moved(value, model.device) for name, value in inputs.items()})

@@ -15,7 +15,6 @@ from headprune.errors import UnsupportedModelError
 from headprune.hooks.paths import absolute, submodule
 from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
 from headprune.units.cutting.record import removed_members
-from headprune.units.dense import dense_class
 from headprune.units.families import Family, Layout, family_of
 from headprune.units.linear import in_features, is_plain, is_transposed, out_features
 from headprune.units.placeholders import Bias, Zeros
@@ -86,16 +85,11 @@ def survey(model: nn.Module) -> Survey:
 
 
 def _measured(model: Any) -> Survey:
-    from headprune.discovery.dense_site import site_of
-    from headprune.discovery.discover import NoTwinError, verdict_for
-    from headprune.discovery.plain_modules import own_verdict
+    from headprune.discovery import DiscoveryError, discover, site_of
 
     try:
-        if isinstance(model, PreTrainedModel):
-            verdict = verdict_for(dense_class(model), model.config)
-        else:
-            verdict = own_verdict(model)
-    except NoTwinError as error:
+        verdict = discover(model)
+    except DiscoveryError as error:
         if not isinstance(model, PreTrainedModel):
             raise UnsupportedModelError(
                 f"The layout of {type(model).__name__}, which is no transformers model, could not be measured: {error}."

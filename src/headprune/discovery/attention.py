@@ -23,10 +23,10 @@ from headprune.discovery.influence import NotReadableError, said
 from headprune.discovery.layout import merged
 from headprune.discovery.proof import dense_sites, prove, reloading_fails
 from headprune.discovery.read_attention import Reading, read, trace_runs
-from headprune.discovery.recorded_calls import Trace
 from headprune.discovery.to_all_layers import deepened, is_uniform
 from headprune.discovery.to_full_width import NotStretchableError, stretched
 from headprune.discovery.twin import Run, attention_modules, randomise, sample_runs, small_config
+from headprune.hooks.recorded_calls import Trace
 from headprune.units.dense import dense_config, quiet, structure_of
 from headprune.units.spec import ForwardNeeds
 from headprune.units.torch_attention import expose
@@ -54,7 +54,7 @@ class Verdict:
         )
 
 
-class NoTwinError(Exception):
+class DiscoveryError(Exception):
     """A small twin could not be built or run; the text says why."""
 
 
@@ -79,9 +79,9 @@ def _made(kind: Any, config: Any) -> Verdict:
         return _on_twin(kind, config)
     try:
         return _of_large(kind, config, dense)
-    except (NoTwinError, NotStretchableError) as error:
+    except (DiscoveryError, NotStretchableError) as error:
         if size > LARGE:
-            raise NoTwinError(str(error)) from None
+            raise DiscoveryError(str(error)) from None
     return _on_twin(kind, config)
 
 
@@ -148,7 +148,7 @@ def twin_of(kind: Any, config: Any) -> tuple[Any, list[Run]]:
         if runs:
             return twin, runs
     reason = said(problem) if problem else "no run worked"
-    raise NoTwinError(f"a small twin of {kind.__name__} could not be run ({reason})")
+    raise DiscoveryError(f"a small twin of {kind.__name__} could not be run ({reason})")
 
 
 @contextmanager

@@ -7,26 +7,91 @@ input of one map reaches exactly the maps that feed it. One such pass per column
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
+from headprune.cache import remembered
+from headprune.discovery.attention import DiscoveryError, twin_of
 from headprune.discovery.influence import NOISE
+from headprune.discovery.plain_modules import own_twin
 from headprune.discovery.proof import fails
-from headprune.discovery.twin import Run
+from headprune.discovery.twin import Run, small_config
 from headprune.hooks.attach import hooks
 from headprune.hooks.paths import pattern
+from headprune.units.dense import dense_class, dense_config, quiet, structure_of
 from headprune.units.families import FeedForward
 from headprune.units.feed_forward import feed_forward_sites
 from headprune.units.linear import in_features, is_plain
 from headprune.units.members import Member
+from headprune.units.resolve import survey
 from headprune.units.spec import Site
 
 FEWEST = 4  # columns of a map that may have neurons
+
+
+def discover_feed_forward(model: nn.Module, attention: Sequence[Site]) -> tuple[FeedForward, ...]:
+    """The kinds of feed-forward layers of a model with this attention: by an experiment on its class, or, where it is
+    no transformers model, on itself."""
+    if isinstance(model, PreTrainedModel):
+        return layouts_for(dense_class(model), model.config)
+    return _of_plain_module(model, attention)
+
+
+def layouts_for(kind: Any, config: Any) -> tuple[FeedForward, ...]:
+    """Layouts found on a small twin of this class, once; none where there is no twin."""
+
+    def make() -> tuple[FeedForward, ...]:
+        with torch.device("cpu"), quiet():
+            return _on_twin(kind, dense_config(config))
+
+    found: tuple[FeedForward, ...] = remembered(
+        kind,
+        "neurons " + structure_of(config),
+        make,
+        to_json=lambda layouts: [asdict(layout) for layout in layouts],
+        from_json=lambda layouts: tuple(_from_plain(layout) for layout in layouts),
+    )
+    return found
+
+
+def _on_twin(kind: Any, config: Any) -> tuple[FeedForward, ...]:
+    for depth in (4, None):
+        try:
+            twin, runs = twin_of(kind, small_config(config, keep_heads=False, depth=depth))
+        except Exception:  # whatever a config class says to sizes that it did not expect
+            continue
+        return tuple(measured_layouts(twin, runs, maps_of(survey(twin).sites)))
+    return ()
+
+
+def _of_plain_module(model: nn.Module, attention: Sequence[Site]) -> tuple[FeedForward, ...]:
+    """A module that is no transformers model is measured as it is, before anything goes."""
+    kept = model.__dict__.get("_headprune_feed_forward")
+    if kept is None:
+        try:
+            twin, runs = own_twin(model)
+            kept = tuple(measured_layouts(twin, runs, maps_of(attention)))
+        except DiscoveryError:
+            kept = ()
+        model.__dict__["_headprune_feed_forward"] = kept
+    found: tuple[FeedForward, ...] = kept
+    return found
+
+
+def maps_of(attention: Iterable[Site]) -> set[str]:
+    """Linear maps that belong to attention."""
+    return {path for site in attention for path in (site.o, *site.maps)}
+
+
+def _from_plain(plain: Any) -> FeedForward:
+    others = tuple((name, dim) for name, dim in plain["others"])
+    return FeedForward(**{**plain, "maps": tuple(plain["maps"]), "others": others})
 
 
 def measured_layouts(twin: nn.Module, runs: Sequence[Run], taken: Collection[str]) -> list[FeedForward]:
