@@ -72,5 +72,5 @@ def clean_table() -> Iterator[None]:
 
 @pytest.fixture
 def nothing_proven(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No verdict and no proof of an earlier test, for tests that change the code of a model."""
+    """Nothing that an earlier test has discovered or verified, for tests that change the code of a model."""
     monkeypatch.setenv("HEADPRUNE_CACHE", str(tmp_path_factory.mktemp("proofs")))

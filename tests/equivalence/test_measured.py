@@ -14,7 +14,7 @@ import transformers
 from benchmarks.coverage import agree, build, outputs, silenced
 
 import headprune
-from headprune.discovery.attention import dense_sites, judge
+from headprune.discovery.attention import dense_sites, discover_sites
 from headprune.discovery.twin import Run, randomise, sample_runs, small_config
 from headprune.errors import UnsupportedModelError
 from headprune.measure.costs import head_parameters, total_parameters
@@ -61,7 +61,7 @@ def described(axis: Axis | None) -> Any:
 
 def experiment(entry: Entry) -> tuple[Any, list[Site]]:
     model = entry.build().double()
-    return model, dense_sites(judge(model, sample_runs(model)).sites)
+    return model, dense_sites(discover_sites(model, sample_runs(model)).sites)
 
 
 TABLE = [parameter for parameter in entries() if "measured" not in parameter.values[0].tags]

@@ -1,4 +1,4 @@
-"""What is removed by the table is verified; verdicts are remembered; layouts of large models come from small twins."""
+"""Removal by the table is verified; discoveries are remembered; layouts of large models come from small twins."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_batches_that_are_given_serve_to_verify(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("nothing_proven")
-def test_a_verdict_is_read_from_disk_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_discovered_is_read_from_disk_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ZOO["granite"].build()
     first = headprune.survey(model)
     (file,) = (cache.folder() / "proofs").iterdir()
@@ -165,12 +165,12 @@ def test_a_layout_of_a_shallow_twin_is_that_of_the_deep_model(model_type: str, m
     kind = transformers.AutoModel._model_mapping[type(config)]
     with torch.device("meta"):
         dense = kind(config)
-    deep = attention._of_large(kind, config, dense)
+    deep = attention._on_narrow_twin(kind, config, dense)
     monkeypatch.setattr(attention, "DEEP", 0)
     counted: list[int] = []
     right = attention._on_twin
     monkeypatch.setattr(attention, "_on_twin", lambda k, c: counted.append(c.num_hidden_layers) or right(k, c))
-    assert attention._of_large(kind, config, dense) == deep
+    assert attention._on_narrow_twin(kind, config, dense) == deep
     assert counted == [attention.LAYERS]
     assert len(deep.sites) == 6
 

@@ -38,7 +38,7 @@ LARGE = 300_000_000  # parameters of a twin that is still built where a small on
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Discovery:
     """Sites of the dense model in the order in which they are declared, and what is left whole, with reasons."""
 
     sites: tuple[DenseSite, ...]
@@ -48,7 +48,7 @@ class Verdict:
         return asdict(self)
 
     @classmethod
-    def from_plain(cls, plain: Any) -> Verdict:
+    def from_plain(cls, plain: Any) -> Discovery:
         return cls(
             tuple(DenseSite.from_plain(site) for site in plain["sites"]), tuple((p, why) for p, why in plain["left"])
         )
@@ -58,34 +58,34 @@ class DiscoveryError(Exception):
     """A small twin could not be built or run; the text says why."""
 
 
-def verdict_for(kind: Any, config: Any) -> Verdict:
-    """The verdict on this class with this config; made once."""
+def discover_class(kind: Any, config: Any) -> Discovery:
+    """The attention of this class with this config; found once."""
 
-    def make() -> Verdict:
+    def make() -> Discovery:
         with torch.device("cpu"), quiet():
             return _made(kind, dense_config(config))
 
-    found: Verdict = remembered(
-        kind, structure_of(config), make, to_json=Verdict.to_plain, from_json=Verdict.from_plain
+    found: Discovery = remembered(
+        kind, structure_of(config), make, to_json=Discovery.to_plain, from_json=Discovery.from_plain
     )
     return found
 
 
-def _made(kind: Any, config: Any) -> Verdict:
+def _made(kind: Any, config: Any) -> Discovery:
     with torch.device("meta"):
         dense = kind(copy.deepcopy(config))
     size = _size(dense)
     if size <= SMALL:
         return _on_twin(kind, config)
     try:
-        return _of_large(kind, config, dense)
+        return _on_narrow_twin(kind, config, dense)
     except (DiscoveryError, NotStretchableError) as error:
         if size > LARGE:
             raise DiscoveryError(str(error)) from None
     return _on_twin(kind, config)
 
 
-def _of_large(kind: Any, config: Any, dense: nn.Module) -> Verdict:
+def _on_narrow_twin(kind: Any, config: Any, dense: nn.Module) -> Discovery:
     """From a twin with the same heads, only narrower, and with fewer layers where it would still be large."""
     narrow = small_config(config, keep_heads=True)
     with torch.device("meta"):
@@ -97,7 +97,7 @@ def _of_large(kind: Any, config: Any, dense: nn.Module) -> Verdict:
         with torch.device("meta"):
             twin = kind(copy.deepcopy(narrow))
         sites, left = deepened(found.sites, found.left, twin, dense)
-        found = Verdict(tuple(sites), tuple(left))
+        found = Discovery(tuple(sites), tuple(left))
     return replace(found, sites=tuple(stretched(site, dense) for site in found.sites))
 
 
@@ -105,16 +105,16 @@ def _size(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _on_twin(kind: Any, config: Any) -> Verdict:
+def _on_twin(kind: Any, config: Any) -> Discovery:
     twin, runs = twin_of(kind, config)
-    found = judge(twin, runs)
+    found = discover_sites(twin, runs)
     fresh = fresh_twin(kind, config, twin.dtype)
     found = replace(found, sites=tuple(_with_kinds(fresh, site) for site in found.sites))
     if not found.sites:
         return found
     sites = dense_sites(found.sites)
     again = reloading_fails(twin, lambda: fresh_twin(kind, config, twin.dtype), runs, sites)
-    return Verdict((), (*((site.path, again) for site in found.sites), *found.left)) if again else found
+    return Discovery((), (*((site.path, again) for site in found.sites), *found.left)) if again else found
 
 
 def _with_kinds(fresh: nn.Module, site: DenseSite) -> DenseSite:
@@ -161,7 +161,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def judge(twin: nn.Module, runs: Sequence[Run], paths: Sequence[str] | None = None) -> Verdict:
+def discover_sites(twin: nn.Module, runs: Sequence[Run], paths: Sequence[str] | None = None) -> Discovery:
     """Read, try and prove every attention module of this small model, or the modules at these paths."""
     paths = attention_modules(twin) if paths is None else paths
     trace = trace_runs(twin, runs, paths)
@@ -186,7 +186,7 @@ def judge(twin: nn.Module, runs: Sequence[Run], paths: Sequence[str] | None = No
     order = {path: number for number, path in enumerate(paths)}
     # What lies inside a module that was read, or around one, is not attention of its own.
     left = [pair for pair in left if not any(_related(pair[0], site.path) for site in proven)]
-    return Verdict(tuple(proven), tuple(sorted([*left, *refused], key=lambda pair: order[pair[0]])))
+    return Discovery(tuple(proven), tuple(sorted([*left, *refused], key=lambda pair: order[pair[0]])))
 
 
 def _related(one: str, other: str) -> bool:

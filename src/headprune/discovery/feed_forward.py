@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from headprune.cache import remembered
 from headprune.discovery.attention import DiscoveryError, twin_of
 from headprune.discovery.influence import NOISE
-from headprune.discovery.plain_modules import own_twin
+from headprune.discovery.plain_modules import twin_of_module
 from headprune.discovery.proof import fails
 from headprune.discovery.twin import Run, small_config
 from headprune.hooks.attach import hooks
@@ -75,7 +75,7 @@ def _of_plain_module(model: nn.Module, attention: Sequence[Site]) -> tuple[FeedF
     kept = model.__dict__.get("_headprune_feed_forward")
     if kept is None:
         try:
-            twin, runs = own_twin(model)
+            twin, runs = twin_of_module(model)
             kept = tuple(measured_layouts(twin, runs, maps_of(attention)))
         except DiscoveryError:
             kept = ()

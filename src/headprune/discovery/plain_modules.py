@@ -11,28 +11,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from headprune.discovery.attention import DiscoveryError, Verdict, judge
+from headprune.discovery.attention import Discovery, DiscoveryError, discover_sites
 from headprune.discovery.twin import Run, attention_modules, randomise
 from headprune.units.linear import is_plain
 from headprune.units.torch_attention import expose
 
 SAMPLES, TOKENS, SIDE = 2, 7, 4
-KEPT_AS = "headprune_verdict"  # on the module itself: it has no config that could tell what it was like when dense
+KEPT_AS = "headprune_discovery"  # on the module itself: it has no config that could tell what it was like when dense
 
 
-def own_verdict(model: nn.Module) -> Verdict:
+def discover_module(model: nn.Module) -> Discovery:
     """What an experiment says of this very module; made before any head goes."""
     if KEPT_AS not in model.__dict__:
-        twin, runs = own_twin(model)
+        twin, runs = twin_of_module(model)
         likely = attention_modules(twin)
-        found = judge(twin, runs, sorted({*likely, *_mixers(twin)}, key=[p for p, _ in twin.named_modules()].index))
+        order = [path for path, _ in twin.named_modules()]
+        found = discover_sites(twin, runs, sorted({*likely, *_mixers(twin)}, key=order.index))
         left = tuple(pair for pair in found.left if pair[0] in likely)  # others only might have been attention
-        model.__dict__[KEPT_AS] = Verdict(found.sites, left)
-    verdict: Verdict = model.__dict__[KEPT_AS]
-    return verdict
+        model.__dict__[KEPT_AS] = Discovery(found.sites, left)
+    kept: Discovery = model.__dict__[KEPT_AS]
+    return kept
 
 
-def own_twin(model: nn.Module) -> tuple[nn.Module, list[Run]]:
+def twin_of_module(model: nn.Module) -> tuple[nn.Module, list[Run]]:
     """The same module with random numbers, and inputs that it runs on."""
     twin = copy.deepcopy(model).cpu().double().eval()
     expose(twin)

@@ -8,15 +8,17 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from headprune.discovery.attention import DiscoveryError, Verdict, twin_of, verdict_for
-from headprune.discovery.plain_modules import own_verdict
+from headprune.discovery.attention import Discovery, DiscoveryError, discover_class, twin_of
+from headprune.discovery.plain_modules import discover_module
 from headprune.discovery.twin import sample_runs, small_config
 from headprune.units.dense import dense_class, dense_config
 
 
-def discover(model: nn.Module) -> Verdict:
+def discover(model: nn.Module) -> Discovery:
     """The attention of a model: by an experiment on its class, or, where it is no transformers model, on itself."""
-    return verdict_for(dense_class(model), model.config) if isinstance(model, PreTrainedModel) else own_verdict(model)
+    if isinstance(model, PreTrainedModel):
+        return discover_class(dense_class(model), model.config)
+    return discover_module(model)
 
 
 def small_twin(model: PreTrainedModel, depth: int) -> tuple[Any, list[dict[str, Any]]]:

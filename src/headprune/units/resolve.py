@@ -88,7 +88,7 @@ def _measured(model: Any) -> Survey:
     from headprune.discovery import DiscoveryError, discover, site_of
 
     try:
-        verdict = discover(model)
+        discovery = discover(model)
     except DiscoveryError as error:
         if not isinstance(model, PreTrainedModel):
             raise UnsupportedModelError(
@@ -101,7 +101,7 @@ def _measured(model: Any) -> Survey:
     removed = removed_members(model, "heads")
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     sites = []
-    for index, dense in enumerate(verdict.sites):
+    for index, dense in enumerate(discovery.sites):
         gone = removed.get(index, [])
         _refuse_other_classes(model, dense, len(gone) == len(dense.layout.members))
         _refuse_bad_record(index, dense.path, gone, len(dense.layout.members))
@@ -114,7 +114,7 @@ def _measured(model: Any) -> Survey:
                 applications=uses[id(model.get_submodule(dense.path))],
             )
         )
-    return Survey(sites, "experiment", verdict.left)
+    return Survey(sites, "experiment", discovery.left)
 
 
 def _refuse_other_classes(model: nn.Module, dense: Any, empty: bool) -> None:
