@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 import headprune
+from headprune.signals import TokenRequest, Tokens, observe
+from headprune.signals.observe import add_gathered
+from headprune.tasks import own_batches, task_of
 from helpers import pruned
 from oracles import IGNORED, Oracle, relative_differences
 from zoo import LABELS, VOCAB, ZOO, Entry, text_batch
@@ -41,7 +44,7 @@ EVERY = [
     "residual-gradient(residual=False)",
     "residual-error",
 ]
-FITTED = ("residual-gradient", "residual-error")  # of EVERY, those that fit something to all the data before they score
+FROM_TOKENS = ("residual-gradient", "residual-error")  # of EVERY, those that are made of the tokens of a site
 
 Batch = dict[str, torch.Tensor]
 
@@ -68,6 +71,16 @@ def labelled(entry: Entry, seed: int) -> Batch:
     elif not is_language_model(entry) and entry.name not in (*HEADLESS, *PAIRS):
         batch["labels"] = torch.randint(0, LABELS, (3,), generator=generator)
     return batch
+
+
+def tokens_of(model: Any, sites: Sequence[Any], batches: Iterable[Batch], **what: bool) -> dict[int, Tokens]:
+    """Those of these sites in all the data, with the gradients that are asked for."""
+    request = TokenRequest(sites=frozenset(site.index for site in sites), **what)
+    found: dict[int, Tokens] = {}
+    for number, first, batch in own_batches(batches):
+        seen = observe(model, sites, batch, [request], task=task_of(model), number=number, first=first)
+        add_gathered(found, seen.gathered[request])
+    return found
 
 
 def applicable(entry: Entry, criteria: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 import headprune
 from helpers import SAME_CODE, VARIANTS, families, gates_without
 from oracles import IGNORED
-from scoring import FITTED, Batch, applicable, differing, labelled, labels_of, model_of, scores
+from scoring import FROM_TOKENS, Batch, applicable, differing, labelled, labels_of, model_of, scores
 from zoo import ZOO, Entry
 
 # All but the aggregation `batch`, which is meant to depend on batches. The large epsilon makes padding keys count.
@@ -90,7 +90,7 @@ def test_padding_length_does_not_matter(entry: Entry) -> None:
 def test_closed_gates_score_like_removed_heads(entry: Entry, variant: str) -> None:
     """For the heads that are left. HIES is scaled over all heads that the model has, closed ones among them, and the
     ridge of least squares is relative to the mean over all of them, so that these can tell the two apart."""
-    criteria = [name for name in applicable(entry, [*CRITERIA, "magnitude"]) if name not in ("hies", *FITTED)]
+    criteria = [name for name in applicable(entry, [*CRITERIA, "magnitude"]) if name not in ("hies", *FROM_TOKENS)]
     batches = [six_samples(entry)]
     sliced = model_of(entry.name, variant)
     dense = model_of(entry.name, "dense")
@@ -111,7 +111,7 @@ def test_eager_attention_scores_like_sdpa(entry: Entry) -> None:
     model = entry.build()
     if model.config._attn_implementation != "sdpa":
         pytest.skip("this family computes its attention in one way only")
-    criteria = [name for name in applicable(entry, CRITERIA) if name not in FITTED]
+    criteria = [name for name in applicable(entry, CRITERIA) if name not in FROM_TOKENS]
     batches = [six_samples(entry)]
     expected = scores(model, batches, criteria, labels=labels_of(entry))
     model.set_attn_implementation("eager")

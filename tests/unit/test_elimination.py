@@ -8,11 +8,13 @@ import pytest
 import torch
 
 import headprune
-from headprune.criteria.elimination_math import Unseen, convex_rises, eliminate, gathered_together, site_scores
+from headprune.criteria.elimination_math import Unseen, convex_rises, eliminate, site_scores
 from headprune.errors import CriterionError
-from headprune.signals.sensitivity import Sensitivity, gather_sensitivity
+from headprune.signals import tokens
+from headprune.signals.sensitivity import Sensitivity
 from headprune.tasks import task_of
 from headprune.units import all_sites
+from scoring import tokens_of
 from zoo import ZOO
 
 
@@ -108,7 +110,7 @@ def test_gradients_are_those_of_the_outputs(name: str) -> None:
     model = ZOO[name].build().eval()
     batch = {k: v[:1] for k, v in ZOO[name].batch(0).items()}
     task, sites = task_of(model), all_sites(model)
-    found = gather_sensitivity(model, sites, [batch], task)
+    found = tokens_of(model, sites, [batch], at_outputs=True)
     from headprune.signals.objectives import sign_gradient
 
     for site in sites[:: max(1, len(sites) // 3)]:
@@ -119,7 +121,7 @@ def test_gradients_are_those_of_the_outputs(name: str) -> None:
         logits = task.logits(model(**task.inputs(prepared)))
         handle.remove()
         (slope,) = torch.autograd.grad(logits, factor, sign_gradient(task, logits, prepared))
-        own = found[site.index]
+        own = Sensitivity.of(found[site.index])
         weight = output.weight if hasattr(output, "nf") else output.weight.t()
         given = own.inputs @ weight.detach() + (0 if output.bias is None else output.bias.detach())
         assert float((own.gradients[0] * given).sum()) == pytest.approx(float(slope), rel=1e-3, abs=1e-5)
@@ -128,8 +130,8 @@ def test_gradients_are_those_of_the_outputs(name: str) -> None:
 def test_draws_of_signs_differ() -> None:
     """Of many logits every draw is another sum; of two there is one only."""
     model = ZOO["llama-gqa"].build().eval()
-    found = gather_sensitivity(model, all_sites(model), [ZOO["llama-gqa"].batch(0)], task_of(model))
-    first, second = found[0].gradients
+    found = tokens_of(model, all_sites(model), [ZOO["llama-gqa"].batch(0)], at_outputs=True)
+    first, second = Sensitivity.of(found[0]).gradients
     assert not torch.allclose(first, second)
     assert first.square().sum() == pytest.approx(float(second.square().sum()), rel=1.0)
 
@@ -140,9 +142,9 @@ def test_scores_of_a_site_rank_units_and_add_up_to_its_error() -> None:
     result = headprune.score(model, batches, criterion="elimination", units="heads,neurons")
     sites = all_sites(model)
     assert result.scores.shape == (6, 20)
-    found = gather_sensitivity(model, sites, batches, task_of(model))
+    found = tokens_of(model, sites, batches, at_outputs=True)
     for site in sites:
-        own = site_scores(model, site, found[site.index], ridge=0.1)
+        own = site_scores(model, site, Sensitivity.of(found[site.index]), ridge=0.1)
         assert torch.equal(result.scores[site.index, list(site.kept)], own)
         assert (own >= 0).all()
         assert own.unique().numel() == site.size  # an order, without ties
@@ -151,15 +153,14 @@ def test_scores_of_a_site_rank_units_and_add_up_to_its_error() -> None:
 def test_large_models_are_gone_over_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ZOO["bert"].build().eval()
     batches = [ZOO["bert"].batch(0)]
-    sites = all_sites(model)
+    ran: list[int] = []
+    model.register_forward_pre_hook(lambda *_: ran.append(1))
     at_once = headprune.score(model, batches, criterion="elimination", units="heads,neurons").scores
-    assert len(gathered_together(model, sites, batches)) == 1
-    monkeypatch.setattr("headprune.criteria.elimination_math.LIMIT", 1)
-    assert len(gathered_together(model, sites, batches)) == 6
-    assert torch.equal(
-        headprune.score(model, batches, criterion="elimination", units="heads,neurons").scores.nan_to_num(-1),
-        at_once.nan_to_num(-1),
-    )
+    assert len(ran) == 1
+    monkeypatch.setattr(tokens, "TOKEN_BYTES", 1)
+    apart = headprune.score(model, batches, criterion="elimination", units="heads,neurons").scores
+    assert torch.equal(apart.nan_to_num(-1), at_once.nan_to_num(-1))
+    assert len(ran) == 1 + 6
 
 
 def test_options_and_shards_that_make_no_sense() -> None:

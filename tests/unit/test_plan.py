@@ -20,7 +20,7 @@ from headprune.search.config import PruneConfig
 from headprune.search.forecast import Calibration, Need, Shape, backward, plan
 from headprune.search.forecast import repair_passes as planned_passes
 from headprune.search.pruner import Pruner
-from headprune.signals.sensitivity import draws_for
+from headprune.signals.tokens import draws_for
 from headprune.store.checkpoint import load_structure
 from headprune.tasks import task_of
 from headprune.units import all_sites
@@ -105,8 +105,10 @@ def test_parameters_are_the_published_ones(name: str, structures: dict[str, Any]
 def test_terms_of_a_7b_by_hand(plans: dict[str, dict[str, Need]]) -> None:
     """4,096 wide, 11,008 neurons, 32 layers; 128 samples of 128 tokens, 32 at once, in float32."""
     terms = plans["Llama-2-7B"]["greedy"].phases["scoring"]
+    assert terms["tokens of sites"] == 8 * 128 * 128 * 2 * 4096 * 4 == 2**32  # of eight layers of 32
+    assert plans["Llama-2-7B"]["greedy"].per_step == 4 * 3
     assert terms["weights"] == terms["dense copy"] == 4 * CONFIGS["Llama-2-7B"][1]
-    assert terms["moments"] == 32 * 2 * 4096**2 * 8
+    assert plans["Llama-2-7B"]["greedy"].phases["fitting"]["moments"] == 2 * 4096**2 * 8
     maps = 4 * 4096 + 2 * 11008 + 4096  # what q, k, v, o, gate, up and down give
     assert terms["kept for backward"] == 32 * 128 * 32 * (maps + 4096 + 11008) * 4
     assert terms["logits"] == 3 * 32 * 8 * 32000 * 4 + 32 * 128 * 4096 * 4  # 8 tokens of each are 32 MB in float32

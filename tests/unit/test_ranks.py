@@ -16,11 +16,13 @@ import torch
 
 import headprune
 from headprune import distributed
+from headprune.criteria import make
+from headprune.criteria.scoring_pass import ScoringPass
 from headprune.errors import NonFiniteError
 from headprune.runs.experiment import Experiment, run_experiment
 from headprune.search.pruner import Pruner
-from headprune.signals import late
-from headprune.tasks import own_batches
+from headprune.signals import tokens
+from headprune.tasks import own_batches, task_of
 from processes import commanded, together
 from runs import environment, interrupt, material, steps_of
 from subjects import with_classes
@@ -153,10 +155,10 @@ def test_scores_are_those_of_one_process() -> None:
         assert [code for code, _, _ in found] == [0] * count, found
         assert sorted(number for _, given, _ in found for number in given[4]) == list(range(5))
         assert max(len(given[4]) for _, given, _ in found) == -(-5 // count)
-        for _, (scores, tokens, gone, (samples, real, loss, predictions, zeros), _), _ in found:
+        for _, (scores, scores_of_both, gone, (samples, real, loss, predictions, zeros), _), _ in found:
             for name in CRITERIA:
                 torch.testing.assert_close(scores[name], heads.scores[name], rtol=1e-6, atol=0, equal_nan=True)
-            torch.testing.assert_close(tokens, both.scores, rtol=1e-6, atol=0, equal_nan=True)
+            torch.testing.assert_close(scores_of_both, both.scores, rtol=1e-6, atol=0, equal_nan=True)
             assert gone == removed
             assert (samples, real) == (heads.samples, heads.tokens)
             assert loss == pytest.approx(heads.loss, rel=1e-12)
@@ -164,30 +166,40 @@ def test_scores_are_those_of_one_process() -> None:
             torch.testing.assert_close(zeros, heads.zero_probabilities)
 
 
-@pytest.mark.parametrize("limit", [late.LIMIT, 0], ids=["kept", "too-much"])
-def test_what_is_fitted_takes_the_passes_of_one_process(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One over its share of the data, and one more to gather moments before it where there is too much to keep; the
-    batch that tells so runs once for nothing. Processes without a batch join in."""
-    monkeypatch.setattr(late, "LIMIT", limit)
+@pytest.mark.parametrize("limit", [tokens.TOKEN_BYTES, 0], ids=["at-once", "in-groups"])
+def test_tokens_take_the_passes_of_one_process(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One over its share of the data for every group of sites. Processes without a batch join in, and all know what the
+    process that scored a site knows of it."""
+    monkeypatch.setattr(tokens, "TOKEN_BYTES", limit)
     data = batches()
 
     def scored() -> Any:
         model, passes = ZOO["bert"].build().eval(), []
         model.register_forward_pre_hook(lambda *given: passes.append(1))
-        result = headprune.score(model, data, criterion="residual-gradient")
-        return result.scores, [own.counts for own in result.moments.values()], len(passes)
+        sites = headprune.resolve(model)
+        named = {"default": make("residual-gradient")}
+        made = ScoringPass(model, sites, named, task_of(model), "given", keep=True)
+        scores = made.run(data)["default"]
+        moments = made.moments(range(len(sites))) or {}
+        ahead = [made.without(site, [site.kept[1]], repaired=True) for site in sites]
+        return scores, [moments[index].products for index in sorted(moments)], ahead, len(passes)
 
     def work(number: int) -> Any:
         distributed.start()
         return *scored(), len(list(own_batches(data)))
 
-    scores, counts, passes = scored()
-    assert passes == (len(data) if limit else 2 * len(data) + 1)
+    scores, products, ahead, passes = scored()
+    groups = 1 if limit else len(scores)
+    assert passes == groups * len(data)
+    assert len(products) == (len(scores) if limit else 0)
+    assert all((told is None) == (limit == 0) for told in ahead)
     for count in (2, 6):
-        for _, (own, tokens, ran, share), _ in together(count, work):
-            torch.testing.assert_close(own, scores, rtol=1e-6, atol=0, equal_nan=True)
-            assert all(map(torch.equal, tokens, counts))
-            assert ran == (share if limit else 2 * share + min(share, 1))
+        for _, (own, found, told, ran, share), _ in together(count, work):
+            assert torch.equal(own, scores)
+            assert len(found) == len(products)
+            assert all(map(torch.equal, found, products))
+            assert told == ahead if limit == 0 else all(map(torch.equal, told, ahead))
+            assert ran == groups * share
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import headprune
+from headprune.criteria.scoring_pass import ScoringPass
 from headprune.errors import RunError, ScheduleError
 from headprune.measure.trajectory import Step
 from headprune.runs.experiment import run_experiment
@@ -235,8 +236,8 @@ def lines(steps: Sequence[Step]) -> list[str]:
 @pytest.mark.parametrize("evaluated", [True, False])
 def test_steps_in_between_follow_the_last_scores(evaluated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
-    compute = headprune.search.scorer.score
-    monkeypatch.setattr(headprune.search.scorer, "score", lambda *a, **k: passes.append(1) or compute(*a, **k))
+    run = ScoringPass.run
+    monkeypatch.setattr(ScoringPass, "run", lambda *a, **k: passes.append(1) or run(*a, **k))
     evaluation = batches(2) if evaluated else None
     result = headprune.prune(ZOO["bert"].build(), batches(0, 1), evaluation=evaluation, rescore=4)
     steps = result.trajectory

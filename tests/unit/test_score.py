@@ -10,7 +10,7 @@ import torch
 import headprune
 from headprune.errors import CriterionError
 from oracles import relative_differences
-from scoring import EVERY, FITTED, floor_of, labelled, model_of, oracle_of, some_batches
+from scoring import EVERY, FROM_TOKENS, floor_of, labelled, model_of, oracle_of, some_batches
 from zoo import LABELS, ZOO, text_batch
 
 
@@ -156,7 +156,7 @@ def test_a_model_without_any_head_left_has_only_nan() -> None:
 def test_scores_of_shards_add_up(name: str) -> None:
     model = model_of(name, "some-heads")
     criteria = ["gnorm", "gnorm(aggregation=batch)", "entropy", "magnitude"] if name == "clip" else EVERY
-    criteria = [criterion for criterion in criteria if criterion not in FITTED]
+    criteria = [criterion for criterion in criteria if criterion not in FROM_TOKENS]
     batches = [labelled(ZOO[name], seed) for seed in (0, 5, 6)]
     whole = headprune.score(model, batches, criteria=criteria)
     first, rest = (headprune.score(model, part, criteria=criteria) for part in (batches[:1], batches[1:]))
@@ -187,9 +187,9 @@ def test_a_single_score_merges_into_a_single_score() -> None:
     )
 
 
-def test_a_fit_goes_over_the_batches_twice_whatever_gives_them() -> None:
+def test_batches_may_come_from_anything_that_gives_them_once() -> None:
     model, batches = model_of("bert", "dense"), bert_batches()
-    for criterion in FITTED:
+    for criterion in FROM_TOKENS:
         told: list[int] = []
         once = headprune.score(model, (batch for batch in batches), criterion=criterion, progress=told.append)
         assert torch.equal(once.scores, headprune.score(model, batches, criterion=criterion).scores)

@@ -13,17 +13,18 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import headprune
+from headprune.criteria import make
+from headprune.criteria.scoring_pass import ScoringPass
 from headprune.errors import EquivalenceError, NonFiniteError
 from headprune.hooks import logits
 from headprune.measure.savings import _TensorMeter
 from headprune.repair.dense_targets import DenseTargets
 from headprune.repair.front_to_back import running_order
-from headprune.signals.columns import gather_columns
 from headprune.signals.objectives import TokenSigns, sign_gradient, start_backward, targets_of
-from headprune.signals.sensitivity import gather_sensitivity
+from headprune.signals.sensitivity import Sensitivity
 from headprune.tasks import task_of
 from headprune.units import all_sites
-from scoring import labelled
+from scoring import labelled, tokens_of
 from zoo import ZOO
 
 CRITERIA = [
@@ -111,17 +112,18 @@ def test_scores_and_quality_are_those_of_whole_logits(name: str, labels: Any) ->
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_of_all_draws_are_those_of_whole_logits(name: str) -> None:
     model, batches = built(name), batches_of(name)
-    sites, task = all_sites(model), task_of(model)
-    whole = gather_sensitivity(model, sites, batches, task)
+    sites = all_sites(model)
+    whole = tokens_of(model, sites, batches, at_outputs=True)
     with in_blocks(model), made_logits(model) as made:
-        found = gather_sensitivity(model, sites, batches, task)
+        found = tokens_of(model, sites, batches, at_outputs=True)
     assert max(made) == 2
     assert found.keys() == whole.keys()
-    for index, own in found.items():
-        assert torch.equal(own.inputs, whole[index].inputs)
-        assert torch.equal(own.samples, whole[index].samples)
-        assert len(own.gradients) == len(whole[index].gradients) == 2
-        for one, other in zip(own.gradients, whole[index].gradients, strict=True):
+    for index, gathered in found.items():
+        own, truth = Sensitivity.of(gathered), Sensitivity.of(whole[index])
+        assert torch.equal(own.inputs, truth.inputs)
+        assert torch.equal(own.samples, truth.samples)
+        assert len(own.gradients) == len(truth.gradients) == 2
+        for one, other in zip(own.gradients, truth.gradients, strict=True):
             assert (one - other).abs().max() <= 1e-5 * other.abs().max()
 
 
@@ -305,10 +307,16 @@ def test_scores_in_blocks_need_a_fraction_of_the_logits() -> None:
     assert found < 0.5 * whole
 
 
+def unmeasured(model: Any, data: list[Batch], criterion: str) -> None:
+    """Scores alone, without the quality of the model."""
+    made = ScoringPass(model, all_sites(model), {criterion: make(criterion)}, task_of(model), "given")
+    made.run(data, measure=False)
+
+
 PASSES: dict[str, Callable[[Any, list[Batch]], Any]] = {
-    "columns": lambda model, data: gather_columns(model, all_sites(model), data, task_of(model)),
+    "columns": lambda model, data: unmeasured(model, data, "wanda"),
     "outputs": lambda model, data: DenseTargets(model, all_sites(model), data, task_of(model), weighted=False),
-    "tokens": lambda model, data: gather_sensitivity(model, all_sites(model), data, task_of(model), gradients=False),
+    "tokens": lambda model, data: unmeasured(model, data, "elimination(metric=output)"),
     "order": lambda model, data: running_order(model, all_sites(model), data[0], task_of(model)),
 }
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from headprune.criteria.registry import KINDS, Criterion, check_choice, criterion
+from headprune.criteria.registry import Criterion, check_choice, criterion
 from headprune.errors import CriterionError
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from headprune.tasks import Labels, Task
+    from headprune.signals import SiteRequest, Tokens
     from headprune.units import Site
 
 
@@ -31,9 +30,6 @@ class Elimination(Criterion):
     score belongs to what is left when a unit's turn comes; scores of a site add up to its error at every width.
     """
 
-    kinds = KINDS
-    gathers = True
-
     metric: str = "gradient"
     ridge: float = 0.1
 
@@ -42,32 +38,13 @@ class Elimination(Criterion):
         if not self.ridge > 0:
             raise CriterionError(f"ridge of elimination must be above 0, but it is {self.ridge}.")
 
-    @property
-    def needs(self) -> list[str]:
-        return ["gradients"] if self.metric == "gradient" else ["data"]
+    def site_request(self) -> SiteRequest:
+        from headprune.signals import TokenRequest
 
-    def from_data(
-        self,
-        model: PreTrainedModel,
-        sites: Sequence[Site],
-        batches: Sequence[Mapping[str, Any]],
-        task: Task,
-        labels: Labels,
-    ) -> torch.Tensor:
-        from headprune import distributed
-        from headprune.criteria.elimination_math import gathered_together, site_scores
-        from headprune.signals.sensitivity import gather_sensitivity, own_sites
-        from headprune.units import nan_scores
+        return TokenRequest(at_outputs=self.metric == "gradient")
 
-        scores = nan_scores(sites)
-        for part in gathered_together(model, sites, batches):
-            found = gather_sensitivity(model, part, batches, task, gradients=self.metric == "gradient")
-            with distributed.fail_together():
-                own = {
-                    site.index: site_scores(model, site, found.pop(site.index, None), ridge=self.ridge)
-                    for site in own_sites(part)
-                }
-            for share in distributed.all_gather(own):
-                for index, values in share.items():
-                    scores[index, list(sites[index].kept)] = values
-        return scores
+    def score_site(self, model: PreTrainedModel, site: Site, gathered: Tokens) -> torch.Tensor:
+        from headprune.criteria.elimination_math import site_scores
+        from headprune.signals.sensitivity import Sensitivity
+
+        return site_scores(model, site, Sensitivity.of(gathered), ridge=self.ridge, metric=self.metric)

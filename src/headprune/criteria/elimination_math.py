@@ -9,7 +9,8 @@ the error at every width.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,40 +19,20 @@ from transformers import PreTrainedModel
 from headprune.batches import widened
 from headprune.hooks.offload import stored
 from headprune.signals.moments import FOLDS
-from headprune.signals.sensitivity import DRAWS, Sensitivity
-from headprune.tasks import batch_size
+from headprune.signals.sensitivity import Sensitivity
 from headprune.units import Site
-from headprune.units.linear import is_transposed, out_features
+from headprune.units.linear import is_transposed
 
-LIMIT = 2**32  # bytes of tokens that are kept at once
 STAGES = 8  # of the neurons that are left, one part in so many goes at once; heads go one by one
 APART = 0.8  # widths of a feed-forward layer at which errors are measured: each this part of the last
 
 
-def gathered_together(
-    model: PreTrainedModel, sites: Sequence[Site], batches: Sequence[Mapping[str, Any]]
-) -> list[list[Site]]:
-    """Sites whose tokens are kept at once, so that those of large models do not fill the memory: each further group
-    takes a pass over the data of its own."""
-    tokens = sum(batch["input_ids"].numel() if "input_ids" in batch else batch_size(batch) * 256 for batch in batches)
-    result: list[list[Site]] = [[]]
-    taken = 0
-    for site in sites:
-        if site.kept:
-            output: Any = model.get_submodule(site.o)
-            size = tokens * site.applications * (site.size * site.width + DRAWS * out_features(output)) * 4
-            if result[-1] and taken + size > LIMIT:
-                result.append([])
-                taken = 0
-            result[-1].append(site)
-            taken += size
-    return result
-
-
-def site_scores(model: PreTrainedModel, site: Site, found: Sensitivity | None, *, ridge: float) -> torch.Tensor:
+def site_scores(
+    model: PreTrainedModel, site: Site, found: Sensitivity, *, ridge: float, metric: str = "gradient"
+) -> torch.Tensor:
     """What the error rises by when the turn of each member comes, [members], its unit's rise given to each."""
-    if found is None or not len(found.inputs):  # nothing but padding has passed here
-        return torch.zeros(site.size, dtype=torch.float64)
+    if metric == "output":
+        found = replace(found, gradients=[])  # which another criterion may have asked for
     output: Any = model.get_submodule(site.o)
     order = torch.tensor(site.columns(range(site.size)))
     weight = stored(output).detach()
@@ -61,8 +42,8 @@ def site_scores(model: PreTrainedModel, site: Site, found: Sensitivity | None, *
     if output.bias is not None:
         inputs = inputs - (inputs * share[:, None]).sum(0) / share.sum()
     spread = (inputs.t() @ (inputs * share[:, None])).double() / float(share.sum())
-    metric = found.metric(len(weight))
-    if not torch.isfinite(spread).all() or not torch.isfinite(metric).all():
+    measure = found.metric(len(weight))
+    if not torch.isfinite(spread).all() or not torch.isfinite(measure).all():
         return torch.full((site.size,), torch.nan, dtype=torch.float64)
     width = site.width * site.group
     unseen = Unseen(found, inputs, weight, share, ridge) if found.gradients else None
@@ -71,7 +52,7 @@ def site_scores(model: PreTrainedModel, site: Site, found: Sensitivity | None, *
     sequence: list[int] = []
     measured_at = float("inf")
     total = weight.shape[1] // width
-    for gone, left, error in eliminate(weight.double(), spread, metric, width, ridge):
+    for gone, left, error in eliminate(weight.double(), spread, measure, width, ridge):
         sequence += gone
         if width == 1 and len(left) > APART * measured_at and len(left):
             continue

@@ -60,7 +60,6 @@ class Fisher(Criterion):
 
         from headprune import distributed
         from headprune.signals import observe
-        from headprune.signals.late import settled
         from headprune.tasks import own_batches
         from headprune.units.members import by_site
 
@@ -69,8 +68,7 @@ class Fisher(Criterion):
         parts: dict[int, dict[int, torch.Tensor]] = {}  # by batch and site
         with distributed.fail_together():
             for number, _, batch in own_batches(batches):
-                answers = observe(model, sites, batch, [request], task=task, labels=labels).answers
-                seen = settled(answers[request], None)
+                seen = observe(model, sites, batch, [request], task=task, labels=labels).answers[request]
                 # All members of a unit have its gradient.
                 parts[number] = {
                     index: seen[:, index, list(sites[index].kept[:: sites[index].group])] for index in going

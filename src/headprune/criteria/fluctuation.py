@@ -29,9 +29,8 @@ class Fluctuation(ColumnCriterion):
 
     standardize: bool = False
 
-    def of_columns(self, weight: torch.Tensor, seen: Columns | None) -> torch.Tensor:
-        own = weight.square().sum(0)
-        own = own * 0 if seen is None else own * seen.variance
+    def of_columns(self, weight: torch.Tensor, seen: Columns) -> torch.Tensor:
+        own = weight.square().sum(0) * seen.variance
         if not self.standardize:
             return own
         spread = own.std() if len(own) > 1 else own.new_zeros(())

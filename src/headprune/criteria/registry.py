@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from headprune.signals import Request
+    from headprune.signals import Request, SiteRequest
     from headprune.tasks import Labels, Task
     from headprune.units import Kind, Member, Site
 
@@ -27,12 +27,13 @@ SPEC = re.compile(r"(?P<name>[^()]+)(\((?P<options>.*)\))?$")
 class Criterion:
     """Turns a model and batches into a score [sites x heads], higher = more important.
 
-    A subclass is a dataclass whose fields are its options. One that looks at data names its `requests`, reduces the
-    answers of a batch to sums over its samples, and makes the score from the sums over all batches, so that scores of
-    shards of the data can be merged. One that looks at weights alone overrides `from_weights`.
+    A subclass is a dataclass whose fields are its options, of one of two kinds. One that streams names its `requests`,
+    reduces the answers of a batch to sums over its samples, and makes the score from the sums over all batches, so that
+    scores of shards of the data can be merged. The other has something gathered at every site, such as its tokens
+    (`site_request`), and scores one site after the other when all of the data has been seen (`score_site`). One that
+    looks at weights alone overrides `from_weights`.
     """
 
-    gathers: ClassVar[bool] = False  # whether it goes over the data by itself, in `from_data`
     name: ClassVar[str]
     reference: ClassVar[str]
     use: ClassVar[str]
@@ -48,8 +49,29 @@ class Criterion:
         """From the sums over all samples, the score [sites x heads]; `kept` is the mask of the heads that are left."""
         raise NotImplementedError
 
+    def site_request(self) -> SiteRequest | None:
+        """What is gathered at every site, for a criterion that does not stream."""
+        return None
+
+    def score_site(self, model: PreTrainedModel, site: Site, gathered: Any) -> torch.Tensor:
+        """The score of every member of a site, from its weights and from what was gathered there in all the data."""
+        raise NotImplementedError
+
+    def predict_site(
+        self, model: PreTrainedModel, site: Site, gathered: Any, gone: Sequence[int], *, repaired: bool
+    ) -> torch.Tensor | None:
+        """Scores of the members that stay when those with these ids leave and, where that is `repaired`, the others
+        take over what they can; None where it cannot tell without another pass."""
+        return None
+
     def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         raise NotImplementedError
+
+    @property
+    def asks(self) -> tuple[Request, ...]:
+        """All that it asks of the data; nothing where the weights are enough."""
+        gathered = self.site_request()
+        return self.requests() if gathered is None else (gathered,)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -57,19 +79,8 @@ class Criterion:
 
         One that looks at weights alone says so itself, and otherwise knows heads only.
         """
-        asked = self.requests()
+        asked = self.asks
         return tuple(kind for kind in KINDS if asked and all(kind in request.kinds for request in asked)) or KINDS[:1]
-
-    def from_data(
-        self,
-        model: PreTrainedModel,
-        sites: Sequence[Site],
-        batches: Sequence[Mapping[str, Any]],
-        task: Task,
-        labels: Labels,
-    ) -> torch.Tensor:
-        """The score of a criterion that `gathers` what no sum over samples can hold."""
-        raise NotImplementedError
 
     def rearranged(
         self,
@@ -94,14 +105,9 @@ class Criterion:
         return any(request.backward is not None and request.backward[1] == "batch" for request in self.requests())
 
     @property
-    def fitted(self) -> bool:
-        """Whether something is fitted to all the data before the pass that scores."""
-        return any(request.fitted for request in self.requests())
-
-    @property
     def needs(self) -> list[str]:
         """What it takes, for people; nothing where the weights are enough."""
-        named = [need for request in self.requests() for need in request.needs]
+        named = [need for request in self.asks for need in request.needs]
         named = [need for need in dict.fromkeys(named) if need != "data"] or named[:1]
         return [*(["labels"] if self.needs_labels else []), *named]
 
@@ -118,7 +124,6 @@ class Inverted(Criterion):
         self.inner = inner
         self.name = INVERSE + inner.name  # type: ignore[misc]
         self.reference, self.use = inner.reference, f"the opposite order of {inner.name}, as a control"  # type: ignore[misc]
-        self.gathers = inner.gathers  # type: ignore[misc]
 
     def requests(self) -> tuple[Request, ...]:
         return self.inner.requests()
@@ -136,15 +141,11 @@ class Inverted(Criterion):
     def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         return -self.inner.from_weights(model, sites)
 
-    def from_data(
-        self,
-        model: PreTrainedModel,
-        sites: Sequence[Site],
-        batches: Sequence[Mapping[str, Any]],
-        task: Task,
-        labels: Labels,
-    ) -> torch.Tensor:
-        return -self.inner.from_data(model, sites, batches, task, labels)
+    def site_request(self) -> SiteRequest | None:
+        return self.inner.site_request()
+
+    def score_site(self, model: PreTrainedModel, site: Site, gathered: Any) -> torch.Tensor:
+        return -self.inner.score_site(model, site, gathered)
 
     def __str__(self) -> str:
         return INVERSE + str(self.inner)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,10 @@ from headprune.criteria.registry import Criterion, criterion
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
-    from headprune.signals import Request
+    from headprune.signals import Request, SiteRequest, Tokens
+    from headprune.units import Site
 
 
 @criterion(
@@ -32,15 +34,32 @@ class ResidualGradient(Criterion):
     residual: bool = True
 
     def requests(self) -> tuple[Request, ...]:
-        from headprune.signals import GateGradients, ResidualGradients
+        from headprune.signals import GateGradients
 
-        return (ResidualGradients(),) if self.residual else (GateGradients("logit-signs"),)
+        return () if self.residual else (GateGradients("logit-signs"),)
 
     def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"squares": answers[self.requests()[0]].square().sum(0)}
 
     def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
         return sums["squares"] / samples
+
+    def site_request(self) -> SiteRequest | None:
+        from headprune.signals import TokenRequest
+
+        return TokenRequest(at_inputs=True) if self.residual else None
+
+    def score_site(self, model: PreTrainedModel, site: Site, gathered: Tokens) -> torch.Tensor:
+        from headprune.signals.residuals import residual_gradients
+
+        return residual_gradients(model, site, gathered)
+
+    def predict_site(
+        self, model: PreTrainedModel, site: Site, gathered: Tokens, gone: Sequence[int], *, repaired: bool
+    ) -> torch.Tensor | None:
+        from headprune.signals.predicted_scores import predicted_gradients
+
+        return predicted_gradients(model, site, gathered, gone, repaired=repaired)
 
 
 @criterion(
@@ -57,15 +76,12 @@ class ResidualError(Criterion):
     projection, x the residual stream after the site's layer.
     """
 
-    def requests(self) -> tuple[Request, ...]:
-        from headprune.signals import ResidualErrors
+    def site_request(self) -> SiteRequest:
+        from headprune.signals import TokenRequest
 
-        return (ResidualErrors(),)
+        return TokenRequest(streams=True)
 
-    def sums(self, answers: Mapping[Request, torch.Tensor]) -> dict[str, torch.Tensor]:
-        from headprune.signals import ResidualErrors
+    def score_site(self, model: PreTrainedModel, site: Site, gathered: Tokens) -> torch.Tensor:
+        from headprune.signals.residuals import residual_errors
 
-        return {"errors": answers[ResidualErrors()].sum(0)}
-
-    def score(self, sums: Mapping[str, torch.Tensor], samples: int, kept: torch.Tensor) -> torch.Tensor:
-        return sums["errors"] / samples
+        return residual_errors(model, site, gathered)

@@ -1,102 +1,139 @@
-"""One instrumented pass over the data that serves several criteria."""
+"""One reading of the data that serves several criteria: sums over samples, and what is gathered at sites.
+
+Sites whose tokens do not fit into the memory together are gathered group after group, each with a pass over the data of
+its own; the first of them serves everything else. Several processes share the batches, and then the sites.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
-from headprune.batches import Numbered
 from headprune.criteria.registry import Criterion
 from headprune.errors import DataError, NonFiniteError
 from headprune.hooks.logits import States, forward
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.watch import watched
 from headprune.measure.quality import Quality
-from headprune.signals import Request, ZeroProbabilities, observe
-from headprune.signals.late import Answer, Late, TooMuchToKeepError, settled
-from headprune.signals.spec import Fit
+from headprune.signals import Request, SiteRequest, TokenRequest, Tokens, ZeroProbabilities, observe, tokens
+from headprune.signals.moments import Moments
+from headprune.signals.observe import add_gathered
+from headprune.signals.tokens import groups_within
 from headprune.tasks import Labels, Task, batch_size, own_batches
-from headprune.units import Site, kept_mask
+from headprune.units import Kind, Site, kept_mask, nan_scores, sites_of
 
 Sums = dict[str, dict[str, torch.Tensor]]  # criterion -> its sums over samples
 Progress = Callable[[int], None]  # called with the number of samples of each batch that is done
+Gathered = dict[SiteRequest, Any]  # at one site
 
 
-class Pass:
-    """Accumulates the sums of all criteria, batch by batch, in float64."""
+def only(sites: Sequence[Site], wanted: Sequence[Site]) -> list[Site]:
+    """All sites, so that tables keep their rows; those that are not wanted look as if nothing were left there."""
+    there = {site.index for site in wanted}
+    return [site if site.index in there else dataclasses.replace(site, kept=()) for site in sites]
+
+
+def asked_sites(model: PreTrainedModel, kinds: Sequence[Kind]) -> list[Site]:
+    sites = list(sites_of(model, kinds))
+    return only(sites, [site for site in sites if site.kind in kinds])
+
+
+class ScoringPass:
+    """Scores by some criteria, and what the data said on the way.
+
+    With `keep`, what was gathered at sites is kept where all of it fits into `memory` bytes: it can tell the moments
+    there, and scores as they will be without some units.
+    """
 
     def __init__(
         self,
         model: PreTrainedModel,
         sites: Sequence[Site],
-        criteria: dict[str, Criterion],
+        criteria: Mapping[str, Criterion],
         task: Task,
         labels: Labels,
-        fit: Fit | Late | None,
+        *,
+        memory: int | None = None,
+        keep: bool = False,
     ) -> None:
         self.model, self.sites, self.criteria = model, sites, criteria
-        self.task, self.labels, self.fit = task, labels, fit
-        self.kept = kept_mask(sites)
+        self.task, self.labels, self.keep = task, labels, keep
+        self.memory = tokens.TOKEN_BYTES if memory is None else memory
+        self.table = kept_mask(sites)
         requests = dict.fromkeys(request for criterion in criteria.values() for request in criterion.requests())
         if any("attention probabilities" in request.needs for request in requests):
             requests[ZeroProbabilities()] = None
         self.requests: list[Request] = list(requests)
+        self.site_requests = _shared({name: one.site_request() for name, one in criteria.items()})
+        self.scores: dict[str, torch.Tensor] = {}
         self.sums: Sums = {}
         self.zeros: torch.Tensor | None = None
         self.qualities: dict[int, Quality] = {}  # by batch
         self.samples = self.tokens = 0
-        self.waiting: list[tuple[int, Mapping[Request, Answer]]] = []  # by the batch's number
-
-    def over(self, batches: Iterable[Mapping[str, Any]], progress: Progress | None = None) -> None:
-        """Go over all batches, which several processes share; all of them get the sums over all."""
-        if isinstance(self.fit, Late):
-            batches = list(batches)
-        own = own_batches(batches)
-        if isinstance(self.fit, Late):
-            self._begin(own, batches, progress)
-        with distributed.fail_together():
-            for one in own:
-                self._go_over(one, progress)
-        if isinstance(self.fit, Late):
-            self.settle()
-        parts = distributed.all_gather((self.sums, self.zeros, self.samples, self.tokens))
-        sums, zeros, samples, tokens = zip(*parts, strict=True)
-        if progress is not None and len(parts) > 1:
-            progress(sum(samples) - self.samples)
-        self.samples, self.tokens = sum(samples), sum(tokens)
-        self.sums = summed([own for own, count in zip(sums, samples, strict=True) if count] or [{}])
-        seen = [own for own in zeros if own is not None]
-        self.zeros = torch.stack(seen).sum(0) if seen else None
-
-    def _begin(self, own: Iterator[Numbered], batches: Iterable[Mapping[str, Any]], progress: Progress | None) -> None:
-        """See by the first batch whether all of them can wait for their fit, in every process or in none."""
-        assert isinstance(self.fit, Late)
-        fits = True
-        with distributed.fail_together():
-            for one in itertools.islice(own, 1):  # of more processes than batches some have none
-                self._go_over(one, progress)
-                fits = self.fit.fits(one.batch, list(batches))
-        if not all(distributed.all_gather(fits)):
-            raise TooMuchToKeepError
-
-    def _go_over(self, one: Numbered, progress: Progress | None) -> None:
-        if isinstance(self.fit, Late):
-            self.fit.first = one.first
-        self.add(one.number, one.batch)
-        if progress is not None:
-            progress(batch_size(one.batch))
+        self._sites_kept: dict[int, Gathered] | None = None  # those of this process
 
     @property
     def quality(self) -> Quality:
         return Quality.over_processes(self.task, self.qualities)
 
-    def add(self, number: int, batch: Mapping[str, Any]) -> None:
-        quality = self.qualities[number] = Quality(self.task)
+    def run(
+        self, batches: Iterable[Mapping[str, Any]], progress: Progress | None = None, *, measure: bool = True
+    ) -> dict[str, torch.Tensor]:
+        """Read all batches, and score by every criterion. `measure` the model as well, from the same forward passes."""
+        groups: list[list[Site]] = [[]]
+        if self.site_requests:
+            batches = list(batches)
+            asked = list(dict.fromkeys(self.site_requests.values()))
+            groups = groups_within(self.memory, self.model, self.sites, asked, batches)
+        for place, group in enumerate(groups):
+            first = place == 0
+            gathered: dict[SiteRequest, dict[int, Any]] = {}
+            requests = {
+                dataclasses.replace(request, sites=frozenset(site.index for site in group)): request
+                for request in self.site_requests.values()
+            }
+            sites = self.sites if first else only(self.sites, group)
+            with distributed.fail_together():
+                for number, start, batch in own_batches(batches):
+                    wanted = [*(self.requests if first else ()), *requests]
+                    see = self._seeing(number, measure=measure) if first and (measure or _go_back(wanted)) else None
+                    seen = observe(
+                        self.model,
+                        sites,
+                        batch,
+                        wanted,
+                        task=self.task,
+                        labels=self.labels,
+                        see=see,
+                        number=number,
+                        first=start,
+                    )
+                    if first:
+                        self._add(number, seen.answers)
+                        self.samples += batch_size(batch)
+                        self.tokens += seen.tokens
+                    for request, own in seen.gathered.items():
+                        add_gathered(gathered.setdefault(requests[request], {}), own)
+                    if first and progress is not None:
+                        progress(batch_size(batch))
+            if first:
+                self._add_up(progress)
+            self._score_group(group, gathered, keep=self.keep and len(groups) == 1)
+        self._finish()
+        return self.scores
+
+    def _seeing(self, number: int, *, measure: bool) -> Callable[..., None]:
+        """Shown the outputs of a batch: refuses those that are not finite, and has the others measured."""
+        quality = Quality(self.task)
+        if measure:
+            self.qualities[number] = quality
 
         def see(prepared: Mapping[str, Any], output: Any, logits: torch.Tensor | States) -> None:
             def checked(part: torch.Tensor) -> torch.Tensor:
@@ -105,42 +142,17 @@ class Pass:
                 return part
 
             if isinstance(logits, States):
-                quality.add_blocks(prepared, logits.shape, map(checked, logits.blocks()))
+                parts = map(checked, logits.blocks())
+                quality.add_blocks(prepared, logits.shape, parts)
             else:
                 quality.add(prepared, output, checked(logits))
 
-        seen = observe(
-            self.model,
-            self.sites,
-            batch,
-            self.requests,
-            task=self.task,
-            labels=self.labels,
-            fit=self.fit,
-            see=see,
-        )
-        self.samples += batch_size(batch)
-        self.tokens += seen.tokens
-        if isinstance(self.fit, Late):
-            self.waiting.append((number, seen.answers))
-        else:
-            self._take(number, seen.answers)
+        return see
 
-    def settle(self) -> None:
-        """Where the fit comes late: make it of what has passed by, and answer what waits for it."""
-        assert isinstance(self.fit, Late)
-        self.fit = self.fit.fit(self.task, self.samples)
-        with distributed.fail_together():
-            for number, answers in self.waiting:
-                self._take(number, answers)
-        self.waiting.clear()
-
-    def _take(self, number: int, given: Mapping[Request, Answer]) -> None:
-        assert not isinstance(self.fit, Late)
-        found = {request: settled(answer, self.fit) for request, answer in given.items()}
-        for request, answer in found.items():
+    def _add(self, number: int, given: Mapping[Request, torch.Tensor]) -> None:
+        for request, answer in given.items():
             self._check(request, answer, number)
-        answers = {request: answer.double() for request, answer in found.items()}
+        answers = {request: answer.double() for request, answer in given.items()}
         for name, criterion in self.criteria.items():
             if criterion.requests():
                 total = self.sums.setdefault(name, {})
@@ -149,6 +161,95 @@ class Pass:
         zeros = answers.get(ZeroProbabilities())
         if zeros is not None:
             self.zeros = zeros.sum(0) if self.zeros is None else self.zeros + zeros.sum(0)
+
+    def _add_up(self, progress: Progress | None) -> None:
+        """All processes get the sums over all batches."""
+        parts = distributed.all_gather((self.sums, self.zeros, self.samples, self.tokens))
+        sums, zeros, samples, tokens = zip(*parts, strict=True)
+        if progress is not None and len(parts) > 1:
+            progress(sum(samples) - self.samples)
+        self.samples, self.tokens = sum(samples), sum(tokens)
+        self.sums = summed([own for own, count in zip(sums, samples, strict=True) if count] or [{}])
+        seen = [own for own in zeros if own is not None]
+        self.zeros = torch.stack(seen).sum(0) if seen else None
+        if not self.samples and any(one.asks for one in self.criteria.values()):
+            raise DataError("There are no batches to score on; give at least one.")
+
+    def _score_group(
+        self, group: Sequence[Site], gathered: Mapping[SiteRequest, dict[int, Any]], *, keep: bool
+    ) -> None:
+        """Score these sites, each in the process that gets all that was gathered there."""
+        mine: dict[int, Gathered] = {}
+        for site, process in zip(group, distributed.shares([float(s.size * s.width) ** 2 for s in group]), strict=True):
+            part = {request: own.pop(site.index) for request, own in gathered.items() if site.index in own}
+            for share in distributed.gather_to(part, process) or ():
+                add_gathered(mine.setdefault(site.index, {}), share)  # type: ignore[arg-type]
+        found: dict[str, dict[int, torch.Tensor]] = {name: {} for name in self.site_requests}
+        with distributed.fail_together():
+            for index in list(mine):
+                values = mine[index] if keep else mine.pop(index)
+                for name, request in self.site_requests.items():
+                    found[name][index] = self._site_scores(self.criteria[name], self.sites[index], values.get(request))
+        for shared in distributed.all_gather(found):
+            for name, rows in shared.items():
+                table = self.scores.setdefault(name, nan_scores(self.sites))
+                for index, row in rows.items():
+                    table[index, list(self.sites[index].kept)] = row.to(table)
+        self._sites_kept = mine if keep else None
+
+    def _site_scores(self, criterion: Criterion, site: Site, gathered: Any) -> torch.Tensor:
+        if gathered is None or not len(gathered):  # nothing but padding has passed here
+            return torch.zeros(site.size, dtype=torch.float64)
+        scores = criterion.score_site(self.model, site, gathered)
+        if not torch.isfinite(scores).all() and isinstance(gathered, Tokens):
+            _refuse_tokens(site, gathered)
+        return scores
+
+    def _finish(self) -> None:
+        for name, criterion in self.criteria.items():
+            if name in self.site_requests:
+                scores = self.scores.get(name, nan_scores(self.sites))
+            elif criterion.requests():
+                scores = criterion.score(self.sums[name], self.samples, self.table)
+            else:
+                scores = criterion.from_weights(self.model, self.sites)
+            self.scores[name] = finite(criterion, scores, self.table, self.sites)
+        named = {name: self.scores[name] for name in self.criteria}
+        self.scores = distributed.broadcast(named)  # which all processes go by, to the last bit
+
+    # --- what was kept ---
+
+    def moments(self, sites: Iterable[int]) -> dict[int, Moments] | None:
+        """Of what these sites give, by index, those without a real token left out; None where tokens were not kept."""
+        if not any(isinstance(request, TokenRequest) for request in self.site_requests.values()):
+            return None
+        return self._asked_of_tokens(sites, lambda site, tokens: tokens.moments())
+
+    def without(self, site: Site, gone: Sequence[int], *, repaired: bool) -> torch.Tensor | None:
+        """Scores of the members of a site that stay when those with these ids leave and, where that is `repaired`, the
+        others take over what they can; as far as this pass can tell, and None where it cannot."""
+        if len(self.criteria) != 1 or not self.site_requests or len(gone) >= site.size:
+            return None
+        (criterion,) = self.criteria.values()
+
+        def predict(site: Site, tokens: Tokens) -> torch.Tensor | None:
+            return criterion.predict_site(self.model, site, tokens, gone, repaired=repaired)
+
+        return (self._asked_of_tokens([site.index], predict) or {}).get(site.index)
+
+    def _asked_of_tokens(self, sites: Iterable[int], ask: Callable[[Site, Tokens], Any]) -> dict[int, Any] | None:
+        """What is made of the tokens of these sites, in the processes that have them, for all processes."""
+        if self._sites_kept is None:
+            return None
+        found: dict[int, Any] = {}
+        with distributed.fail_together():
+            for index in sites:
+                for value in self._sites_kept.get(index, {}).values():
+                    if isinstance(value, Tokens) and len(value):
+                        found[index] = ask(self.sites[index], value)
+        return {index: value for share in distributed.all_gather(found) for index, value in share.items()}
+
+    # --- what is refused ---
 
     def _refuse_non_finite(self, batch: Mapping[str, Any], number: int) -> None:
         found: list[tuple[Site, int]] = []
@@ -169,7 +270,7 @@ class Pass:
         )
 
     def _check(self, request: Request, answer: torch.Tensor, number: int) -> None:
-        bad = ~torch.isfinite(answer) & self.kept
+        bad = ~torch.isfinite(answer) & self.table
         if bad.any():
             *_, site, member = bad.nonzero()[0].tolist()
             value = answer[tuple(bad.nonzero()[0].tolist())].item()
@@ -179,17 +280,32 @@ class Pass:
                 "model."
             )
 
-    def scores(self) -> dict[str, torch.Tensor]:
-        """By criterion, from the sums over all batches, or from the weights."""
-        if not self.samples and any(one.requests() or one.gathers for one in self.criteria.values()):
-            raise DataError("There are no batches to score on; give at least one.")
-        return {
-            name: finished(criterion, self.sums[name], self.samples, self.kept, self.sites)
-            if criterion.requests()
-            else finite(criterion, criterion.from_weights(self.model, self.sites), self.kept, self.sites)
-            for name, criterion in self.criteria.items()
-            if not criterion.gathers
-        }
+
+def _shared(asked: Mapping[str, SiteRequest | None]) -> dict[str, SiteRequest]:
+    """By criterion; all that ask for tokens have the same, which serve every one of them."""
+    tokens = [request for request in asked.values() if isinstance(request, TokenRequest)]
+    whole = functools.reduce(operator.or_, tokens) if tokens else None
+    return {
+        name: whole if whole is not None and isinstance(request, TokenRequest) else request
+        for name, request in asked.items()
+        if request is not None
+    }
+
+
+def _go_back(requests: Iterable[Request]) -> bool:
+    return any(request.backward is not None for request in requests)
+
+
+def _refuse_tokens(site: Site, tokens: Tokens) -> None:
+    """Say where a number that is not finite came from, if it is one of these."""
+    for own in tokens.applications:
+        for what, values in (("what it gives", own.inputs), ("the gradient there", own.gradient)):
+            bad = () if values is None else (~torch.isfinite(site.split(values)).all(-1).all(0)).nonzero().flatten()
+            for position in bad:
+                raise NonFiniteError(
+                    f"NaN or Inf appeared at site {site.index} ({site.path}), {site.word} {site.kept[int(position)]}, "
+                    f"in {what}, first in batch {own.batch}; check that batch and the precision of the model."
+                )
 
 
 def summed(parts: Sequence[Sums]) -> Sums:

@@ -23,6 +23,5 @@ if TYPE_CHECKING:
 class Wanda(ColumnCriterion):
     """Sum over a unit's columns of the output map of |w|_1 * sqrt(E x^2), x what the column is given."""
 
-    def of_columns(self, weight: torch.Tensor, seen: Columns | None) -> torch.Tensor:
-        own = weight.abs().sum(0)
-        return own * 0 if seen is None else own * seen.mean_square.sqrt()
+    def of_columns(self, weight: torch.Tensor, seen: Columns) -> torch.Tensor:
+        return weight.abs().sum(0) * seen.mean_square.sqrt()

@@ -14,16 +14,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.criteria import elimination_math
 from headprune.hooks.logits import at_once, makes_few
 from headprune.hooks.paths import layer_path
 from headprune.measure import evaluator
 from headprune.measure.costs import total_parameters
 from headprune.measure.examples import default_tokens
 from headprune.search.layerwise import choose
-from headprune.signals import late
+from headprune.signals import tokens
 from headprune.signals.moments import FOLDS
-from headprune.signals.sensitivity import DRAWS
+from headprune.signals.tokens import DRAWS
 from headprune.tasks import task_of
 from headprune.units import Site, all_sites
 from headprune.units.linear import PLAIN, in_features, out_features
@@ -204,23 +203,21 @@ def backward(shape: Shape, data: Calibration) -> Terms:
 
 
 def moments(sites: Sequence[SiteShape]) -> Terms:
-    """Of all sites at once; what follows from them for every site; and what solving the largest needs."""
-    squares = [site.given**2 for site in sites]
-    return {
-        "moments": FOLDS * sum(squares) * WIDE,
-        "residual maps": sum(squares) * SINGLE,
-        "solving": SOLVING * max(squares, default=0) * WIDE,
-    }
+    """Of the widest site, and what solving them needs."""
+    square = max((site.given**2 for site in sites), default=0)
+    return {"moments": FOLDS * square * WIDE, "solving": SOLVING * square * WIDE}
 
 
-def tokens_of(sites: Sequence[SiteShape], data: Calibration) -> list[list[int]]:
-    """What elimination keeps of all tokens, in groups of sites under its limit; every group takes passes of its own."""
-    groups: list[list[int]] = [[]]
-    for site in sites:
-        size = data.tokens * site.times * (site.given + DRAWS * site.gives) * SINGLE
-        if groups[-1] and sum(groups[-1]) + size > elimination_math.LIMIT:
-            groups.append([])
-        groups[-1].append(size)
+def tokens_of(shape: Shape, data: Calibration, *kinds: str, at_inputs: bool) -> list[int]:
+    """What is kept of all tokens, of each group of sites under the limit: inputs of output maps, and gradients there or
+    at their outputs. Every group takes passes of its own."""
+    groups = [0]
+    for site in shape.of_kind(*kinds):
+        columns = 2 * site.given if at_inputs else site.given + DRAWS * site.gives
+        size = data.tokens * site.times * columns * shape.item
+        if groups[-1] and groups[-1] + size > tokens.TOKEN_BYTES:
+            groups.append(0)
+        groups[-1] += size
     return groups
 
 
@@ -230,10 +227,11 @@ def dense_outputs(shape: Shape, data: Calibration) -> Terms:
 
 
 def eliminating(sites: Sequence[SiteShape], data: Calibration) -> Terms:
-    """The order of the widest site: its tokens as they are, centred and weighted, and matrices of its columns."""
+    """The order of the widest site: its tokens as they are, centred and weighted, the gradients at its outputs, and
+    matrices of its columns."""
     widest = max(sites, key=lambda site: site.given)
-    tokens = 3 * data.tokens * widest.times * widest.given * SINGLE
-    return {"eliminating": tokens + widest.given**2 * (ELIMINATING * WIDE + FOLDS * SINGLE)}
+    seen = data.tokens * widest.times * (3 * widest.given + DRAWS * widest.gives) * SINGLE
+    return {"eliminating": seen + widest.given**2 * (ELIMINATING * WIDE + FOLDS * SINGLE)}
 
 
 def repairing(sites: Sequence[SiteShape]) -> Terms:
@@ -254,21 +252,15 @@ def _logits(shape: Shape, data: Calibration) -> int:
 
 
 def greedy(shape: Shape, data: Calibration) -> Need:
-    """Moments by a forward pass, unless what sites give can be kept until they are known, then a forward and a backward
-    for scores, after every unit; they serve the repair."""
+    """A forward and a backward for the scores of every group of sites, after every unit. Where there is one group, its
+    tokens serve the repair."""
     steps = sum(site.units for site in shape.of_kind("heads"))
     scored = scoring_passes(shape, data)
     return Need("greedy", _unit_by_unit(shape, data), steps, scored * steps, scored, steps + 1)
 
 
 def scoring_passes(shape: Shape, data: Calibration) -> float:
-    return 3.0 if _kept_for_fit(shape, data) else 4.0
-
-
-def _kept_for_fit(shape: Shape, data: Calibration) -> int:
-    """What heads give and the gradients there, where that is little enough to be kept until the moments are known."""
-    size = sum(2 * data.tokens * site.times * site.given * shape.item for site in shape.of_kind("heads"))
-    return size if size <= late.LIMIT else 0
+    return 3.0 * len(tokens_of(shape, data, "heads", at_inputs=True))
 
 
 def one_shot(shape: Shape, data: Calibration) -> Need:
@@ -286,13 +278,10 @@ def one_shot(shape: Shape, data: Calibration) -> Need:
 
 def _unit_by_unit(shape: Shape, data: Calibration) -> dict[str, Terms]:
     held = {**weights(shape), **evaluated(shape, data)}
+    seen = {"tokens of sites": max(tokens_of(shape, data, "heads", at_inputs=True))}
     return {
-        "scoring": {
-            **held,
-            **moments(shape.of_kind("heads")),
-            **backward(shape, data),
-            "kept for the fit": _kept_for_fit(shape, data),
-        },
+        "scoring": {**held, **seen, **backward(shape, data)},
+        "fitting": {**held, **seen, **moments(shape.of_kind("heads"))},
         "evaluating": {**held, **forward(shape, data)},
         "saving": {**weights(shape), **_written(shape)},
     }
@@ -301,8 +290,8 @@ def _unit_by_unit(shape: Shape, data: Calibration) -> dict[str, Terms]:
 def rounds(shape: Shape, data: Calibration, count: int = 6) -> Need:
     """Elimination: a forward and a backward for each draw of signs, for every group of sites; the dense outputs once;
     a repair front to back in every round."""
-    groups = tokens_of(shape.sites, data)
-    most = max(sum(group) for group in groups)
+    groups = tokens_of(shape, data, "heads", "neurons", at_inputs=False)
+    seen = {"tokens of sites": max(groups)}
     held = {**weights(shape), **evaluated(shape, data), **dense_outputs(shape, data)}
     streams = data.tokens * shape.width * shape.item
     scored = len(groups) * (1 + 2.0 * DRAWS)
@@ -310,8 +299,8 @@ def rounds(shape: Shape, data: Calibration, count: int = 6) -> Need:
     return Need(
         "rounds",
         {
-            "gathering": {**held, "tokens of sites": 2 * most, **backward(shape, data)},
-            "eliminating": {**held, "tokens of sites": most, **eliminating(shape.sites, data)},
+            "gathering": {**held, **seen, **backward(shape, data)},
+            "eliminating": {**held, **seen, **eliminating(shape.sites, data)},
             "repairing": {**held, "activations": streams, **repairing(shape.sites), **passing(shape, data)},
             "saving": {**held, **_written(shape)},
         },

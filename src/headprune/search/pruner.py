@@ -36,7 +36,7 @@ from headprune.search.step import describe
 from headprune.search.stop import THE_END, Decision
 from headprune.surgery.check import check_removable
 from headprune.tasks import rows_of, task_of
-from headprune.tasks.checks import checked_batches
+from headprune.tasks.checks import checked_batches, warn_of_precision
 from headprune.units import Kind, Member, Site, kept_mask, sites_of, survey
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import refuse_quantized
@@ -99,6 +99,7 @@ class Pruner:
         at_point: AtPoint | None = None,
     ) -> None:
         refuse_quantized(model, "pruned")
+        warn_of_precision(model)
         self.at_point = at_point
         self.config = config = config or PruneConfig()
         calibration = list(checked_batches(batches))
@@ -240,7 +241,7 @@ class Pruner:
     def _measure(self, changed: Sequence[int] | None) -> Quality:
         """Evaluate the model; where the calibration data serves for it, its scores come from the same pass."""
         if self._evaluator is None:
-            return self.state.scorer.measure()
+            return self.state.scorer.measure(self.state.sites)
         return self._evaluator(self.state.model, self.state.sites, changed)
 
     def _record(self, removal: Removal, quality: Quality, started: float, latency: float | None = None) -> Step:

@@ -26,17 +26,18 @@ class RepairedSites:
     """Every site that loses units is repaired by itself, from the moments of the model before they go."""
 
     def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
+        repair, changed = run.config.repair, sorted({member.site for member in removal.members})
         repairs = remove_and_repair(
             run.model,
             run.sites,
             removal.members,
             verify=verify,
-            repair=run.config.repair,
+            repair=repair,
             batches=run.calibration,
-            moments=run.scorer.moments,
+            moments=None if repair == "none" else run.scorer.moments(changed),
             task=run.task,
         )
-        return replace(removal, repairs=repairs, changed=sorted({member.site for member in removal.members}))
+        return replace(removal, repairs=repairs, changed=changed)
 
 
 class RepairedModel:

@@ -5,8 +5,8 @@ from headprune.signals.block_norms import BlockNorms
 from headprune.signals.entropy import Entropy, EntropyDeficit, ZeroProbabilities
 from headprune.signals.gate_gradients import GateGradients
 from headprune.signals.observe import Observation, observe
-from headprune.signals.residuals import ResidualErrors, ResidualGradients
-from headprune.signals.spec import Aggregation, Meter, Objective, Request, View
+from headprune.signals.spec import Aggregation, Meter, Objective, Request, SiteRequest, View
+from headprune.signals.tokens import TokenRequest, Tokens
 from headprune.signals.weight_products import WeightProducts
 
 __all__ = [
@@ -20,8 +20,9 @@ __all__ = [
     "Objective",
     "Observation",
     "Request",
-    "ResidualErrors",
-    "ResidualGradients",
+    "SiteRequest",
+    "TokenRequest",
+    "Tokens",
     "View",
     "WeightProducts",
     "ZeroProbabilities",

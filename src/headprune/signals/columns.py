@@ -5,20 +5,15 @@ Full second moments of a feed-forward layer are the square of its width; these a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from headprune import distributed
-from headprune.hooks.logits import few_logits
-from headprune.hooks.offload import input_device, stored
-from headprune.hooks.outputs import evaluating
-from headprune.hooks.watch import watched
+from headprune.hooks.offload import stored
 from headprune.signals.moments import real_outputs
-from headprune.tasks import Task, own_batches
+from headprune.signals.spec import SiteMeter, SiteRequest, View
 from headprune.units import Site
 from headprune.units.linear import is_transposed
 
@@ -38,11 +33,15 @@ class Columns:
         self.squares += centred.square().sum(0)
         self.tokens += len(values)
 
-    def with_more(self, other: Columns) -> Columns:
-        """Of these tokens and of others, about the same point."""
+    def __len__(self) -> int:
+        return self.tokens
+
+    def __add__(self, other: Columns) -> Columns:
+        """Of these tokens and of others."""
+        other = other._about(self.shift)
         return Columns(self.shift, self.total + other.total, self.squares + other.squares, self.tokens + other.tokens)
 
-    def about(self, shift: torch.Tensor) -> Columns:
+    def _about(self, shift: torch.Tensor) -> Columns:
         """The same sums about another point."""
         away = self.shift - shift
         squares = self.squares + 2 * away * self.total + self.tokens * away.square()
@@ -67,28 +66,21 @@ def add_columns(found: dict[int, Columns], site: Site, given: torch.Tensor) -> N
         found[site.index].add(given)
 
 
-def gather_columns(
-    model: PreTrainedModel, sites: Sequence[Site], batches: Iterable[Mapping[str, Any]], task: Task
-) -> dict[int, Columns]:
-    """By site, from one forward pass; padding is left out, applications of a tied site are pooled. Several processes
-    share the batches, and all get the sums over all of them."""
-    found: dict[int, Columns] = {}
-    with distributed.fail_together():
-        for _, _, raw in own_batches(batches):
-            batch = task.prepare(raw, input_device(model))
+@dataclass(frozen=True)
+class ColumnRequest(SiteRequest):
+    """Means and squares of the columns of sites; padding is left out, applications of a tied site are pooled."""
 
-            def see(site: Site, outputs: torch.Tensor, batch: Mapping[str, Any] = batch) -> None:
-                add_columns(found, site, real_outputs(site, batch, outputs, task)[0])
+    def bytes_per_token(self, model: PreTrainedModel, site: Site) -> int:
+        return 0
 
-            with torch.no_grad(), evaluating(model), watched(model, sites, output=see):
-                model(**few_logits(model, task.inputs(batch)))
-    result: dict[int, Columns] = {}
-    for part in distributed.all_gather(found):
-        for index, own in part.items():
-            known = result.get(index)
-            moved = own if known is None else own.about(known.shift)
-            result[index] = moved if known is None else known.with_more(moved)
-    return result
+    def meter(self, view: View) -> SiteMeter:
+        return _ColumnMeter(self, view)
+
+
+class _ColumnMeter(SiteMeter):
+    def output(self, site: Site, columns: torch.Tensor) -> None:
+        if site.index in self.request.sites:
+            add_columns(self.gathered, site, real_outputs(site, self.view.batch, columns, self.view.task)[0])
 
 
 def output_weight(model: PreTrainedModel, site: Site) -> torch.Tensor:

@@ -42,14 +42,7 @@ class GateMeter(Meter):
         at_gradient(columns, note)
 
     def read(self, site: Site, values: torch.Tensor, gradient: torch.Tensor) -> None:
-        products = (self.values(site, values) * widened(gradient)).sum(1)
-        self.add(site, site.split(products).sum(-1))
-
-    def values(self, site: Site, outputs: torch.Tensor) -> torch.Tensor:
-        """What the gate is on: all of a member's output."""
-        return widened(outputs)
-
-    def add(self, site: Site, products: torch.Tensor) -> None:
+        products = site.split((widened(values) * widened(gradient)).sum(1)).sum(-1)
         # What goes together is scored together.
         if self.request.objective == "logit-signs" or getattr(self.request, "together", False):
             products = unit_sums(site, products)

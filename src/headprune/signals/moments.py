@@ -175,19 +175,6 @@ def _counted(moments: Moments, samples: int) -> Moments:
     return Moments(moments.shift, moments.total, moments.products, moments.counts, samples)
 
 
-def added(one: Mapping[int, Moments], other: Mapping[int, Moments], samples: int) -> dict[int, Moments]:
-    """Moments by site of two shards, the first with so many samples; a shard may have no real token at a site."""
-    result = {}
-    for index in dict.fromkeys([*one, *other]):
-        first, second = one.get(index), other.get(index)
-        if first is None and second is not None:
-            empty = _counted(Moments.about(second.shift), samples)
-            result[index] = empty + second
-        elif first is not None:
-            result[index] = first if second is None else first + second
-    return result
-
-
 def real_outputs(
     site: Site, batch: Mapping[str, Any], outputs: torch.Tensor, task: Task
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,22 +7,19 @@ inverse per site serves every unit in it; for neurons P[u, u] is a number.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from headprune.batches import widened
 from headprune.hooks.offload import stored
-from headprune.hooks.paths import layer_path
-from headprune.hooks.watch import captured_outputs
-from headprune.signals.gate_gradients import GateMeter
-from headprune.signals.late import Late
 from headprune.signals.moments import Moments
-from headprune.signals.spec import Fit, GradientRequest, Meter, Objective, Request, View, is_expert
-from headprune.units import Kind, Site
+from headprune.signals.spec import unit_sums
+from headprune.signals.tokens import Application, Tokens
+from headprune.units import Site
 from headprune.units.linear import is_transposed
 
 RIDGE = 1e-3  # relative to the mean square of the outputs
@@ -69,118 +66,43 @@ def _inverse(spread: torch.Tensor) -> torch.Tensor:
     return torch.linalg.inv(spread) if failed else torch.cholesky_inverse(factor, out=factor)
 
 
-def residuals(view: View, site: Site, outputs: torch.Tensor) -> torch.Tensor | None:
-    """The residuals of all units; None for a site that has seen no real token."""
-    assert isinstance(view.fit, Fit)
-    fitted: ResidualMap | None = view.fit.once(
-        ("residuals", site.index),
-        lambda moments: residual_map(view.model, site, moments[site.index]) if site.index in moments else None,
-    )
-    return None if fitted is None else fitted.of(outputs)
+def residual_gradients(model: PreTrainedModel, site: Site, tokens: Tokens) -> torch.Tensor:
+    """E [ <R, df/dZ>^2 ] over samples for every member, R the residual of its unit."""
+    fitted = residual_map(model, site, tokens.moments())
+    return squared_products(site, tokens, lambda own: fitted.of(own.inputs) * widened(gradient_of(own)))
 
 
-@dataclass(frozen=True)
-class ResidualGradients(GradientRequest):
-    """<R, dL/dZ>: as GateGradients, with R the part of each unit's output that the others at its site cannot express.
-
-    R is linear in what all members give; how is fitted to all the data before the pass.
-    """
-
-    kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
-    fitted: ClassVar[bool] = True
-    waits: ClassVar[bool] = True
-    objective: Objective = "logit-signs"
-
-    def meter(self, view: View) -> Meter:
-        return _ResidualGateMeter(self, view)
+def gradient_of(own: Application) -> torch.Tensor:
+    return torch.zeros_like(own.inputs) if own.gradient is None else own.gradient
 
 
-class _ResidualGateMeter(GateMeter):
-    """Where the fit comes late, what sites gave and the gradients there wait for it."""
+def squared_products(site: Site, tokens: Tokens, products: Callable[[Application], torch.Tensor]) -> torch.Tensor:
+    """E [ p^2 ] over samples for every member, p the sum of products [tokens x in] over a sample's tokens and the
+    columns of the member's unit: what goes together is scored together."""
 
-    def __init__(self, request: GradientRequest, view: View) -> None:
-        super().__init__(request, view)
-        self.waiting: list[tuple[Site, torch.Tensor, torch.Tensor]] = []
+    def of_members(own: Application) -> torch.Tensor:
+        return unit_sums(site, site.split(products(own)).sum(-1))
 
-    def output(self, site: Site, columns: torch.Tensor) -> None:
-        super().output(site, columns)
-        if isinstance(self.view.fit, Late):
-            self.view.fit.take(site, self.view.batch, columns.detach())
-
-    def read(self, site: Site, values: torch.Tensor, gradient: torch.Tensor) -> None:
-        if isinstance(self.view.fit, Late):
-            self.waiting.append((site, values, self.view.fit.keep(gradient)))
-        else:
-            super().read(site, values, gradient)
-            if self.view.fit.ahead is not None:
-                self.view.fit.ahead.keep(site, self.view.number, values, gradient)
-
-    def settle(self) -> None:
-        for site, values, gradient in self.waiting:
-            self.read(site, values, gradient)
-        self.waiting.clear()
-
-    def values(self, site: Site, outputs: torch.Tensor) -> torch.Tensor:
-        residual = residuals(self.view, site, outputs)
-        return torch.zeros_like(widened(outputs)) if residual is None else residual
+    return tokens.per_sample(of_members, site.size).square().mean(0)
 
 
-@dataclass(frozen=True)
-class ResidualErrors(Request):
-    """|W R|^2 over each sample's tokens, R as in ResidualGradients and W the unit's part of the output map, relative to
-    |x|^2, x the residual stream after the site's layer."""
+def residual_errors(model: PreTrainedModel, site: Site, tokens: Tokens) -> torch.Tensor:
+    """E [ |W R|^2 / |x|^2 ] over samples for every member, R the residual of its unit, W the unit's part of the output
+    map, x the residual stream; |x| is 1 for models in which a layer gives something else."""
+    fitted = residual_map(model, site, tokens.moments())
+    output: Any = model.get_submodule(site.o)
+    weight = stored(output).detach()
+    weight = widened(weight.t() if is_transposed(output) else weight)
 
-    kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
-    fitted: ClassVar[bool] = True
+    def of_units(own: Application) -> torch.Tensor:
+        residual = fitted.of(own.inputs)
+        return _contributions(site, weight.to(residual.device), residual)
 
-    def meter(self, view: View) -> Meter:
-        return _ErrorMeter(self, view)
-
-
-class _ErrorMeter(Meter):
-    """How much of each unit's contribution nobody could take over, relative to the stream that it is added to."""
-
-    def __init__(self, request: Request, view: View) -> None:
-        super().__init__(request, view)
-        self.streams: dict[str, Any] = {}
-        self.errors = view.blank()
-
-    def watching(self) -> AbstractContextManager[None]:
-        layers = {
-            layer_path(site.path): self.view.model.get_submodule(layer_path(site.path)) for site in self.view.sites
-        }
-        return captured_outputs(list(layers.items()), self.streams)
-
-    def output(self, site: Site, columns: torch.Tensor) -> None:
-        if is_expert(site):
-            columns = self.view.per_sample(columns, site)
-        residual = residuals(self.view, site, columns.detach())
-        if residual is None:
-            return
-        output: Any = self.view.model.get_submodule(site.o)
-        weight = stored(output).detach().to(residual.device)
-        weight = weight.t() if is_transposed(output) else weight
-        squares = _contributions(site, widened(weight), residual)
-        per_sample = self._summed(site, squares).repeat_interleave(site.group, dim=-1)
-        self.errors[:, site.index, list(site.kept)] += per_sample.to(self.errors)
-
-    def _summed(self, site: Site, values: torch.Tensor) -> torch.Tensor:
-        """Sums over the real tokens of each sample, [batch x last axis]."""
-        values = values.reshape(self.view.size, values.shape[:-1].numel() // self.view.size, values.shape[-1])
-        real = self.view.real(site, values.shape[1])
-        return (values if real is None else values * real.unsqueeze(-1).to(values)).sum(1)
-
-    def answer(self) -> torch.Tensor:
-        scales = torch.ones(self.view.size, len(self.view.sites), 1)
-        for site in self.view.sites:
-            stream = self.streams.get(layer_path(site.path))
-            stream = stream[0] if isinstance(stream, (tuple, list)) else stream
-            rows = self.view.size * self.view.task.rows(self.view.batch)
-            if not isinstance(stream, torch.Tensor) or stream.shape[0] != rows:
-                return self.errors  # a model without such layers: all sites count as they are
-            squares = widened(stream.detach()).square().sum(-1, keepdim=True)
-            scales[:, site.index] = self._summed(site, squares).to(scales)
-        return self.errors / scales.clamp_min(torch.finfo(scales.dtype).tiny)
+    errors = tokens.per_sample(of_units, site.size // site.group)
+    if tokens.streams:
+        sizes = torch.cat([tokens.streams[first] for first in sorted(tokens.streams)]).double()
+        errors /= sizes.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+    return errors.mean(0).repeat_interleave(site.group)
 
 
 def _contributions(site: Site, weight: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

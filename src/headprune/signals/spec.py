@@ -1,15 +1,15 @@
 """What a signal is: a request, which is a value, and the meter that answers it during a pass.
 
 A criterion names its requests; requests that are equal share an answer, and those with the same backward pass share
-that. A new signal is a new file with a request and its meter; nothing else has to know it.
+that. A new signal is a new file with a request and its meter; nothing else has to know it. Most requests are answered
+by a number per sample and member. A `SiteRequest` gathers something larger at each site, which adds up over batches.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from headprune.hooks.paths import pattern
 from headprune.hooks.rows import Rows
-from headprune.signals.moments import Moments
 from headprune.tasks import Labels, Task
 from headprune.units import Kind, Site, kept_mask
 
@@ -31,20 +30,6 @@ class NotPerSampleError(Exception):
 
 
 @dataclass
-class Fit:
-    """The moments of all the data, and what meters make of them, once for all batches."""
-
-    moments: Mapping[int, Moments]
-    made: dict[tuple[str, int], Any] = field(default_factory=dict)  # by name and site
-    ahead: Any = None  # an Ahead, where somebody wants to know scores of the site after further removals
-
-    def once(self, key: tuple[str, int], make: Callable[[Mapping[int, Moments]], Any]) -> Any:
-        if key not in self.made:
-            self.made[key] = make(self.moments)
-        return self.made[key]
-
-
-@dataclass
 class View:
     """What a meter can see of the pass it belongs to."""
 
@@ -54,9 +39,10 @@ class View:
     batch: Mapping[str, Any]  # on the model's device, with the decoder's inputs
     size: int  # samples
     labels: Labels = "given"
-    fit: Any = None  # where a request is fitted to all the data: a Fit, or a Late that stands for it
+    number: int = 0  # of the batch
+    first: int = 0  # number of its first sample in all the data
     backward: Backward | None = None  # the backward pass that runs now
-    number: int = field(default_factory=itertools.count().__next__)  # no other view has it, not even after this one
+    draw: int = 0  # of random signs, for this backward pass
 
     def blank(self, *lead: int, size: int | None = None) -> torch.Tensor:
         """Zeros [lead x batch x sites x members]."""
@@ -118,13 +104,10 @@ class Meter:
     def after(self, targets: torch.Tensor | None) -> None:
         pass
 
-    def settle(self) -> None:
-        """Do what had to wait for the fit."""
-
     @property
     def is_current(self) -> bool:
-        """Whether the backward pass that runs now is the one of this request."""
-        return self.view.backward == self.request.backward
+        """Whether the backward pass that runs now is one of this request."""
+        return self.view.backward == self.request.backward and self.view.draw < self.request.draws
 
     def answer(self) -> torch.Tensor:
         """[.. x batch x sites x members]; what stands at members that are gone is not looked at."""
@@ -137,13 +120,16 @@ class Request:
 
     needs: ClassVar[tuple[str, ...]] = ("data",)  # for people, and for checks before anything runs
     kinds: ClassVar[tuple[Kind, ...]] = ("heads",)  # the units that it tells something of
-    fitted: ClassVar[bool] = False  # whether the moments of all the data must be known before the pass
-    waits: ClassVar[bool] = False  # whether a fit may come after the pass as well
 
     @property
     def backward(self) -> Backward | None:
         """The backward pass it reads gradients from."""
         return None
+
+    @property
+    def draws(self) -> int:
+        """How many backward passes, each with other random signs, it reads gradients from."""
+        return 1
 
     @property
     def needs_labels(self) -> bool:
@@ -164,6 +150,31 @@ class GradientRequest(Request):
     @property
     def backward(self) -> Backward:
         return self.objective, self.aggregation
+
+
+class SiteMeter(Meter):
+    """Gathers something at sites, which `gathered` holds by their index when the pass is over. What two batches, or two
+    processes, have gathered at a site is added up with `+`."""
+
+    def __init__(self, request: SiteRequest, view: View) -> None:
+        super().__init__(request, view)
+        self.gathered: dict[int, Any] = {}
+        self.sites = [site for site in view.sites if site.kept and site.index in request.sites]
+
+
+@dataclass(frozen=True)
+class SiteRequest(Request):
+    """Answered by what was gathered at these sites, by their index."""
+
+    kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
+    sites: frozenset[int] = frozenset()
+
+    def bytes_per_token(self, model: PreTrainedModel, site: Site) -> int:
+        """What is kept of each token at a site, so that no more sites are gathered at once than memory allows."""
+        raise NotImplementedError
+
+    def meter(self, view: View) -> SiteMeter:
+        raise NotImplementedError
 
 
 def is_expert(site: Site) -> bool:

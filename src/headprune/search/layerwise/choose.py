@@ -11,8 +11,7 @@ from headprune.criteria import Criterion
 from headprune.criteria.columns import ColumnCriterion
 from headprune.criteria.elimination import Elimination
 from headprune.criteria.elimination_math import eliminate
-from headprune.criteria.fitting import only
-from headprune.criteria.scoring_pass import finite
+from headprune.criteria.scoring_pass import finite, only
 from headprune.errors import NonFiniteError, ScheduleError
 from headprune.layerwise.site_tokens import SiteInputs
 from headprune.search.selection import ranked
@@ -30,9 +29,8 @@ def precision_for(site: Site) -> torch.dtype:
 
 def check_local(criterion: Criterion) -> None:
     """Refuse a criterion that needs a backward pass or the whole model."""
-    weights_alone = not criterion.requests() and not criterion.gathers
     column = isinstance(criterion, ColumnCriterion)
-    if weights_alone or column or (isinstance(criterion, Elimination) and criterion.metric == "output"):
+    if not criterion.asks or column or (isinstance(criterion, Elimination) and criterion.metric == "output"):
         return
     raise ScheduleError(
         f"A sweep has one layer at a time and no backward pass, which {criterion} needs; use "
@@ -60,8 +58,8 @@ def choose_units(
         for seen in inputs.at(site):
             add_columns(found, site, seen.columns)
         scores = nan_scores(sites)
-        own = criterion.of_columns(output_weight(model, site), found.get(site.index))
-        scores[site.index, list(site.kept)] = criterion.of_members(site.split(own))
+        own = criterion.score_site(model, site, found[site.index]) if found else 0.0  # nothing but padding comes here
+        scores[site.index, list(site.kept)] = own
     else:
         scores = criterion.from_weights(model, only(sites, [site]))
     here = only(sites, [site])

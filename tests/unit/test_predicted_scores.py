@@ -8,8 +8,11 @@ import pytest
 import torch
 
 import headprune
+from headprune.criteria import make
+from headprune.criteria.scoring_pass import ScoringPass
 from headprune.hooks.paths import layer_path
 from headprune.signals import predicted_scores
+from headprune.tasks import task_of
 from oracles import relative_differences
 from scoring import labelled
 from zoo import ZOO
@@ -18,6 +21,14 @@ from zoo import ZOO
 def batches_of(name: str) -> list[dict[str, Any]]:
     found = [labelled(ZOO[name], seed) for seed in (0, 5, 7)]
     return [{key: value.double() if value.is_floating_point() else value for key, value in b.items()} for b in found]
+
+
+def kept(model: Any, batches: list[Any], criterion: str = "residual-gradient", **options: Any) -> ScoringPass:
+    """A pass that keeps what it gathers."""
+    sites = headprune.resolve(model)
+    made = ScoringPass(model, sites, {criterion: make(criterion)}, task_of(model), "given", **{"keep": True, **options})
+    made.run(batches)
+    return made
 
 
 def straight() -> Any:
@@ -45,8 +56,7 @@ def least_squares(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_nothing_curved_behind_the_site_nothing_is_left_out(gone: list[int], repair: Any) -> None:
     model, batches = straight(), batches_of("vit")
     site = headprune.resolve(model)[-1]
-    known = headprune.score(model, batches, look_ahead=True)
-    told = known.without(model, site, gone, repaired=repair == "lstsq")
+    told = kept(model, batches).without(site, gone, repaired=repair == "lstsq")
     headprune.remove(model, [(site.index, head) for head in gone], repair=repair, batches=batches)
     truth = headprune.score(model, batches).scores[site.index]
     assert told is not None
@@ -62,36 +72,34 @@ def test_it_is_nearer_to_the_truth_than_the_scores_before(name: str) -> None:
         model, batches = ZOO[name].build().double(), batches_of(name)
         site = headprune.resolve(model)[-1]
         gone = [member.index for member in site.units()[number]]
-        known = headprune.score(model, batches, look_ahead=True)
-        told = known.without(model, site, gone)
+        known = kept(model, batches)
+        told = known.without(site, gone, repaired=True)
         headprune.remove(model, site.units()[number], repair="lstsq", batches=batches)
         truth = headprune.score(model, batches).scores[site.index]
         there = ~truth.isnan()
         assert told is not None
-        before.append(relative_differences(known.scores[site.index][there], truth[there]).mean())
+        before.append(relative_differences(known.scores["residual-gradient"][site.index][there], truth[there]).mean())
         after.append(relative_differences(told, truth[there]).mean())
     assert torch.stack(after).mean() < torch.stack(before).mean()
 
 
-def test_nothing_is_told_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_told_where_it_cannot_be() -> None:
     model, batches = ZOO["bert"].build(), [labelled(ZOO["bert"], 0)]
     site = headprune.resolve(model)[0]
-    assert headprune.score(model, batches).without(model, site, [0]) is None  # nobody asked
-    assert headprune.score(model, batches, criterion="gnorm", look_ahead=True).without(model, site, [0]) is None
-    asked = headprune.score(model, batches, look_ahead=True)
-    assert asked.without(model, site, [0]) is not None
-    assert asked.without(model, site, list(site.kept)) is None  # nobody is left
-    monkeypatch.setattr(predicted_scores, "LIMIT", 100)
-    assert headprune.score(model, batches, look_ahead=True).without(model, site, [0]) is None
+    for other in ("gnorm", "elimination", "residual-gradient(residual=False)", "inverse:residual-gradient"):
+        assert kept(model, batches, other).without(site, [0], repaired=True) is None
+    asked = kept(model, batches)
+    assert asked.without(site, [0], repaired=True) is not None
+    assert asked.without(site, list(site.kept), repaired=True) is None  # nobody is left
+    assert kept(model, batches, keep=False).without(site, [0], repaired=True) is None
+    assert kept(model, batches, memory=100).without(site, [0], repaired=True) is None  # which was too much to keep
 
 
-def test_a_fit_before_the_pass_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batches = ZOO["bert"].build(), []
-    for seed in range(12):  # of uneven sizes
-        batch = labelled(ZOO["bert"], seed)
-        batches.append({name: value[: 1 + seed % 3] for name, value in batch.items()})
+def test_it_does_not_depend_on_the_batches() -> None:
+    """A sample more in a batch is padded a little more, and rounds otherwise."""
+    model, whole = ZOO["bert"].build().double(), batches_of("bert")
     site = headprune.resolve(model)[1]
-    late = headprune.score(model, batches, look_ahead=True)
-    monkeypatch.setattr("headprune.signals.late.LIMIT", 0)
-    early = headprune.score(model, batches, look_ahead=True)
-    assert torch.equal(late.without(model, site, [2]), early.without(model, site, [2]))
+    parts = [{name: value[row : row + 1] for name, value in batch.items()} for batch in whole for row in range(3)]
+    one, other = (kept(model, batches).without(site, [2], repaired=True) for batches in (whole, parts))
+    assert one is not None
+    assert relative_differences(one, other).max() < 1e-6
