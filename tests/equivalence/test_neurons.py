@@ -17,9 +17,9 @@ from headprune.discovery.feed_forward import layouts_for
 from headprune.errors import HeadSelectionError
 from headprune.surgery.cut import cut
 from headprune.units import Site, all_sites
-from headprune.units.everything import neuron_sites
 from headprune.units.families import family_of
 from headprune.units.feed_forward import feed_forward_sites
+from headprune.units.resolve import neuron_sites
 from helpers import MATTERS, NO_NEURONS, SAME_CODE, difference, families, flat, hook_count, outputs
 from neurons import (
     CHOICES,

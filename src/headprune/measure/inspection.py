@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from headprune.measure.costs import Flops, flops, head_parameters, parameters_by_module, total_parameters
 from headprune.units import Site, survey
-from headprune.units.everything import neuron_sites
+from headprune.units.resolve import neuron_sites
 
 
 @dataclass(frozen=True)

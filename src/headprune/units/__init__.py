@@ -1,9 +1,8 @@
 """Where are the heads? `resolve(model)` answers, from the family table or from the structure of the model."""
 
-from headprune.units.everything import all_sites, sites_of
 from headprune.units.families import Family, FeedForward, Layout, register_family, supported_model_types
 from headprune.units.members import Head, Member, as_members, by_site, kept_mask, nan_scores, widest
-from headprune.units.resolve import Survey, resolve, survey
+from headprune.units.resolve import Survey, all_sites, resolve, sites_of, survey
 from headprune.units.spec import Axis, Kind, Site
 
 __all__ = [
