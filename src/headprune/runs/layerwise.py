@@ -178,7 +178,7 @@ def _from_json(line: Mapping[str, Any]) -> PrunedLayer:
 
 
 def check_prunable(experiment: Experiment, model: PreTrainedModel, task: Task) -> None:
-    """Refuse what a sweep would refuse, before anything is written."""
+    """Refuse what the run would refuse, before anything is written."""
     LayerwisePruning(model, (), experiment, task, structure=load_structure(experiment.model))
 
 
@@ -189,11 +189,13 @@ def clear_parts(out: Path) -> None:
 
 
 def refuse_unsuited(experiment: Experiment) -> None:
-    """What a sweep over a model on disk cannot be asked for."""
+    """What layer-wise pruning of a model on disk cannot be asked for."""
     if distributed.launched():
-        raise ScheduleError("A sweep runs in one process; start it without torchrun or accelerate launch.")
+        raise ScheduleError(
+            "The layer-wise schedule runs in one process; start it without torchrun or accelerate launch."
+        )
     if experiment.vocabulary is not None:
         raise DataError(
-            "A sweep has one layer of the model at a time, so its vocabulary cannot be made smaller; leave out "
+            "The layer-wise schedule has one layer at a time, so the vocabulary cannot be made smaller; leave out "
             "--vocabulary."
         )

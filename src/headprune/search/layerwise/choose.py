@@ -33,7 +33,7 @@ def check_local(criterion: Criterion) -> None:
     if not criterion.asks or column or (isinstance(criterion, Elimination) and criterion.metric == "output"):
         return
     raise ScheduleError(
-        f"A sweep has one layer at a time and no backward pass, which {criterion} needs; use "
+        f"The layer-wise schedule has one layer at a time and no backward pass, which {criterion} needs; use "
         "elimination(metric=output), fluctuation, wanda or magnitude, or --schedule rounds."
     )
 

@@ -59,21 +59,23 @@ class EverythingInMemory(InMemory):
         pass
 
 
-def check_sweep(config: PruneConfig) -> None:
-    """Refuse what a sweep cannot do, before anything is read."""
+def check_layerwise(config: PruneConfig) -> None:
+    """Refuse what this schedule cannot do, before anything is read."""
     check_local(config.criterion)
     budget = config.budget
     if budget is not None and budget.measure == "latency":
         raise ScheduleError(
-            "A sweep never has the whole model to measure its time; give keep_flops or keep_parameters instead."
+            "The layer-wise schedule never has the whole model to measure its time; give keep_flops or keep_parameters."
         )
     if (budget is None and config.keep is None) or config.knee or config.max_drop is not None or config.explore:
         raise ScheduleError(
-            "A sweep decides what goes before it has seen what that costs; say how much may be left with "
+            "The layer-wise schedule decides before it has seen what that costs; say how much may be left with "
             "keep_parameters, keep_flops, keep_memory or keep, without max_drop, knee and explore."
         )
     if budget is not None and len(budget.shares) > 1:
-        raise ScheduleError("A sweep reaches one point of a budget; give one number, or use --schedule rounds.")
+        raise ScheduleError(
+            "The layer-wise schedule reaches one point of a budget; give one number, or use --schedule rounds."
+        )
 
 
 class LayerwisePruning:
@@ -93,7 +95,7 @@ class LayerwisePruning:
         device: torch.device | None = None,
         scratch: Path | None = None,
     ) -> None:
-        check_sweep(config)
+        check_layerwise(config)
         require_walkable(model)
         self.model, self.config, self.task = model, config, task
         self.storage: LayerStorage = storage or EverythingInMemory()

@@ -20,7 +20,9 @@ class Layerwise:
 
     def __init__(self, run: RunState) -> None:
         if distributed.is_distributed():
-            raise ScheduleError("A sweep runs in one process; prune outside of the group, or use another schedule.")
+            raise ScheduleError(
+                "The layer-wise schedule runs in one process; prune outside of the group, or use another."
+            )
         self.budget = pruning_of(run).budget
         self.measure = self.budget.measure
         self.points: Mapping[int, str] = {}
