@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,21 @@ def test_a_model_put_back_can_be_pruned_again() -> None:
     assert kept_heads(model) == kept_heads(again.model)
     assert identical(outputs(model, batches()[0]), outputs(again.model, batches()[0]))
     assert len(first.trajectory) == 13
+
+
+def test_sites_are_resolved_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step, and when the units of a step have gone; all else is handed on."""
+    model, surveyed = ZOO["bert"].build(), list[Any]()
+    module: Any = importlib.import_module("headprune.units.resolve")  # whose name is that of a function, too
+    expose = module.expose
+    monkeypatch.setattr(module, "expose", lambda own: (surveyed.append(own), expose(own))[1])
+    evaluation = [labelled(ZOO["bert"], 2)]
+    pruner = Pruner(model, [labelled(ZOO["bert"], 0)], PruneConfig(rescore="every"), evaluation=evaluation)
+    next(pruner)
+    for _ in range(5):
+        surveyed.clear()
+        next(pruner)
+        assert [own for own in surveyed if own is model] == [model]
 
 
 # --- a journal that does not fit ---

@@ -39,6 +39,7 @@ OF_BUDGETS = (
 NOT_OF_SCORE = (
     *(name for name in OF_BUDGETS if name != "units"),
     *("repair", "keep", "max_drop", "knee", "explore", "schedule", "rescore", "every", "min_per_site", "metric"),
+    "memory",
     *("calibration", "calibration_samples", "evaluation_samples", "same_data", "vocabulary", "activations_on_disk"),
 )
 

@@ -153,6 +153,11 @@ class PruneConfig:
     metric: str | MetricFunction | None = option(
         None, "accuracy, f1, matthews, pearson, perplexity, fidelity, ...; the task's usual one by default."
     )
+    memory: Any = option(  # bytes
+        None,
+        "What may be kept between passes over the data, such as 4GB: less takes more passes, with the same results; "
+        "5GB by default.",
+    )
     labels: str = option("given", "'given' in the data, or 'self' for the model's own predictions.")
     task: str | None = option(None, "What the model predicts, where its class does not say it: see the table of tasks.")
 
@@ -175,6 +180,7 @@ class PruneConfig:
         """Decide what was not given: by the method, by the budget, by the criterion."""
         from headprune.criteria import make
         from headprune.criteria.kinds import as_kinds
+        from headprune.search import memory
         from headprune.search.budget import points
         from headprune.search.methods import method_named
         from headprune.search.rescore import AUTO, EVERY, check_rescore
@@ -203,6 +209,7 @@ class PruneConfig:
         decide("schedule", "rounds" if budgeted or "neurons" in self.units else "greedy")
         decide("repair", defaults.COMPENSATION)
         decide("rounds", defaults.ROUNDS)
+        decide("memory", memory.DEFAULT if self.memory is None else memory.parse_memory(self.memory), given=True)
         decide("widths", defaults.WIDTHS)
         ours = self.criterion.reference.startswith("this project")
         decide("rescore", AUTO if ours and self._removes_heads_greedily else EVERY)
@@ -273,7 +280,8 @@ class PruneConfig:
         values["criterion"], values["units"] = str(self.criterion), ",".join(self.units)
         for name in BUDGETS:
             values[name] = None if values[name] is None else list(values[name])
-        values.pop("activations_on_disk", None)  # where they lie changes nothing, and may change on the way
+        for name in ("memory", "activations_on_disk"):  # which change nothing in the results, and may change on the way
+            values.pop(name, None)
         if callable(self.metric):
             values["metric"] = getattr(self.metric, "__name__", "metric")
         return values

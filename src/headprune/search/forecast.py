@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 
 from headprune.hooks.logits import at_once, makes_few
 from headprune.hooks.paths import layer_path
-from headprune.measure import evaluator
 from headprune.measure.costs import total_parameters
 from headprune.measure.examples import default_tokens
+from headprune.search import memory
 from headprune.search.layerwise import choose
-from headprune.signals import tokens
+from headprune.search.memory import cache_bytes, token_bytes
 from headprune.signals.moments import FOLDS
 from headprune.signals.tokens import DRAWS
 from headprune.tasks import task_of
@@ -45,6 +45,7 @@ class Calibration:
     batch_size: int = 32
     evaluation: int = 128  # samples that the model is evaluated on after every step
     dtype: torch.dtype = torch.float32
+    memory: int = memory.DEFAULT  # that caches may take
 
     @property
     def tokens(self) -> int:
@@ -181,7 +182,7 @@ def remembered(shape: Shape, tokens: int, limit: int) -> int:
 
 
 def evaluated(shape: Shape, data: Calibration) -> Terms:
-    return {"remembered": remembered(shape, data.evaluation * data.length, evaluator.CACHE_BYTES)}
+    return {"remembered": remembered(shape, data.evaluation * data.length, cache_bytes(data.memory))}
 
 
 def passing(shape: Shape, data: Calibration) -> Terms:
@@ -215,7 +216,7 @@ def tokens_of(shape: Shape, data: Calibration, *kinds: str, at_inputs: bool) -> 
     for site in shape.of_kind(*kinds):
         columns = 2 * site.given if at_inputs else site.given + DRAWS * site.gives
         size = data.tokens * site.times * columns * shape.item
-        if groups[-1] and groups[-1] + size > tokens.TOKEN_BYTES:
+        if groups[-1] and groups[-1] + size > token_bytes(data.memory):
             groups.append(0)
         groups[-1] += size
     return groups

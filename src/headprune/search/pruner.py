@@ -23,6 +23,7 @@ from headprune.measure.trajectory import Step
 from headprune.repair.apply import check_compensation
 from headprune.search.budget import left_after
 from headprune.search.config import PruneConfig, config_from
+from headprune.search.memory import cache_bytes
 from headprune.search.observers import Callback, Journal, Observer, OnStep
 from headprune.search.removers import remover_for
 from headprune.search.replay import check_replay
@@ -113,7 +114,9 @@ class Pruner:
         held_out = None if evaluation is None else list(checked_batches(evaluation))
         if held_out is None and config.rescore not in (EVERY, AUTO):
             held_out = calibration  # measured apart, as a step that does not score again has no pass to share
-        self._evaluator = None if held_out is None else Evaluator(held_out, task)
+        self._evaluator = (
+            None if held_out is None else Evaluator(held_out, task, cache_bytes=cache_bytes(config.memory))
+        )
         self._verified_empty = self._stopped = False
         sites = _prunable_sites(model, config.units)
         self.state = RunState(model, config, task, calibration, Scorer(model, calibration, config, task), sites)

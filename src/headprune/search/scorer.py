@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from headprune.criteria.scoring_pass import ScoringPass, only
 from headprune.measure.quality import Quality
 from headprune.search.config import PruneConfig
+from headprune.search.memory import token_bytes
 from headprune.signals.moments import Moments
 from headprune.tasks import Task
 from headprune.units import Site
@@ -55,7 +56,8 @@ class Scorer:
         self._pass = None  # which gives its memory back
         labels: Any = self.config.labels
         named, greedy = {str(self.criterion): self.criterion}, self.config.schedule == "greedy"
-        made = ScoringPass(self.model, self.asked(sites), named, self.task, labels, keep=greedy)
+        memory = token_bytes(self.config.memory)
+        made = ScoringPass(self.model, self.asked(sites), named, self.task, labels, memory=memory, keep=greedy)
         made.run(self.calibration if measure or self.criterion.asks else (), measure=measure)
         self._pass = made
         return made

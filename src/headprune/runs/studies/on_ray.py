@@ -268,7 +268,8 @@ def _memory_of_sweep(job: Job) -> int:
 
     own = job.experiment
     samples = own.calibration_samples
-    data = Calibration(samples, own.max_length, own.batch_size, own.evaluation_samples or samples, DTYPES[own.dtype])
+    evaluation = own.evaluation_samples or samples
+    data = Calibration(samples, own.max_length, own.batch_size, evaluation, DTYPES[own.dtype], own.memory)
     return next(need.memory for need in plan(load_structure(own.model), data) if need.schedule == "layerwise")
 
 

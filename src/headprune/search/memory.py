@@ -1,0 +1,35 @@
+"""One budget for what a run keeps in memory between passes over the data, and the shares that its caches have of it.
+
+A smaller one takes more passes, with the same results: sites are gathered in more groups, and more layers run again.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from headprune.errors import ScheduleError
+from headprune.measure.evaluator import CACHE_BYTES
+from headprune.signals.tokens import TOKEN_BYTES
+
+DEFAULT = TOKEN_BYTES + CACHE_BYTES
+UNITS = ("", "K", "M", "G", "T")  # each 1,024 of the one before
+
+
+def parse_memory(value: Any) -> int:
+    """Bytes from a whole number, or from a text such as 4GB or 500 MB."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*", str(value), re.IGNORECASE)
+    size = int(float(match[1]) * 1024 ** UNITS.index(match[2].upper())) if match else 0
+    if size < 1:
+        raise ScheduleError(f"memory takes a size such as 4GB, not {value!r}.")
+    return size
+
+
+def token_bytes(memory: int) -> int:
+    """The share of the tokens of sites that are scored together."""
+    return memory * TOKEN_BYTES // DEFAULT
+
+
+def cache_bytes(memory: int) -> int:
+    """The share of what layers gave for the data that evaluates."""
+    return memory * CACHE_BYTES // DEFAULT
