@@ -92,7 +92,7 @@ def _moved(entry: dict[str, Any], known: str, own: str) -> dict[str, Any]:
     for key in ("delete", "nothing"):
         if key in entry:
             result[key] = [name(path) for path in entry[key]]
-    for key in ("linears", "tensors", "zeros"):
+    for key in ("tensors", "zeros"):
         if key in entry:
             result[key] = {name(path): value for path, value in entry[key].items()}
     return result

@@ -100,19 +100,6 @@ def reshape(model: nn.Module, path: str, shape: list[int]) -> None:
             owner.groups = owner.in_channels = shape[0]
 
 
-def resize(linear: Any, inputs: int, outputs: int) -> None:
-    transposed = not isinstance(linear, nn.Linear)  # GPT-2's Conv1D stores [in, out]
-    shape = (inputs, outputs) if transposed else (outputs, inputs)
-    if transposed:
-        linear.nx, linear.nf = inputs, outputs
-    else:
-        linear.in_features, linear.out_features = inputs, outputs
-    for name, wanted in (("weight", shape), ("bias", (outputs,))):
-        parameter = getattr(linear, name)
-        if parameter is not None and tuple(parameter.shape) != wanted:
-            setattr(linear, name, nn.Parameter(parameter.new_empty(wanted), requires_grad=parameter.requires_grad))
-
-
 def mark_containers(model: nn.Module, path: str) -> None:
     """Some initialisers reach from above into what is gone; modules with nothing of their own need none."""
     while "." in path:

@@ -7,7 +7,6 @@ checkpoint can carry:
 
     path, o          the module of the site, and its output projection
     tensors          path -> shape
-    linears          the same in checkpoints of earlier versions: path -> [in_features, out_features]
 
 for a feed-forward layer:
 
@@ -37,7 +36,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headprune.units.placeholders import ConfigView, Nothing, Zeros, mark_containers, only_bias, reshape, resize
+from headprune.units.placeholders import ConfigView, Nothing, Zeros, mark_containers, only_bias, reshape
 from headprune.units.torch_attention import expose
 
 CACHE_ARGUMENTS = ("past_key_values", "layer_past", "past_key_value")
@@ -307,9 +306,7 @@ def restructure(model: nn.Module, plan: list[dict[str, Any]]) -> None:
         if entry["config"]:
             base = site.config._base if isinstance(site.config, ConfigView) else site.config
             site.config = ConfigView(base, dict(entry["config"]))
-        for path, (inputs, outputs) in entry.get("linears", {}).items():  # of earlier checkpoints
-            resize(model.get_submodule(path), inputs, outputs)
-        for path, shape in entry.get("tensors", {}).items():
+        for path, shape in entry["tensors"].items():
             reshape(model, path, shape)
         for path, rows in entry.get("zeros", {}).items():
             parent, _, name = path.rpartition(".")

@@ -147,11 +147,9 @@ def all_sites(model: nn.Module) -> list[Site]:
 def neuron_sites(model: nn.Module, attention: Sequence[Site]) -> list[Site]:
     """The feed-forward sites, by the table, else by experiment."""
     family = family_of(model.config.model_type) if isinstance(model, PreTrainedModel) else None
-    tabled = family is not None and bool(family.feed_forward)
-    layouts: tuple[FeedForward, ...]
-    if family is not None and tabled:
-        layouts = family.feed_forward
-    else:
+    layouts: Sequence[FeedForward] = () if family is None else family.feed_forward
+    known_by = family.name if family is not None and layouts else "measured"
+    if not layouts:
         from headprune.discovery import discover_feed_forward
 
         layouts = discover_feed_forward(model, attention)
@@ -163,5 +161,5 @@ def neuron_sites(model: nn.Module, attention: Sequence[Site]) -> list[Site]:
         towers=() if family is None else family.towers,
         stacks=lambda path: stack_of(model, path, family),
         times=applications_of(model, family),
-        family=family.name if family is not None and tabled else "measured",
+        family=known_by,
     )
