@@ -289,7 +289,7 @@ def test_a_tied_layer_is_not_cached() -> None:
     evaluator(model, headprune.resolve(model))
     headprune.remove(model, [(0, 1)])
     sites = headprune.resolve(model)
-    with counted_calls({"query": model.get_submodule(sites[0].q.module)}) as counts:
+    with counted_calls({"query": model.get_submodule(sites[0].roles["q"].module)}) as counts:
         quality = evaluator(model, sites, [0])
     assert counts["query"] == len(batches) * sites[0].applications > len(batches)
     assert quality.loss == Evaluator(batches, cache_bytes=0)(model, sites, [0]).loss

@@ -347,7 +347,7 @@ def test_tokens_that_are_all_padding_leave_a_site_as_it_is(caplog: pytest.LogCap
 def test_outputs_that_are_not_finite_leave_a_site_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     model = ZOO["bert"].build()
     with torch.no_grad():
-        model.get_submodule(headprune.resolve(model)[1].v.module).bias[0] = math.nan
+        model.get_submodule(headprune.resolve(model)[1].roles["v"].module).bias[0] = math.nan
     with caplog.at_level(logging.WARNING):
         headprune.remove(model, [(1, 2)], repair="lstsq", batches=[labelled(ZOO["bert"], 0)])
     assert "not finite" in caplog.text
