@@ -12,7 +12,8 @@ import torch
 import headprune
 from headprune.errors import HeadpruneError
 from headprune.measure import latency, timing
-from headprune.measure.latency import LatencyTable, latency_table, rising, straight
+from headprune.measure.curves import rising
+from headprune.measure.latency import LatencyTable, latency_table, straight
 from headprune.measure.savings import measure_speedup, shares
 from headprune.measure.sublayers import counts_of, fewest_of, with_units
 from headprune.units import all_sites

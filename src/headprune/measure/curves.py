@@ -119,3 +119,15 @@ def _mean(counts: Sequence[float], values: Sequence[float]) -> float:
     """Weighted; what weighs nothing may be anything, and NaN where nothing weighs."""
     total = sum(counts)
     return sum(w * v for w, v in zip(counts, values, strict=True) if w) / total if total else math.nan
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The sequence that never falls nearest to these values in squares: neighbours that fall are put together at their
+    mean."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        blocks.append((value, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (first, many), (second, more) = blocks[-2:]
+            blocks[-2:] = [((first * many + second * more) / (many + more), many + more)]
+    return [mean for mean, many in blocks for _ in range(many)]

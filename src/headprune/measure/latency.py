@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from headprune import cache
 from headprune.errors import HeadpruneError, UnsupportedModelError
+from headprune.measure.curves import rising
 from headprune.measure.examples import default_tokens
 from headprune.measure.inputs import made_up, materialised
 from headprune.measure.sublayers import Sublayer, called, fewest_of, sublayers, timed, usual, with_units
@@ -234,17 +235,6 @@ def straight(places: Sequence[float], values: Sequence[float], place: float) -> 
         return values[right]
     share = (place - places[right - 1]) / (places[right] - places[right - 1])
     return values[right - 1] * (1 - share) + values[right] * share
-
-
-def rising(values: Sequence[float]) -> list[float]:
-    """The nearest values that never fall: neighbours that do are put together at their mean."""
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        blocks.append((value, 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (one, many), (other, more) = blocks[-2:]
-            blocks[-2:] = [((one * many + other * more) / (many + more), many + more)]
-    return [mean for mean, many in blocks for _ in range(many)]
 
 
 def processor() -> str:

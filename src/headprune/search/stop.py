@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from headprune.errors import DataError, ScheduleError
+from headprune.measure.curves import rising
 from headprune.measure.intervals import Z, paired, standard_error
 from headprune.measure.metrics import Metric
 
@@ -162,20 +163,6 @@ def _least_drop(metric: Metric, dense: float, before: torch.Tensor, now: torch.T
         return math.expm1(-gap.high)
     low = gap.low if metric.higher_is_better else -gap.high
     return low / abs(dense) if metric.relative and dense else low
-
-
-def rising(values: Sequence[float]) -> list[float]:
-    """The rising sequence nearest to these values in squares: neighbours that fall are replaced by their mean."""
-    blocks: list[list[float]] = []  # mean, count
-    for value in values:
-        blocks.append([value, 1])
-        while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
-            mean, count = blocks.pop()
-            blocks[-1] = [
-                (blocks[-1][0] * blocks[-1][1] + mean * count) / (blocks[-1][1] + count),
-                blocks[-1][1] + count,
-            ]
-    return [mean for mean, count in blocks for _ in range(int(count))]
 
 
 def knee(metric: Metric, values: Sequence[float], left: Sequence[int]) -> int:
