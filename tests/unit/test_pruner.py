@@ -160,8 +160,8 @@ def test_other_data_is_found_out_when_a_run_goes_on() -> None:
 
 
 def test_a_config_is_declared_once() -> None:
-    """Every field is an option of `prune`, a setting of a run, a keyword of Python, and a word of the command; all but the
-    memory that a run may take, which changes nothing in it and may be another when it goes on."""
+    """Every field is an option of `prune`, a setting of a run, a keyword of Python, and a word of the command. Memory
+    alone is no setting: it changes nothing in a run, and may be another when it goes on."""
     names = {field.name for field in dataclasses.fields(PruneConfig)}
     said = program("prune", "--help").out
     for field in dataclasses.fields(Experiment):
