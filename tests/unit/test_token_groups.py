@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -125,3 +127,20 @@ def test_gradients_of_tokens_are_those_at_the_inputs() -> None:
         (own,) = found[site.index].applications
         assert own.gradient is not None
         assert float((own.inputs * own.gradient).sum()) == pytest.approx(float(slope), rel=1e-9)
+
+
+def test_nothing_holds_the_graph_of_a_batch_that_is_done() -> None:
+    """Not even until the garbage collector comes: graphs of all batches together would be many times the tokens."""
+    model, batch = ZOO["bert"].build(), labelled(ZOO["bert"], 0)
+    outputs: list[Any] = []
+    model.bert.encoder.layer[1].register_forward_hook(lambda module, args, out: outputs.append(weakref.ref(first(out))))
+    gc.disable()
+    try:
+        tokens_of(model, headprune.resolve(model), [batch], at_inputs=True, at_outputs=True)
+        assert [output() for output in outputs] == [None]
+    finally:
+        gc.enable()
+
+
+def first(output: Any) -> torch.Tensor:
+    return output[0] if isinstance(output, tuple) else output

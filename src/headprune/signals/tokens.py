@@ -6,6 +6,7 @@ each other; no second moments can tell that. Sites are gathered in groups, so th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -185,9 +186,6 @@ class _TokenMeter(SiteMeter):
         def real(tensor: torch.Tensor) -> torch.Tensor:
             return real_outputs(site, view.batch, tensor, view.task)[0].cpu()
 
-        def real_gradient(gradient: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-            return real(gradient.clone() if at.is_leaf else gradient)  # the next backward pass adds to that of a leaf
-
         def keep(module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             told_apart = request.streams or request.backward is not None
             if told_apart and args[0].dim() == 2 and is_expert(site) and view.size > 1:
@@ -196,19 +194,20 @@ class _TokenMeter(SiteMeter):
             own = Application(view.number, real(args[0]), rows + view.first)
             self.gathered[site.index].batches.setdefault(view.first, []).append(own)
 
-            def note(gradient: torch.Tensor) -> None:
+            # The hooks must not hold the tensors that they are on: such a cycle would keep the graph of the pass alive.
+            def note(leaf: bool, gradient: torch.Tensor) -> None:
                 if self.is_current and view.draw == 0:
-                    own.gradient = real_gradient(gradient, args[0])
+                    own.gradient = real(gradient.clone() if leaf else gradient)  # backward passes add to that of a leaf
 
-            def note_output(gradient: torch.Tensor) -> None:
+            def note_output(leaf: bool, gradient: torch.Tensor) -> None:
                 if self.is_current:
-                    own.output_gradients.append(real_gradient(gradient, output))
+                    own.output_gradients.append(real(gradient.clone() if leaf else gradient))
 
             if request.at_inputs and torch.is_grad_enabled():
-                at_gradient(args[0], note)
+                at_gradient(args[0], functools.partial(note, args[0].is_leaf))
             if request.at_outputs and torch.is_grad_enabled():
                 output = output if output.requires_grad else output.detach().requires_grad_(True)
-                at_gradient(output, note_output)
+                at_gradient(output, functools.partial(note_output, output.is_leaf))
             return output
 
         return keep
