@@ -12,7 +12,7 @@ from torch import nn
 
 import headprune
 from headprune.errors import UnsupportedModelError
-from headprune.units.torch_attention import CalledAttention, expose
+from headprune.hooks.torch_attention import CalledAttention, expose
 
 WIDTH, HEADS, CLASSES = 24, 4, 3
 

@@ -27,9 +27,9 @@ from headprune.discovery.to_all_layers import deepened, is_uniform
 from headprune.discovery.to_full_width import NotStretchableError, stretched
 from headprune.discovery.twin import Run, attention_modules, randomise, sample_runs, small_config
 from headprune.hooks.recorded_calls import Trace
+from headprune.hooks.torch_attention import expose
 from headprune.units.dense import dense_config, quiet, structure_of
 from headprune.units.spec import ForwardNeeds
-from headprune.units.torch_attention import expose
 
 DEEP = 10_000_000  # parameters of a narrow twin that has to have fewer layers as well
 LAYERS = 4

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from headprune.discovery.layout import Layout, Rows
+from headprune.hooks.torch_attention import written_class
 from headprune.units.linear import is_transposed
 from headprune.units.spec import LAST, Axis, Blocks, ForwardNeeds, Site
 
@@ -134,8 +135,7 @@ def kinds_of(model: nn.Module, paths: Sequence[str]) -> tuple[tuple[str, str], .
     """The classes of these modules as their code has them."""
     found = []
     for path in paths:
-        kind = type(model.get_submodule(path))
-        kind = getattr(kind, "_base_class", kind)
+        kind = written_class(model.get_submodule(path))
         found.append((path, f"{kind.__module__}.{kind.__qualname__}"))
     return tuple(found)
 

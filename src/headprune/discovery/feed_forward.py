@@ -24,6 +24,7 @@ from headprune.discovery.proof import fails
 from headprune.discovery.twin import Run, small_config
 from headprune.hooks.attach import hooks
 from headprune.hooks.paths import pattern
+from headprune.units.cutting.record import dense_layout, keep_dense_layout
 from headprune.units.dense import dense_class, dense_config, quiet, structure_of
 from headprune.units.families import FeedForward
 from headprune.units.feed_forward import feed_forward_sites
@@ -72,16 +73,15 @@ def _on_twin(kind: Any, config: Any) -> tuple[FeedForward, ...]:
 
 def _of_plain_module(model: nn.Module, attention: Sequence[Site]) -> tuple[FeedForward, ...]:
     """A module that is no transformers model is measured as it is, before anything goes."""
-    kept = model.__dict__.get("_headprune_feed_forward")
-    if kept is None:
+    known: tuple[FeedForward, ...] | None = dense_layout(model, "feed-forward")
+    if known is None:
         try:
             twin, runs = twin_of_module(model)
-            kept = tuple(measured_layouts(twin, runs, maps_of(attention)))
+            known = tuple(measured_layouts(twin, runs, maps_of(attention)))
         except DiscoveryError:
-            kept = ()
-        model.__dict__["_headprune_feed_forward"] = kept
-    found: tuple[FeedForward, ...] = kept
-    return found
+            known = ()
+        keep_dense_layout(model, "feed-forward", known)
+    return known
 
 
 def maps_of(attention: Iterable[Site]) -> set[str]:

@@ -13,24 +13,25 @@ from torch import nn
 
 from headprune.discovery.attention import Discovery, DiscoveryError, discover_sites
 from headprune.discovery.twin import Run, attention_modules, randomise
+from headprune.hooks.torch_attention import expose
+from headprune.units.cutting.record import dense_layout, keep_dense_layout
 from headprune.units.linear import is_plain
-from headprune.units.torch_attention import expose
 
 SAMPLES, TOKENS, SIDE = 2, 7, 4
-KEPT_AS = "headprune_discovery"  # on the module itself: it has no config that could tell what it was like when dense
 
 
 def discover_module(model: nn.Module) -> Discovery:
     """What an experiment says of this very module; made before any head goes."""
-    if KEPT_AS not in model.__dict__:
+    known: Discovery | None = dense_layout(model, "attention")
+    if known is None:
         twin, runs = twin_of_module(model)
         likely = attention_modules(twin)
         order = [path for path, _ in twin.named_modules()]
         found = discover_sites(twin, runs, sorted({*likely, *_mixers(twin)}, key=order.index))
         left = tuple(pair for pair in found.left if pair[0] in likely)  # others only might have been attention
-        model.__dict__[KEPT_AS] = Discovery(found.sites, left)
-    kept: Discovery = model.__dict__[KEPT_AS]
-    return kept
+        known = Discovery(found.sites, left)
+        keep_dense_layout(model, "attention", known)
+    return known
 
 
 def twin_of_module(model: nn.Module) -> tuple[nn.Module, list[Run]]:

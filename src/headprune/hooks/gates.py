@@ -12,6 +12,7 @@ from torch import nn
 
 from headprune.errors import GateError
 from headprune.hooks.attach import HookedSite, attach_hook, hooks
+from headprune.hooks.torch_attention import expose, exposing, hide
 
 Own = TypeVar("Own", bound="InstalledGates")
 
@@ -25,7 +26,7 @@ def gate_sites(model: nn.Module, sites: Sequence[HookedSite], gates: torch.Tenso
     """
     check_gates(gates, sites)
     pairs = [(model.get_submodule(site.o), _Gate(site, _row_of(gates, site))) for site in sites if site.kept]
-    with hooks(pairs, before=True):
+    with exposing(model), hooks(pairs, before=True):
         yield
 
 
@@ -37,6 +38,7 @@ class InstalledGates(nn.Module):
         self._model = [model]  # in a list, so that it does not become a submodule
         self.sites = sites
         self._handles: list[Any] = []
+        self._exposed: list[Any] = []
 
     @property
     def model(self) -> Any:
@@ -54,6 +56,7 @@ class InstalledGates(nn.Module):
         """Install the gates; the model computes with them from now on."""
         if self.attached:
             raise GateError("These gates are on the model already; detach them first.")
+        self._exposed = expose(self.model)
         for site in self.sites:
             if site.kept:
                 hook = _Gate(site, functools.partial(self, site))
@@ -65,6 +68,8 @@ class InstalledGates(nn.Module):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        hide(self._exposed)
+        self._exposed = []
 
 
 def check_gates(gates: torch.Tensor, sites: Sequence[HookedSite]) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from headprune.batches import to_device
 from headprune.hooks.offload import input_device
+from headprune.hooks.torch_attention import exposing
 
 # Outputs that repeat the inputs' cost or depend on labels are not what a model is compared by.
 NOT_COMPARED = ("loss", "past_key_values", "attentions", "decoder_attentions", "cross_attentions", "encoder_attentions")
@@ -20,11 +21,12 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torc
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode for the length of the block, then each as it was."""
+    """Every module in eval mode, and ready for hooks, for the length of the block, then each as it was."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        yield
+        with exposing(model):
+            yield
     finally:
         for module, mode in modes:
             module.training = mode

@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from headprune.hooks.attach import hooks
 from headprune.hooks.offload import undress
+from headprune.hooks.torch_attention import expose
 from headprune.measure.examples import Inputs, default_tokens
 from headprune.units import Axis, Site
 from headprune.units.cutting.record import NAMES
@@ -115,6 +116,7 @@ def _count(model: PreTrainedModel, sites: Sequence[Site], inputs: Inputs, dtype:
             **{id(value): _fake(value, dtype) for value in model.buffers()},
         }
         twin = copy.deepcopy(model, weights).eval()
+        expose(twin)
         _drop_hooks(twin)
         modules = [(path, twin.get_submodule(path)) for path in watched]
         stack.enter_context(hooks([(module, meter.start) for _, module in modules], before=True))

@@ -20,10 +20,11 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.models.auto import modeling_auto
 
+from headprune.hooks import torch_attention
 from headprune.models import OWN
 from headprune.store import shipped
 from headprune.store.configs import TYPE
-from headprune.units import placeholders, quirks, torch_attention
+from headprune.units import placeholders, quirks
 from headprune.units.cutting.record import entries, number_of, with_numbers
 from headprune.units.dense import dense_class, dense_config_class, quiet
 

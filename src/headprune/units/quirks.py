@@ -36,8 +36,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from headprune.hooks.torch_attention import expose
 from headprune.units.placeholders import ConfigView, Nothing, Zeros, mark_containers, only_bias, reshape
-from headprune.units.torch_attention import expose
 
 CACHE_ARGUMENTS = ("past_key_values", "layer_past", "past_key_value")
 

@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.paths import submodule
+from headprune.hooks.torch_attention import written_class
 from headprune.units.attention import HOW_TO_REGISTER, applications_of, attention_sites, refuse_bad_record, stack_of
 from headprune.units.cutting.record import removed_members
 from headprune.units.families import FeedForward, family_of
 from headprune.units.feed_forward import feed_forward_sites
 from headprune.units.placeholders import Bias, Zeros
 from headprune.units.spec import Kind, Site
-from headprune.units.torch_attention import expose
 
 KINDS: tuple[Kind, ...] = ("heads", "neurons")
 
@@ -72,7 +72,6 @@ def survey(model: nn.Module) -> Survey:
             f"headprune works on plain models, not on {type(model).__name__}; call merge_and_unload() on an adapter "
             "model first."
         )
-    expose(model)
     if not isinstance(model, PreTrainedModel):
         return _measured(model)
     family = family_of(model.config.model_type)
@@ -118,7 +117,7 @@ def _refuse_other_classes(model: nn.Module, dense: Any, empty: bool) -> None:
         module = submodule(model, path)
         if empty and (module is None or isinstance(module, (Bias, Zeros))):
             continue
-        kind = getattr(type(module), "_base_class", type(module))
+        kind = type(None) if module is None else written_class(module)
         if f"{kind.__module__}.{kind.__qualname__}" != expected:
             raise UnsupportedModelError(
                 f"Stopped at {path}: it is a {kind.__name__} and not the {expected.rpartition('.')[2]} that the model "

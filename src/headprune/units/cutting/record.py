@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -13,6 +14,7 @@ from headprune.units.spec import Kind
 Removed = dict[int, list[int]]
 NAMES: dict[Kind, str] = {"heads": "pruned_heads", "neurons": "pruned_neurons"}
 LARGEST = 1 << 24  # the last number that a range may name: a damaged one must not fill the memory
+DENSE_LAYOUT = "headprune_dense_layout"  # an attribute of such modules
 OWN = {"heads": "headprune_removed", "neurons": "headprune_removed_neurons"}  # of modules without a config
 
 
@@ -21,6 +23,21 @@ def removed_members(model: nn.Module, kind: Kind) -> Removed:
     config = getattr(model, "config", None)
     record = getattr(model, OWN[kind], None) if config is None else getattr(config, NAMES[kind], None)
     return {int(site): sorted(from_ranges(ids)) for site, ids in (record or {}).items()}
+
+
+# What is known of dense modules without a config, by name. A module gets it for good when its first unit goes: later it
+# could not be found again.
+_dense_layouts: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
+
+
+def dense_layout(model: nn.Module, name: str) -> Any:
+    """What `keep_dense_layout` kept under this name for the module; None where nothing was."""
+    return model.__dict__.get(DENSE_LAYOUT, _dense_layouts.get(model, {})).get(name)
+
+
+def keep_dense_layout(model: nn.Module, name: str, value: Any) -> None:
+    known = model.__dict__[DENSE_LAYOUT] if DENSE_LAYOUT in model.__dict__ else _dense_layouts.setdefault(model, {})
+    known[name] = value
 
 
 def write_record(model: Any, kind: Kind, removed: Mapping[int, Sequence[int]]) -> None:
@@ -34,6 +51,8 @@ def write_record(model: Any, kind: Kind, removed: Mapping[int, Sequence[int]]) -
             model.config.headprune = {name: value for name, value in carried.items() if name != "layout"}
     else:
         setattr(model, OWN[kind], record)
+        if DENSE_LAYOUT not in model.__dict__:
+            model.__dict__[DENSE_LAYOUT] = _dense_layouts.setdefault(model, {})
 
 
 def to_ranges(ids: Sequence[int]) -> str:

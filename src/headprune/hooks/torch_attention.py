@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -92,9 +94,38 @@ class CalledAttention(nn.MultiheadAttention):
         )
 
 
-def expose(model: nn.Module) -> None:
-    """Let torch's own attention modules call their output projections. They compute and store what they did."""
+def expose(model: nn.Module) -> list[tuple[Any, bool]]:
+    """Let torch's own attention modules call their output projections, and return them with what `hide` needs to undo
+    that. They compute and store what they did."""
+    exposed = []
     for module in model.modules():
         if type(module) is nn.MultiheadAttention:
+            exposed.append((module, module._qkv_same_embed_dim))
             module.__class__ = CalledAttention
             module._qkv_same_embed_dim = False  # torch's encoder layers pass such modules by otherwise
+    return exposed
+
+
+def hide(exposed: list[tuple[Any, bool]]) -> None:
+    """Give these modules their class back, unless they have lost heads meanwhile."""
+    for module, same in exposed:
+        has_lost_heads = hasattr(module, "headprune_kept") or type(module) is not CalledAttention
+        if not has_lost_heads:
+            module.__class__ = nn.MultiheadAttention
+            module._qkv_same_embed_dim = same
+
+
+@contextmanager
+def exposing(model: nn.Module) -> Iterator[None]:
+    """The output projections of torch's own attention modules are called for the length of the block."""
+    exposed = expose(model)
+    try:
+        yield
+    finally:
+        hide(exposed)
+
+
+def written_class(module: nn.Module) -> type:
+    """The class of a module as its author wrote it down."""
+    kind = type(module)
+    return nn.MultiheadAttention if kind is CalledAttention else getattr(kind, "_base_class", kind)
