@@ -78,7 +78,7 @@ def test_another_compensation_is_another_run(run: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "word", "sentence"),
     [
-        ("bert", "least", "There is no compensation 'least'; choose one of lstsq, mean, none, site, scale."),
+        ("bert", "least", "There is no compensation 'least'; choose one of lstsq, mean, none, dense, scale."),
         ("llama", "mean", "this model has none; use 'lstsq' or 'none'."),
     ],
 )

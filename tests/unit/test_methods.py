@@ -22,6 +22,7 @@ from headprune.measure.costs import flops
 from headprune.repair.apply import plan_repairs
 from headprune.repair.front_to_back import remove_front_to_back, running_order
 from headprune.repair.regression import Sums, fit
+from headprune.repair.remove import remove_and_repair
 from headprune.search.budget import Prices
 from headprune.search.methods import METHODS, Method, method_named, register_method
 from headprune.search.selection import choose
@@ -99,7 +100,7 @@ def test_other_options_of_a_config_decide_anew_what_was_not_given() -> None:
     [
         ({"widths": "narrow", "keep_flops": 0.5}, "choose one of global, uniform, threshold"),
         ({"repair": "scale"}, "goes with a budget"),
-        ({"repair": "site", "keep": 0.5}, "goes with a budget"),
+        ({"repair": "dense", "keep": 0.5}, "goes with a budget"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
@@ -232,7 +233,9 @@ def test_scales_out_of_bounds_leave_the_weights() -> None:
     assert (repair.kind, repair.weight) == ("none", None)
 
 
-def test_sites_are_solved_one_after_the_other_on_what_the_last_one_gives() -> None:
+@pytest.mark.parametrize("word", ["lstsq", "mean"])
+def test_sites_are_solved_one_after_the_other_on_what_the_last_one_gives(word: Any) -> None:
+    """A word of repair is one computation: what a budget does at a site is what a greedy step does there."""
     model = ZOO["bert"].build()
     sites, batches = all_sites(model), some_batches(ZOO["bert"])
     task = task_of(model)
@@ -240,13 +243,13 @@ def test_sites_are_solved_one_after_the_other_on_what_the_last_one_gives() -> No
     order = running_order(model, sites, batches[0], task)
     assert order[:2] == [0, next(site.index for site in sites if site.kind == "neurons")]
     by_hand = copy.deepcopy(model)
-    repairs = remove_front_to_back(model, sites, chosen, batches, task)
+    repairs = remove_front_to_back(model, sites, chosen, batches, task, word)
     for index in [index for index in order if any(member.site == index for member in chosen)]:
         own = [member for member in chosen if member.site == index]
-        (planned,) = plan_repairs(by_hand, sites, own, "lstsq", batches, task)
+        (planned,) = plan_repairs(by_hand, sites, own, word, batches, task)
         (found,) = (repair for repair in repairs if repair.site == index)
-        assert found.kind == "site"
+        assert found.kind == planned.kind == word
         assert found.error == pytest.approx(planned.error)
-        remove_front_to_back(by_hand, sites, own, batches, task)
+        remove_and_repair(by_hand, sites, own, repair=word, batches=batches, task=task)
     for one, other in zip(model.parameters(), by_hand.parameters(), strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

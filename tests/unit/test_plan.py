@@ -222,7 +222,7 @@ def test_repairs_take_as_many_passes_as_planned() -> None:
     assert count.forwards + 2 * count.backwards == 3 * len(data)
     runs: list[int] = []
     handles = [layer.self_attn.register_forward_pre_hook(lambda *_: runs.append(1)) for layer in model.model.layers]
-    dense.repair(model, sites, "lstsq")
+    dense.repair(model, sites, "dense")
     for handle in handles:
         handle.remove()
     passes = len(runs) / len(data) / len(model.model.layers)

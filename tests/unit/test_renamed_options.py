@@ -65,6 +65,33 @@ def test_commands_take_the_old_names(old: str, new: str, capsys: pytest.CaptureF
     assert capsys.readouterr().err.count("is called") == sum(word not in new.split() for word in old.split())
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("--compensate site --keep-flops 0.5", "--repair lstsq --keep-flops 0.5"),
+        ("--compensate lstsq --keep-flops=0.5", "--repair dense --keep-flops=0.5"),
+        ("--schedule rounds --compensate=lstsq", "--schedule rounds --repair=dense"),
+        ("--method kwon --compensate lstsq", "--method kwon --repair dense"),
+        ("--compensate lstsq --keep 0.5", "--repair lstsq --keep 0.5"),
+    ],
+)
+def test_least_squares_by_its_old_name_is_the_computation_that_it_was(old: str, new: str) -> None:
+    """With a budget `compensate` aimed at the dense model, and by `site` at what the site gave."""
+    assert current_words(["prune", "M", *old.split()]) == ["prune", "M", *new.split()]
+
+
+def test_least_squares_by_its_old_name_in_python_and_in_settings() -> None:
+    with pytest.warns(FutureWarning, match="repair"):
+        assert PruneConfig(compensate="lstsq", keep_flops=0.5).repair == "dense"
+    with pytest.warns(FutureWarning, match="repair"):
+        assert PruneConfig(compensate="lstsq", keep=0.5).repair == "lstsq"
+    with pytest.warns(FutureWarning, match="repair"):
+        assert PruneConfig(compensate="site", keep_flops=0.5).repair == "lstsq"
+    assert migrated({"compensate": "lstsq", "schedule": "sweep", "criterion": "his"})["repair"] == "dense"
+    assert migrated({"compensate": "lstsq", "schedule": "greedy", "criterion": "his"})["repair"] == "lstsq"
+    assert (PruneConfig(keep_flops=0.5).repair, PruneConfig(keep=0.5).repair) == ("dense", "lstsq")
+
+
 def test_the_program_says_the_new_name_on_stderr() -> None:
     done = CliRunner().invoke(app, ["prune", "nowhere", "--data", "none.csv", "--out", "out", "--compensate", "none"])
     assert done.stderr.count("--compensate is called --repair now") == 1

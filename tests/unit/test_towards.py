@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
 from headprune.hooks.streams import streams
 from headprune.layerwise.site_passes import SitePasses
 from headprune.repair.dense_targets import DenseTargets
-from headprune.repair.front_to_back import running_order
+from headprune.repair.front_to_back import remove_front_to_back, running_order
 from headprune.repair.regression import DENSE_RIDGES, Repair, Sums, fit
 from headprune.signals.sensitivity import FLOOR, token_weights
 from headprune.surgery.cut import cut
@@ -137,7 +135,7 @@ def pruned(name: str) -> tuple:
 @pytest.mark.parametrize("name", ["bert", "albert", "gpt2", "llama-gqa", "t5", "vit", "phi3", "gemma2"])
 def test_no_site_is_worse_after_its_repair(name: str) -> None:
     model, _, _, dense = pruned(name)
-    repairs = dense.repair(model, all_sites(model), "lstsq")
+    repairs = dense.repair(model, all_sites(model), "dense")
     assert len(repairs) == len(all_sites(model))
     for repair in repairs:
         assert repair.error is not None
@@ -178,7 +176,7 @@ def test_a_repair_runs_every_layer_three_times_whatever_the_depth() -> None:
     layers = [layer.attention for layer in model.bert.encoder.layer]  # a layer that stands in for itself runs none
     runs: list[torch.nn.Module] = []
     handles = [layer.register_forward_pre_hook(lambda module, args: runs.append(module)) for layer in layers]
-    dense.repair(model, all_sites(model), "lstsq")
+    dense.repair(model, all_sites(model), "dense")
     for handle in handles:
         handle.remove()
     assert dense.walkable
@@ -192,7 +190,7 @@ def test_a_model_that_cannot_be_walked_through_is_repaired_by_whole_passes(monke
         monkeypatch.setattr("headprune.repair.dense_targets.is_walkable", lambda *args, walkable=walkable: walkable)
         model, _, _, dense = pruned("bert")
         assert dense.walkable == walkable
-        dense.repair(model, all_sites(model), "lstsq")
+        dense.repair(model, all_sites(model), "dense")
         found.append(model.state_dict())
     for name, value in found[0].items():
         assert torch.equal(value, found[1][name]), name
@@ -204,10 +202,13 @@ def test_whether_a_model_can_be_walked_through_is_tried_on_itself() -> None:
 
 
 def test_means_go_into_biases() -> None:
-    model, _batches, _task, dense = pruned("bert")
-    old = copy.deepcopy(model.state_dict())
-    repairs = dense.repair(model, all_sites(model), "mean")
-    assert {repair.kind for repair in repairs} <= {"mean", "none"}
+    bare, batches, task, _dense = pruned("bert")
+    model = ZOO["bert"].build()
+    sites = all_sites(model)
+    gone = [Member(site.index, member) for site in all_sites(bare) for member in site.gone]
+    repairs = remove_front_to_back(model, sites, gone, batches, task, "mean")
+    assert {repair.kind for repair in repairs} == {"mean"}
+    old = bare.state_dict()
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, old[name])}
     assert changed
     assert all(name.endswith("bias") for name in changed)
@@ -222,5 +223,5 @@ def test_a_site_without_units_gives_what_the_dense_one_gave_on_average() -> None
     wanted = torch.cat(list(dense.targets[empty.index].outputs))
     cut(model, [Member(empty.index, member) for member in empty.kept])
     dense.targets = {empty.index: dense.targets[empty.index]}  # with all before it as it was
-    dense.repair(model, all_sites(model), "lstsq")
+    dense.repair(model, all_sites(model), "dense")
     assert torch.allclose(model.get_submodule(empty.o).bias, wanted.mean(0), atol=1e-5)

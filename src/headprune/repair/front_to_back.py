@@ -32,7 +32,7 @@ from headprune.units import Member, Site, by_site
 log = logging.getLogger(__name__)
 
 # Of how far the stream is off already, the part that a site is to make good: ours, and what the papers of others do.
-CATCH_UP: dict[Compensation, float] = {"lstsq": 0.75, "scale": 1.0, "mean": 0.0}
+CATCH_UP: dict[Compensation, float] = {"dense": 0.75, "scale": 1.0}
 
 
 @dataclass
@@ -51,7 +51,7 @@ def repair_front_to_back(
     sites: Sequence[Site],
     targets: Mapping[int, Target],
     inputs: SiteInputs,
-    compensate: Compensation = "lstsq",
+    compensate: Compensation = "dense",
     *,
     ridges: tuple[float, ...] = DENSE_RIDGES,
     precision: torch.dtype = torch.float64,
@@ -122,17 +122,18 @@ def remove_front_to_back(
     members: Sequence[Member],
     batches: Sequence[Mapping[str, Any]],
     task: Task,
+    compensate: Compensation = "lstsq",
     verify: Mapping[str, Any] | None = None,
 ) -> list[Repair]:
-    """Remove these members in the order in which their sites run, as ZipLM and OSSCAR do: each output map is solved
-    towards what it gave with them, on what reaches it through the sites before it. Nothing looks back at the dense
-    model, so what one site could not make good is carried on."""
+    """Remove these members in the order in which their sites run, as ZipLM and OSSCAR do: each output map (or, by the
+    mean, its bias) is solved towards what it gave with them, on what reaches it through the sites before it. Nothing
+    looks back at the dense model, so what one site could not make good is carried on."""
     going = by_site(members)
     repairs: list[Repair] = []
     passes = SitePasses(model, sites, batches, task, walkable=is_walkable(model, sites, batches, task))
     for index in running_order(model, [sites[index] for index in going], batches[0], task):
         gone = [Member(index, member) for member in going[index]]
-        repairs.append(remove_from_site(model, sites[index], gone, passes, verify=verify))
+        repairs.append(remove_from_site(model, sites[index], gone, passes, compensate, verify=verify))
         verify = None  # all sites are cut alike
     return repairs
 
@@ -142,20 +143,20 @@ def remove_from_site(
     site: Site,
     members: Sequence[Member],
     inputs: SiteInputs,
+    compensate: Compensation = "lstsq",
     *,
     verify: Mapping[str, Any] | None = None,
     ridges: tuple[float, ...] = SITE_RIDGES,
     precision: torch.dtype = torch.float64,
 ) -> Repair:
-    """Remove these members of one site, and solve its output map towards what it gave with them, on what it is given
-    now."""
+    """Remove these members of one site, and repair it towards what it gave with them, on what it is given now."""
     gathering = Gathering(precision)
     with distributed.fail_together():
         for tokens in inputs.at(site):
             gathering.add(site.index, tokens.columns, tokens.samples)
     moments = gathering.moments().get(site.index)
     gone = [member.index for member in members]
-    repair = distributed.on_main(lambda: plan_repair(model, site, gone, "site", moments, ridges))
+    repair = distributed.on_main(lambda: plan_repair(model, site, gone, compensate, moments, ridges))
     cut(model, members, verify=verify)
     apply_repair(model, site, repair)
     return repair

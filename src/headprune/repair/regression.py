@@ -17,9 +17,9 @@ import torch
 from headprune import distributed
 from headprune.signals.moments import FOLDS, Moments
 
-Compensation = Literal["lstsq", "mean", "none", "site", "scale"]
-LEAST_SQUARES = ("lstsq", "site")
-BUDGETS_ONLY = ("site", "scale")  # go through all sites front to back, as only budgets do
+Compensation = Literal["lstsq", "mean", "none", "dense", "scale"]
+LEAST_SQUARES = ("lstsq", "dense")
+BUDGETS_ONLY = ("dense", "scale")  # aim at the dense model, front to back through all sites, as only budgets do
 # Ridge terms to choose from, relative to the mean square of the inputs. What a site gave itself can be expressed to any
 # precision; what a dense model gives there cannot, with inputs that are others already.
 SITE_RIDGES = tuple(10.0**power for power in range(-10, 2))

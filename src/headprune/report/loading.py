@@ -25,8 +25,8 @@ from headprune.units import Head
 
 COMPENSATIONS = {
     "lstsq": "with least-squares compensation",
+    "dense": "with least squares towards the dense model",
     "mean": "with the mean moved into the bias",
-    "site": "with least squares site after site",
     "scale": "with a scale per unit",
 }
 BOXES_FROM = 3  # random trials are drawn together as boxes, fewer of them as lines

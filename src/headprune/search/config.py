@@ -87,9 +87,10 @@ class PruneConfig:
     )
     repair: Compensation = option(
         None,
-        "What makes up for removed heads: 'lstsq' (the heads that stay, by least squares), 'mean' (the output bias) or "
-        "'none'; with budgets also 'site' (least squares site after site) and 'scale' (a factor per unit). "
-        f"{defaults.COMPENSATION} by default, or what the method has.",
+        "What makes up for removed units: 'lstsq' (those that stay at the site, by least squares to what it gave), "
+        "'mean' (its output bias) or 'none'; with budgets also 'dense' (least squares towards the dense model) and "
+        f"'scale' (a factor per unit towards it). {defaults.COMPENSATION} by default, with budgets "
+        f"{defaults.BUDGET_COMPENSATION}, or what the method has.",
     )
     keep: float | int | None = option(
         None, "Stop at this share (0.5) or number (36) of heads left.", parse=parse_keep, stops=True
@@ -165,7 +166,8 @@ class PruneConfig:
     asked: ClassVar[Mapping[str, Any]]  # of every config its own: the fields as they were given
 
     def __post_init__(self, compensate: Any) -> None:
-        for name, value in current_names({"compensate": compensate, "schedule": self.schedule}).items():
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in current_names({**given, "compensate": compensate}).items():
             if value is not None:
                 object.__setattr__(self, name, value)
         object.__setattr__(self, "asked", {field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
@@ -207,7 +209,8 @@ class PruneConfig:
         both = budgeted and "neurons" in self.criterion.kinds
         decide("units", as_kinds(self.units or ("heads,neurons" if both else "heads")), given=True)
         decide("schedule", "rounds" if budgeted or "neurons" in self.units else "greedy")
-        decide("repair", defaults.COMPENSATION)
+        budget = self.schedule in ("rounds", "layerwise")
+        decide("repair", defaults.BUDGET_COMPENSATION if budget else defaults.COMPENSATION)
         decide("rounds", defaults.ROUNDS)
         decide("memory", memory.DEFAULT if self.memory is None else memory.parse_memory(self.memory), given=True)
         decide("widths", defaults.WIDTHS)
@@ -287,6 +290,14 @@ class PruneConfig:
         return values
 
 
+def current_repair(word: str, options: Mapping[str, Any]) -> str:
+    """What `compensate` meant: least squares aimed at the dense model where options named a budget, and at what the
+    site gave before elsewhere, or by the word `site`."""
+    budget = any(options.get(name) is not None for name in (*BUDGETS, "method"))
+    budget |= options.get("schedule") in ("rounds", "layerwise", "sweep") or "neurons" in (options.get("units") or ())
+    return {"site": "lstsq", "lstsq": "dense" if budget else "lstsq"}.get(word, word)
+
+
 def current_names(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options under the names that they have now; whoever gives an earlier one is told."""
     result = dict(options)
@@ -294,7 +305,7 @@ def current_names(options: Mapping[str, Any]) -> dict[str, Any]:
         value = result.pop("compensate")
         if value is not None:
             warn_renamed("compensate", "repair")
-            result["repair"] = value
+            result["repair"] = current_repair(value, result)
     if result.get("schedule") == "sweep":
         warn_renamed("schedule 'sweep'", "'layerwise'")
         result["schedule"] = "layerwise"

@@ -26,7 +26,7 @@ class Method:
 
     def __post_init__(self, compensate: Any) -> None:
         if compensate is not None:
-            object.__setattr__(self, "repair", current_names({"compensate": compensate})["repair"])
+            object.__setattr__(self, "repair", current_names({"compensate": compensate, "method": self.name})["repair"])
 
     def settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("criterion", "repair", "widths", "rounds", "units")}
@@ -57,7 +57,7 @@ for one in (
         "this project: docs/budgets.md",
         "the default: errors as the logits feel them, rounds, repairs towards the dense model",
         "elimination",
-        repair="lstsq",
+        repair="dense",
         rounds=6,
     ),
     Method(
@@ -87,14 +87,14 @@ for one in (
         "ZipLM, Kurtic et al. 2023, arXiv 2302.04089",
         "second-order pruning site by site, widths by error",
         "elimination(metric=output,ridge=0.01)",
-        repair="site",
+        repair="lstsq",
     ),
     Method(
         "osscar",
         "OSSCAR, Meng et al. 2024, arXiv 2403.12983",
         "second-order pruning site by site, the same share everywhere",
         "elimination(metric=output,ridge=0.01)",
-        repair="site",
+        repair="lstsq",
         widths="uniform",
     ),
     Method(

@@ -41,19 +41,19 @@ class RepairedSites:
 
 
 class RepairedModel:
-    """All sites are repaired front to back towards the dense model, so what one round gets wrong the next can still
-    make good; by `site`, each only towards what it gave."""
+    """Sites are repaired front to back: towards the dense model, so that what one round gets wrong the next can still
+    make good, or each towards what it gave."""
 
     def __init__(self) -> None:
         self.dense: DenseTargets | None = None
 
     def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
         model, members, repair = run.model, removal.members, run.config.repair
-        if repair == "site":
-            repairs = remove_front_to_back(model, run.sites, members, run.calibration, run.task, verify)
+        if repair in ("lstsq", "mean"):
+            repairs = remove_front_to_back(model, run.sites, members, run.calibration, run.task, repair, verify)
             return replace(removal, repairs=repairs)
         if repair != "none" and self.dense is None:
-            weighted = repair == "lstsq"  # ours alone asks which tokens the logits depend on
+            weighted = repair == "dense"  # ours alone asks which tokens the logits depend on
             self.dense = DenseTargets(model, run.sites, run.calibration, run.task, weighted=weighted)
         cut(model, members, sites=run.sites, verify=verify)
         if self.dense is None:

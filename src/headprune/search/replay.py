@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 from headprune.errors import ReplayError
 from headprune.measure.trajectory import Step
-from headprune.repair.regression import Repair
+from headprune.repair.regression import LEAST_SQUARES, Repair
 
 # Errors of repairs are computed from float32 activations, which another CPU or another number of threads rounds
 # otherwise; other data or other weights move them by far more.
 REPLAY_TOLERANCE = 1e-3
+
+
+def _current_kind(kind: str) -> str:
+    """Journals of earlier versions have other words for the targets of least squares."""
+    return "lstsq" if kind in ("site", *LEAST_SQUARES) else kind
 
 
 def check_replay(step: Step, repairs: Sequence[Repair]) -> None:
@@ -20,7 +25,7 @@ def check_replay(step: Step, repairs: Sequence[Repair]) -> None:
     then = {repair["site"]: repair for repair in step.compensation}
     for repair in repairs:
         known = then.get(repair.site)
-        same = known is not None and known["kind"] == repair.kind
+        same = known is not None and _current_kind(known["kind"]) == _current_kind(repair.kind)
         for name in ("error_without", "error"):
             before, now = (known or {}).get(name), getattr(repair, name)
             if before is not None and now is not None:

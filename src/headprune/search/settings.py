@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headprune.errors import CriterionError, ScheduleError
-from headprune.search.config import BUDGETS, VERB_DEFAULTS, Experiment, PruneConfig
+from headprune.search.config import BUDGETS, VERB_DEFAULTS, Experiment, PruneConfig, current_repair
 
 
 def command_words(settings: Mapping[str, Any], verb: str = "prune") -> list[str]:
@@ -56,7 +56,7 @@ def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a run of any kind and version, under the names that they have now."""
     result = dict(settings)
     if "compensate" in result:
-        result["repair"] = result.pop("compensate")
+        result["repair"] = current_repair(result.pop("compensate"), result)
     if result.get("schedule") == "sweep":
         result["schedule"] = "layerwise"
     return result

@@ -63,7 +63,7 @@ class LayerPruner:
         else:
             count = len(site.units()) - self.widths.get(index, len(site.units()))
             gone = choose_units(self.config.criterion, self.model, sites, site, self.walker, count)
-        if self.config.repair == "site":
+        if self.config.repair in ("lstsq", "mean"):
             return gone, self._removed_by_itself(site, gone)
         if gone:
             cut(self.model, gone)
@@ -80,15 +80,14 @@ class LayerPruner:
             return []
         precision = precision_for(site)
         ridges = SITE_RIDGES if precision == torch.float64 else FEW_RIDGES
-        return [remove_from_site(self.model, site, gone, self.walker, ridges=ridges, precision=precision)]
+        repair = self.config.repair
+        return [remove_from_site(self.model, site, gone, self.walker, repair, ridges=ridges, precision=precision)]
 
     def _dense_pass(self, layer: Layer) -> dict[int, Target]:
         """The targets of all sites of the layer in the order in which they run, from the pass that takes the dense
         stream past it."""
         walker = self.walker
-        recorder = TargetRecorder(
-            walker.task, kept=self.config.repair in ("lstsq", "scale", "mean"), scratch=self.scratch
-        )
+        recorder = TargetRecorder(walker.task, kept=self.config.repair in ("dense", "scale"), scratch=self.scratch)
         with recorder.watching(self.model, [site for site in layer.sites if site.kept]):
             walker.advance(
                 layer,
