@@ -42,7 +42,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import headprune
 from headprune.discovery.twin import Run, randomise, sample_runs, small_config
 from headprune.errors import HeadpruneError
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.units import all_sites
 from headprune.units.linear import is_transposed
 
@@ -237,7 +237,7 @@ def _tried(model: Any, sites: Sequence[Any], steps: Sequence[tuple[str, Any]], r
             all_gone += members
             expected = silenced(dense, sites, all_gone, runs)  # and dense again afterwards
             try:
-                cut(model, members)
+                remove_units(model, members)
                 given = outputs(model, runs)
             except HeadpruneError as error:
                 return {"status": "refused", "reason": _short(error)}

@@ -6,7 +6,7 @@ CRITERION = "residual-gradient"
 BUDGET_CRITERION = "elimination"
 # The same without a backward pass, for sweeps: as ZipLM and OSSCAR order units, with their damping.
 SWEEP_CRITERION = "elimination(metric=output,ridge=0.01)"
-COMPENSATION = "lstsq"
-BUDGET_COMPENSATION = "dense"
+REPAIR = "lstsq"
+BUDGET_REPAIR = "dense"
 ROUNDS = 6  # in which a budget is reached
 WIDTHS = "global"  # how sites share it

@@ -12,7 +12,7 @@ def lazy(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any],
     """`__getattr__` and `__dir__` of a package (PEP 562): a name is imported from its module when it is first used.
 
     A submodule of the same name would stand in its way, since importing it sets it as an attribute of the package;
-    `tests/unit/test_late.py` shows that there is none.
+    `tests/unit/test_lazy.py` shows that there is none.
     """
 
     def get(name: str) -> Any:

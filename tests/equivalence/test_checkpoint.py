@@ -12,7 +12,7 @@ import transformers
 
 import headprune
 import other_process
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from helpers import SAME_CODE, all_units, families, flat, identical, kept_heads, outputs, pruned, telling_variant
 from neurons import with_heads
 from zoo import ZOO, Entry
@@ -37,7 +37,7 @@ def test_every_family_loads_bit_for_bit_in_a_fresh_process(tmp_path: Path) -> No
             other_process.write_case(case, ZOO[name], telling_variant(ZOO[name]), portable=kind == "portable")
             if name not in SAME_CODE:
                 model = ZOO[name].build()
-                cut(model, with_heads(model))
+                remove_units(model, with_heads(model))
                 case = case.with_name(f"{name}-neurons")
                 other_process.write_model(case, model, ZOO[name].batch(4), portable=kind == "portable")
     report = other_process.load_all(tmp_path)

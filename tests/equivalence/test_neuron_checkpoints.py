@@ -15,7 +15,7 @@ import transformers
 import headprune
 from headprune.errors import CheckpointError
 from headprune.store.checkpoint import load_structure
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.units import all_sites
 from helpers import NO_NEURONS, SAME_CODE, families, flat, identical, outputs
 from neurons import evenly, first_layer, kept_units, layers_of, scattered, with_heads
@@ -71,11 +71,11 @@ def test_two_rounds_of_pruning_and_saving(entry: Entry, tmp_path: Path) -> None:
     model, batch = entry.build(), entry.batch(5)
     dense = {**model.config.to_dict()}
     gone = scattered(model)
-    cut(model, gone)
+    remove_units(model, gone)
     headprune.save(model, tmp_path / "model")
     model = headprune.load(tmp_path / "model")
     more = [member for member in with_heads(model) if member not in set(gone)]
-    cut(model, more)
+    remove_units(model, more)
     headprune.save(model, tmp_path / "model", portable=entry.name in ("bert", "t5"))
     assert_same(model, headprune.load(tmp_path / "model"), batch)
     assert shapes(load_structure(tmp_path / "model")) == shapes(model)
@@ -90,7 +90,7 @@ def test_two_rounds_of_pruning_and_saving(entry: Entry, tmp_path: Path) -> None:
 @pytest.mark.parametrize("entry", families(without=(*SAME_CODE, *NO_NEURONS)))
 def test_one_width_everywhere_loads_with_plain_transformers(entry: Entry, tmp_path: Path) -> None:
     model, batch, path = entry.build(), entry.batch(6), tmp_path / "model"
-    cut(model, evenly(model))
+    remove_units(model, evenly(model))
     headprune.save(model, path)
     assert_same(model, headprune.load(path), batch)
     assert ("auto_map" in settings_of(path)) == (entry.name in NOT_NATIVE)
@@ -102,7 +102,7 @@ def test_one_width_everywhere_loads_with_plain_transformers(entry: Entry, tmp_pa
     plain.save_pretrained(tmp_path / "again")  # by transformers itself
     assert_same(model, headprune.load(tmp_path / "again"), batch)
 
-    cut(plain, [(layers_of(plain)[0].index, layers_of(plain)[0].kept[0])])
+    remove_units(plain, [(layers_of(plain)[0].index, layers_of(plain)[0].kept[0])])
     headprune.save(plain, tmp_path / "uneven")
     if entry.name != "albert":  # whose one layer has one width whatever goes
         assert "auto_map" in settings_of(tmp_path / "uneven")
@@ -114,7 +114,7 @@ def test_one_width_everywhere_loads_with_plain_transformers(entry: Entry, tmp_pa
 def test_heads_and_neurons_in_one_native_config(name: str, tmp_path: Path) -> None:
     model, batch = ZOO[name].build(), ZOO[name].batch(6)
     sites = [site for site in all_sites(model) if site.kind == "heads"]
-    cut(model, evenly(model) + flat(site.units()[site.index % len(site.units())] for site in sites))
+    remove_units(model, evenly(model) + flat(site.units()[site.index % len(site.units())] for site in sites))
     headprune.save(model, tmp_path / "model", portable=True)
     settings = settings_of(tmp_path / "model")
     assert settings["intermediate_size"] == 14
@@ -126,7 +126,7 @@ def test_heads_and_neurons_in_one_native_config(name: str, tmp_path: Path) -> No
 
 def test_uneven_heads_need_headprune_however_even_neurons_are(tmp_path: Path) -> None:
     model = ZOO["llama"].build()
-    cut(model, [*evenly(model), (0, 1)])
+    remove_units(model, [*evenly(model), (0, 1)])
     headprune.save(model, tmp_path / "model")
     assert settings_of(tmp_path / "model")["intermediate_size"] == 20
     assert_same(model, headprune.load(tmp_path / "model"), ZOO["llama"].batch(1))
@@ -135,7 +135,7 @@ def test_uneven_heads_need_headprune_however_even_neurons_are(tmp_path: Path) ->
 def test_two_stacks_of_two_widths(tmp_path: Path) -> None:
     model, batch = ZOO["bart"].build(), ZOO["bart"].batch(1)
     layers = layers_of(model)
-    cut(model, [(site.index, n) for site in layers for n in range(5 if site.stack == "encoder" else 9)])
+    remove_units(model, [(site.index, n) for site in layers for n in range(5 if site.stack == "encoder" else 9)])
     headprune.save(model, tmp_path / "model")
     settings = settings_of(tmp_path / "model")
     assert (settings["encoder_ffn_dim"], settings["decoder_ffn_dim"]) == (15, 11)
@@ -150,7 +150,7 @@ def test_experts_are_layers_of_their_own(name: str, tmp_path: Path) -> None:
     assert len(experts) >= 2
     gone = [(site.index, n) for site in layers_of(model) for n in range(0, 20, 2 + site.index % 2)]
     gone += [(experts[0].index, n) for n in range(20) if (experts[0].index, n) not in gone]
-    cut(model, gone, verify=batch)
+    remove_units(model, gone, verify=batch)
     headprune.save(model, tmp_path / "model")
     assert_same(model, headprune.load(tmp_path / "model"), batch)
     assert not identical(outputs(model, batch), outputs(dense, batch))
@@ -180,7 +180,7 @@ def test_a_record_that_does_not_fit(case: str, carried: bool, tmp_path: Path) ->
     if carried and "must map" not in message:
         message = r"layout in the config of .* does not belong to the \d+ of site \d in pruned_neurons"
     model = ZOO["bert"].build()
-    cut(model, first_layer(model)[:5])
+    remove_units(model, first_layer(model)[:5])
     path = headprune.save(model, tmp_path / "model")
     settings = {**settings_of(path), "pruned_neurons": record}
     if not carried:
@@ -198,7 +198,7 @@ def test_a_number_that_is_no_width_is_left_alone(tmp_path: Path) -> None:
         "MistralForCausalLM", "MistralConfig", **{**GQA, "sliding_window": 20, "max_position_embeddings": 20}
     )
     model = build()
-    cut(model, evenly(model))
+    remove_units(model, evenly(model))
     settings = settings_of(headprune.save(model, tmp_path / "model"))
     assert settings["headprune"]["dense"] == {"intermediate_size": 20}
     assert (settings["sliding_window"], settings["max_position_embeddings"]) == (20, 20)

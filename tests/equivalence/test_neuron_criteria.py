@@ -14,7 +14,7 @@ from headprune.gates.fixed import gated
 from headprune.hooks.outputs import run
 from headprune.signals import Entropy, GateGradients, tokens
 from headprune.units import all_sites, kept_mask, resolve, widest
-from headprune.units.cutting.removal import take_out
+from headprune.units.cutting.removal import slice_weights
 from headprune.units.members import Member
 from neuron_oracles import neuron_oracle
 from scoring import FROM_TOKENS, differing, is_language_model, labelled, labels_of, precise, scores
@@ -43,7 +43,7 @@ def built(name: str, *, pruned: bool = False) -> Any:
         gone = [Member(own[0].index, neuron) for neuron in (0, 3, 4)] + list(sites[0].units()[0])
         if not own[-1].obstacle_to_emptying and len(own) > 1:
             gone += [Member(own[-1].index, neuron) for neuron in own[-1].kept]
-        take_out(model, sites, gone)
+        slice_weights(model, sites, gone)
     return model
 
 
@@ -103,7 +103,7 @@ def test_gates_of_neurons_at_one_change_no_bit_and_at_zero_are_removal(name: str
     gates[site.index, [1, 2]] = 0
     with gated(model, gates, sites=sites):
         closed = run(model, batch)
-    take_out(model, sites, [Member(site.index, 1), Member(site.index, 2)])
+    slice_weights(model, sites, [Member(site.index, 1), Member(site.index, 2)])
     assert all(torch.allclose(one, other, atol=1e-9) for one, other in zip(closed, run(model, batch), strict=True))
 
 

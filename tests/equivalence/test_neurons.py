@@ -15,7 +15,7 @@ import torch
 import headprune
 from headprune.discovery.feed_forward import layouts_for
 from headprune.errors import HeadSelectionError
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.units import Site, all_sites
 from headprune.units.families import family_of
 from headprune.units.feed_forward import feed_forward_sites
@@ -48,7 +48,7 @@ def check(entry: Entry, dense: Any, *rounds: Members) -> Any:
         gone += members
         reference = silenced(dense, gone, batch)
         assert difference(reference, ungated) > MATTERS
-        cut(model, members)
+        remove_units(model, members)
         assert difference(reference, outputs(model, batch)) <= allowed(reference)
         went = set(gone)
         assert kept_units(model) == [
@@ -88,7 +88,7 @@ def test_closed_form_of_parameters(entry: Entry) -> None:
     before = sum(parameter.numel() for parameter in dense.parameters())
     for members in (scattered(dense, 5), first_layer(dense)):
         model = entry.build()
-        cut(model, members)
+        remove_units(model, members)
         after = sum(parameter.numel() for parameter in model.parameters())
         assert before - after == len(members) * neuron_parameters(entry, dense.config)
 
@@ -140,7 +140,7 @@ def test_generation_with_a_cache(name: str) -> None:
     entry = ZOO[name]
     dense, model = entry.build(), entry.build()
     members = with_heads(dense)
-    cut(model, members)
+    remove_units(model, members)
     inputs = {key: value for key, value in entry.batch(2).items() if not key.startswith("decoder_")}
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
     sites = all_sites(dense)
@@ -155,7 +155,7 @@ def test_training_goes_on(name: str) -> None:
     """With layers recomputed in the backward pass as well: the same gradients, and all that is left learns."""
     entry = ZOO[name]
     model = entry.build()
-    cut(model, with_heads(model))
+    remove_units(model, with_heads(model))
     other = copy.deepcopy(model)
     other.gradient_checkpointing_enable()
     other.train()
@@ -186,7 +186,7 @@ def test_in_another_precision(dtype: torch.dtype) -> None:
     dense, model, batch = entry.build().to(dtype), entry.build().to(dtype), entry.batch(1)
     members = scattered(dense)
     reference = silenced(dense, members, batch)
-    cut(model, members, verify=batch)
+    remove_units(model, members, verify=batch)
     assert all(site.family == "llama" for site in layers_of(model))
     scale = 8 if dtype == torch.bfloat16 else 1  # few digits: sums in another order round elsewhere
     assert difference(reference, outputs(model, batch)) <= scale * allowed(reference)

@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 import headprune
-import headprune.surgery.cut
+import headprune.surgery.remove_units
 import headprune.units.cutting.slices
 from headprune.errors import (
     CheckpointError,

@@ -14,7 +14,7 @@ from headprune.search.allocate import Curve, allocate, groups
 from headprune.search.budget import Budget, check_reachable, ladder, points, prices
 from headprune.search.config import PruneConfig
 from headprune.search.selection import choose, least_left, ranked
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.units import all_sites, kept_mask
 from zoo import ZOO
 
@@ -61,7 +61,7 @@ def test_prices_are_what_a_cut_model_costs(name: str, measure: str) -> None:
     sites = all_sites(model)
     known = prices(model, sites, measure)  # type: ignore[arg-type]
     gone = [m for site in sites for unit in site.units()[: site.index % 3] for m in unit]
-    cut(model, gone)
+    remove_units(model, gone)
     after = all_sites(model)
     expected = {
         "parameters": lambda: total_parameters(model),
@@ -126,7 +126,7 @@ def test_what_is_chosen_meets_the_budget_in_widths_that_hardware_likes(widths: s
     floor = known.rest / known.dense
     target = (floor + 0.5 * (1 - floor)) * known.dense
     gone = choose(scores, sites, known, target, kinds=BOTH, round_to=4, widths=widths)
-    cut(model, gone)
+    remove_units(model, gone)
     after = all_sites(model)
     left = known.total({}, after)
     assert left <= target

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import headprune
 import other_process
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.units import all_sites
 from helpers import identical, kept_heads, outputs
 from neurons import kept_units, with_heads
@@ -48,7 +48,7 @@ def written(folder: Path, *, portable: bool) -> None:
     """Checkpoints of models without a whole attention, a whole feed-forward layer, and some of the others."""
     for name in NAMES:
         model = ZOO[name].build()
-        cut(model, with_heads(model))
+        remove_units(model, with_heads(model))
         assert any(not site.kept for site in all_sites(model) if site.kind == "heads")
         other_process.write_model(folder / name, model, ZOO[name].batch(4), portable=portable)
         config = json.loads((folder / name / "checkpoint" / name / "config.json").read_text())
@@ -75,7 +75,7 @@ def test_plain_transformers_gives_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("portable", [True, False], ids=["portable", "for-headprune"])
 def test_a_checkpoint_of_an_earlier_version_still_loads(name: str, portable: bool, tmp_path: Path) -> None:
     model, batch = ZOO[name].build(), ZOO[name].batch(1)
-    cut(model, with_heads(model))
+    remove_units(model, with_heads(model))
     path = headprune.save(model, tmp_path / "model", portable=portable)
     settings = json.loads((path / "config.json").read_text())
     del settings["headprune"]["layout"]
@@ -89,7 +89,7 @@ def test_a_checkpoint_of_an_earlier_version_still_loads(name: str, portable: boo
 def test_another_class_is_built_from_the_same_layout(tmp_path: Path) -> None:
     """The part of a model below its head."""
     model = ZOO["bert"].build()
-    cut(model, with_heads(model))
+    remove_units(model, with_heads(model))
     path = headprune.save(model, tmp_path / "bert")
     part = headprune.load(path, model_class=transformers.BertModel)
     assert type(part) is transformers.BertModel

@@ -12,7 +12,7 @@ from torch import nn
 import headprune
 from headprune.errors import EquivalenceError, HeadSelectionError, UnsupportedModelError
 from headprune.surgery.check import check_removable
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.units import FeedForward, Layout, Member, Site, all_sites, families, register_family
 from headprune.units.cutting.record import from_ranges, to_ranges
 from headprune.units.spec import ForwardNeeds
@@ -37,11 +37,11 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_neuron(case: str) -> None:
     model = ZOO["bert"].build()
-    cut(model, [(3, 2)])
+    remove_units(model, [(3, 2)])
     before = state_of(model)
     members, message = WRONG[case]
     with pytest.raises(HeadSelectionError, match=message):
-        cut(model, members)
+        remove_units(model, members)
     assert_unchanged(model, before)
 
 
@@ -94,7 +94,7 @@ def test_many_neurons_are_checked_in_one_go() -> None:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "phi3"])
 def test_a_failure_leaves_the_model_as_it_was(name: str) -> None:
     model = ZOO[name].build()
-    cut(model, scattered(model))
+    remove_units(model, scattered(model))
     before, kept, said = state_of(model), kept_units(model), outputs(model, ZOO[name].batch(1))
 
     def fail() -> None:
@@ -102,7 +102,7 @@ def test_a_failure_leaves_the_model_as_it_was(name: str) -> None:
         raise RuntimeError("stop")
 
     with pytest.raises(RuntimeError, match="stop"):
-        cut(model, first_layer(model), afterwards=fail)
+        remove_units(model, first_layer(model), afterwards=fail)
     assert_unchanged(model, before)
     assert kept_units(model) == kept
     again = outputs(model, ZOO[name].batch(1))
@@ -166,7 +166,7 @@ def test_a_module_of_ones_own(kind: Any) -> None:
     first, second = layers_of(model)
     size = sum(parameter.numel() for parameter in model.parameters())
     gone = [*((first.index, n) for n in range(20)), *((second.index, n) for n in (1, 4, 5))]
-    cut(model, gone, verify=tokens())
+    remove_units(model, gone, verify=tokens())
     assert [site.size for site in layers_of(model)] == [0, 17]
     scales = hasattr(model, "blocks") and model.blocks[0].scale is not None
     assert size - sum(parameter.numel() for parameter in model.parameters()) == 23 * (2 * 24 + 1 + scales)
@@ -254,6 +254,6 @@ def test_ranges(ids: list[int], text: str) -> None:
 
 def test_the_record_of_a_config() -> None:
     model = ZOO["bert"].build()
-    cut(model, [(4, 7), (4, 6), (0, 2), (5, 0)])
+    remove_units(model, [(4, 7), (4, 6), (0, 2), (5, 0)])
     assert model.config.pruned_neurons == {"1": "6-7", "2": "0"}
     assert model.config.pruned_heads == {"0": [2]}

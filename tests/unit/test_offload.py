@@ -14,7 +14,7 @@ import transformers
 import headprune
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.offload import input_device, is_offloaded, state_of
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from scoring import labelled
 from zoo import ZOO
 
@@ -110,7 +110,7 @@ def test_a_removal_that_fails_leaves_an_offloaded_model_as_it_was(tmp_path: Path
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        cut(model, HEADS, afterwards=fail)
+        remove_units(model, HEADS, afterwards=fail)
     assert same_state(model, ZOO["bert"].build())
     with torch.no_grad():
         assert torch.equal(model(**batch).logits, ZOO["bert"].build()(**batch).logits)

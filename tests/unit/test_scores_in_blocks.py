@@ -226,7 +226,7 @@ def test_a_removal_is_checked_without_its_logits(name: str) -> None:
         headprune.remove(model, [(0, 0), (0, 1), (1, 2), (1, 3)], verify=batch)
     assert set(made) == {1}
     other = built(name)
-    wrong = mock.patch("headprune.surgery.cut.take_out", return_value=None)
+    wrong = mock.patch("headprune.surgery.remove_units.slice_weights", return_value=None)
     with in_blocks(other), wrong, pytest.raises(EquivalenceError):
         headprune.remove(other, [(0, 0), (0, 1), (1, 2), (1, 3)], verify=batch)
 

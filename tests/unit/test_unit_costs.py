@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headprune.measure import costs, operations
 from headprune.measure.costs import flops, head_parameters, total_parameters, unit_bytes, unit_costs, unit_parameters
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.units import Site, all_sites, resolve
 from helpers import NO_NEURONS, families, flat
 from zoo import ZOO, Entry
@@ -23,7 +23,7 @@ def some(sites: Sequence[Site]) -> dict[int, int]:
 
 
 def without(model: Any, sites: Sequence[Site], numbers: dict[int, int]) -> None:
-    cut(model, flat(unit for site in sites for unit in site.units()[: numbers.get(site.index, 0)]))
+    remove_units(model, flat(unit for site in sites for unit in site.units()[: numbers.get(site.index, 0)]))
 
 
 def truth(model: Any, inputs: dict[str, torch.Tensor]) -> int:
@@ -64,7 +64,7 @@ def test_without_any_unit(name: str) -> None:
     sites = all_sites(model)
     dense, held = flops(model, sites, batch=batch), sum(head_parameters(model, site) for site in sites)
     parameters = total_parameters(model)
-    cut(model, flat(unit for site in sites for unit in site.units()))
+    remove_units(model, flat(unit for site in sites for unit in site.units()))
     empty = all_sites(model)
     assert truth(model, batch) == dense.total - dense.units_total
     assert parameters - total_parameters(model) == held

@@ -16,7 +16,7 @@ from headprune.hooks.attach import hooks
 from headprune.hooks.attention_implementation import attention_implementation
 from headprune.hooks.recorded_calls import Call, first_tensor
 from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
-from headprune.units.cutting.removal import take_out
+from headprune.units.cutting.removal import slice_weights
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import is_plain, is_transposed
 from headprune.units.members import Member
@@ -111,7 +111,7 @@ def _tried(
     for members, wanted in zip(patterns, expected, strict=True):
         undo = Undo(model)
         try:
-            take_out(model, [replace(site, index=0)], [Member(0, member.index) for member in members])
+            slice_weights(model, [replace(site, index=0)], [Member(0, member.index) for member in members])
             given = _outputs(model, site, call)
         except Exception as error:
             return f"its forward fails with fewer heads ({said(error)})"

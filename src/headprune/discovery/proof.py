@@ -17,7 +17,7 @@ from headprune.discovery.head_counts import close, silent_columns
 from headprune.discovery.influence import said
 from headprune.discovery.twin import Run
 from headprune.units.cutting.plan import plan
-from headprune.units.cutting.removal import remaining, take_out
+from headprune.units.cutting.removal import remaining, slice_weights
 from headprune.units.cutting.undo import Undo
 from headprune.units.members import Member, by_site
 from headprune.units.quirks import restructure
@@ -109,7 +109,7 @@ def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[Site], members:
         continued = [with_cache(model, run) for run in runs]
     undo = Undo(model)
     try:
-        take_out(model, sites, members)
+        slice_weights(model, sites, members)
         for run, expected in zip(runs, wanted, strict=True):
             if not _alike(expected, outcome(model, run)):
                 return f"removing {what} did not give what silencing them gives"
@@ -137,7 +137,7 @@ def reloading_fails(
     members = next(iter(reversed(everywhere(sites))), [])
     undo = Undo(model)
     try:
-        take_out(model, sites, members)
+        slice_weights(model, sites, members)
         wanted = [outcome(model, run) for run in runs]
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         again = fresh()

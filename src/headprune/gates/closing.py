@@ -11,7 +11,7 @@ from torch import nn
 from headprune.batches import rows_of
 from headprune.errors import EquivalenceError, GateError
 from headprune.hooks.outputs import evaluating, largest_difference, run
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.units import Member, Site
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import is_transposed
@@ -50,7 +50,7 @@ def close(gates: LearnedGates, verify: Mapping[str, Any] | None) -> Any:
 
     try:
         if closed:
-            cut(model, closed, verify=verify, afterwards=finish)
+            remove_units(model, closed, verify=verify, afterwards=finish)
         else:
             finish()
     except BaseException:

@@ -15,7 +15,7 @@ from headprune.errors import HeadpruneError, UnsupportedModelError
 from headprune.hooks.calls import UnfollowableError
 from headprune.hooks.logits import compared, few_logits
 from headprune.layerwise.walker import Walker
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task, task_of
 from headprune.units import Site, sites_of
 from headprune.units.dense import dense_class, dense_config, quiet, structure_of
@@ -53,7 +53,7 @@ def _removal_fails(twin: PreTrainedModel, sites: Sequence[Site], batch: Mapping[
     """Why units cannot be removed; layers that come from a disk are pruned where no model runs as a whole."""
     units = [site.units()[0] for site in sites if not site.obstacle and len(site.units()) > 1]
     try:
-        cut(twin, [member for unit in units for member in unit], sites=sites, verify=batch)
+        remove_units(twin, [member for unit in units for member in unit], sites=sites, verify=batch)
     except HeadpruneError as error:
         return f"on a small twin of it, {error}"
     return ""

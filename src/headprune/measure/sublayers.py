@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.recorded_calls import Call, Trace, copied, tracing
 from headprune.measure.timing import Timed
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.units import Member, Site
 
 ALL_COUNTS = 16  # units: up to so many, every number of them is timed
@@ -90,7 +90,7 @@ def with_units(model: PreTrainedModel, sites: Sequence[Site], left: dict[int, in
     """A copy with so many units left at these sites, the first ones. What is not cut shares its memory."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, dict(shared)).eval()
-    cut(twin, [member for index, count in left.items() for member in _beyond(sites[index], count)])
+    remove_units(twin, [member for index, count in left.items() for member in _beyond(sites[index], count)])
     return twin
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headprune.measure.costs import megabytes
 from headprune.measure.inspection import Inspection, inspect
 from headprune.papers.paper import MODELS, PAPER, PaperModel
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 
 Cell = str | int | float | None  # a float is shown with two decimals, None as a dash
 
@@ -70,7 +70,7 @@ def measure(paper: PaperModel) -> tuple[Inspection, Inspection]:
     model = paper.build()
     before = inspect(model)
     heads = [head for site in before.sites for unit in site.units() for head in unit]
-    cut(model, heads[: paper.removed])
+    remove_units(model, heads[: paper.removed])
     return before, inspect(model)
 
 

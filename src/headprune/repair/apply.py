@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from headprune import distributed
 from headprune.errors import DataError
 from headprune.hooks.offload import put, stored
-from headprune.repair.regression import BUDGETS_ONLY, SITE_RIDGES, Compensation, Repair, Sums, fit
+from headprune.repair.regression import BUDGETS_ONLY, SITE_RIDGES, Repair, RepairKind, Sums, fit
 from headprune.signals.moments import Moments, gather
 from headprune.tasks import Task
 from headprune.units import Member, Site, by_site, resolve
@@ -22,12 +22,12 @@ from headprune.units.linear import is_transposed
 log = logging.getLogger(__name__)
 
 
-def check_compensation(
+def check_repair(
     word: str, model: PreTrainedModel | None = None, *, published: bool = False, budget: bool = True
-) -> Compensation:
+) -> RepairKind:
     """The word, unless it is none of ours or can do nothing for this model; a published method goes without then.
     Without a `budget` there are fewer."""
-    known = [own for own in get_args(Compensation) if budget or own not in BUDGETS_ONLY]
+    known = [own for own in get_args(RepairKind) if budget or own not in BUDGETS_ONLY]
     if word not in known:
         raise DataError(f"There is no compensation {word!r}; choose one of {', '.join(known)}.")
     if word == "mean" and model is not None:
@@ -39,14 +39,14 @@ def check_compensation(
             raise DataError(
                 "repair='mean' moves means into output biases, and this model has none; use 'lstsq' or 'none'."
             )
-    return cast(Compensation, word)
+    return cast(RepairKind, word)
 
 
 def plan_repairs(
     model: PreTrainedModel,
     sites: Sequence[Site],
     members: Iterable[Member],
-    compensate: Compensation,
+    kind: RepairKind,
     batches: Iterable[Mapping[str, Any]],
     task: Task,
     moments: Mapping[int, Moments] | None = None,
@@ -56,12 +56,12 @@ def plan_repairs(
     `moments` are those of this model on these batches, where somebody has them already.
     """
     going = by_site(members)
-    if compensate == "none":
+    if kind == "none":
         return []
     seen = gather(model, [sites[index] for index in going], batches, task) if moments is None else moments
     return distributed.on_main(
         lambda: [
-            plan_repair(model, sites[index], ids, compensate, seen.get(index), SITE_RIDGES)
+            plan_repair(model, sites[index], ids, kind, seen.get(index), SITE_RIDGES)
             for index, ids in sorted(going.items())
         ]
     )
@@ -71,7 +71,7 @@ def plan_repair(
     model: PreTrainedModel,
     site: Site,
     gone: Sequence[int],
-    compensate: Compensation,
+    kind: RepairKind,
     moments: Moments | None,
     ridges: tuple[float, ...],
 ) -> Repair:
@@ -92,7 +92,7 @@ def plan_repair(
     removed[site.columns(site.position(member) for member in gone)] = True
     weight, bias = output_map(model, site)
     sums = Sums.of_removal(weight, removed, moments)
-    return fit(weight[:, ~removed], bias, sums, compensate, ridges=ridges, site=site.index)
+    return fit(weight[:, ~removed], bias, sums, kind, ridges=ridges, site=site.index)
 
 
 def output_map(model: PreTrainedModel, site: Site) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -24,7 +24,7 @@ from headprune.layerwise.activation_store import ActivationStore
 from headprune.layerwise.check import is_walkable
 from headprune.layerwise.site_passes import SitePasses
 from headprune.repair.front_to_back import Target, repair_front_to_back
-from headprune.repair.regression import Compensation, Repair
+from headprune.repair.regression import Repair, RepairKind
 from headprune.signals.moments import real_outputs
 from headprune.signals.objectives import start_backward
 from headprune.signals.sensitivity import token_weights
@@ -171,10 +171,10 @@ class DenseTargets:
             targets[index].streams = None if bare else targets[index].streams
         return targets
 
-    def repair(self, model: PreTrainedModel, sites: Sequence[Site], compensate: Compensation) -> list[Repair]:
+    def repair(self, model: PreTrainedModel, sites: Sequence[Site], kind: RepairKind) -> list[Repair]:
         """Repair all sites of the model as it is now."""
         passes = SitePasses(model, sites, self.batches, self.task, walkable=self.walkable)
-        return repair_front_to_back(model, sites, self.targets, passes, compensate)
+        return repair_front_to_back(model, sites, self.targets, passes, kind)
 
 
 def _weights(squares: Sequence[torch.Tensor], numbers: Sequence[int]) -> list[torch.Tensor]:

@@ -23,16 +23,16 @@ from headprune.layerwise.check import is_walkable
 from headprune.layerwise.site_passes import SitePasses
 from headprune.layerwise.site_tokens import SiteInputs
 from headprune.repair.apply import apply_repair, output_map, owners_of, plan_repair
-from headprune.repair.regression import DENSE_RIDGES, SITE_RIDGES, Compensation, Repair, Sums, fit, sums_of_all
+from headprune.repair.regression import DENSE_RIDGES, SITE_RIDGES, Repair, RepairKind, Sums, fit, sums_of_all
 from headprune.signals.moments import FOLDS, Gathering
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task
 from headprune.units import Member, Site, by_site
 
 log = logging.getLogger(__name__)
 
 # Of how far the stream is off already, the part that a site is to make good: ours, and what the papers of others do.
-CATCH_UP: dict[Compensation, float] = {"dense": 0.75, "scale": 1.0}
+CATCH_UP: dict[RepairKind, float] = {"dense": 0.75, "scale": 1.0}
 
 
 @dataclass
@@ -51,7 +51,7 @@ def repair_front_to_back(
     sites: Sequence[Site],
     targets: Mapping[int, Target],
     inputs: SiteInputs,
-    compensate: Compensation = "dense",
+    kind: RepairKind = "dense",
     *,
     ridges: tuple[float, ...] = DENSE_RIDGES,
     precision: torch.dtype = torch.float64,
@@ -59,7 +59,7 @@ def repair_front_to_back(
     """Repair these sites in the order of `targets`, what the dense model gives at each, batch after batch; the
     sums that this rests on are kept in this `precision`."""
     repairs = []
-    if compensate == "none":
+    if kind == "none":
         return []
     for index in targets:
         site = sites[index]
@@ -69,9 +69,9 @@ def repair_front_to_back(
             continue
         # Which tokens an expert is given depends on what was pruned before it, so there is nothing to compare with.
         routed = targets[index].routed
-        catch_up = CATCH_UP[compensate]
+        catch_up = CATCH_UP[kind]
         sums = None if routed else _gathered(model, inputs, site, targets[index], catch_up, precision)
-        repair = distributed.on_main(functools.partial(_planned, model, site, sums, compensate, ridges, routed))
+        repair = distributed.on_main(functools.partial(_planned, model, site, sums, kind, ridges, routed))
         apply_repair(model, site, repair)
         repairs.append(repair)
     return repairs
@@ -81,7 +81,7 @@ def _planned(
     model: PreTrainedModel,
     site: Site,
     sums: Sums | None,
-    compensate: Compensation,
+    kind: RepairKind,
     ridges: tuple[float, ...],
     routed: bool,
 ) -> Repair:
@@ -92,7 +92,7 @@ def _planned(
     weight, bias = output_map(model, site)
     units = torch.empty(weight.shape[1], dtype=torch.long)
     units[site.columns(range(site.size))] = torch.arange(weight.shape[1]) // (site.width * site.group)
-    return fit(weight, bias, sums, compensate, ridges=ridges, units=units, site=site.index)
+    return fit(weight, bias, sums, kind, ridges=ridges, units=units, site=site.index)
 
 
 def _gathered(
@@ -122,7 +122,7 @@ def remove_front_to_back(
     members: Sequence[Member],
     batches: Sequence[Mapping[str, Any]],
     task: Task,
-    compensate: Compensation = "lstsq",
+    kind: RepairKind = "lstsq",
     verify: Mapping[str, Any] | None = None,
 ) -> list[Repair]:
     """Remove these members in the order in which their sites run, as ZipLM and OSSCAR do: each output map (or, by the
@@ -133,7 +133,7 @@ def remove_front_to_back(
     passes = SitePasses(model, sites, batches, task, walkable=is_walkable(model, sites, batches, task))
     for index in running_order(model, [sites[index] for index in going], batches[0], task):
         gone = [Member(index, member) for member in going[index]]
-        repairs.append(remove_from_site(model, sites[index], gone, passes, compensate, verify=verify))
+        repairs.append(remove_from_site(model, sites[index], gone, passes, kind, verify=verify))
         verify = None  # all sites are cut alike
     return repairs
 
@@ -143,7 +143,7 @@ def remove_from_site(
     site: Site,
     members: Sequence[Member],
     inputs: SiteInputs,
-    compensate: Compensation = "lstsq",
+    kind: RepairKind = "lstsq",
     *,
     verify: Mapping[str, Any] | None = None,
     ridges: tuple[float, ...] = SITE_RIDGES,
@@ -156,8 +156,8 @@ def remove_from_site(
             gathering.add(site.index, tokens.columns, tokens.samples)
     moments = gathering.moments().get(site.index)
     gone = [member.index for member in members]
-    repair = distributed.on_main(lambda: plan_repair(model, site, gone, compensate, moments, ridges))
-    cut(model, members, verify=verify)
+    repair = distributed.on_main(lambda: plan_repair(model, site, gone, kind, moments, ridges))
+    remove_units(model, members, verify=verify)
     apply_repair(model, site, repair)
     return repair
 

@@ -17,7 +17,7 @@ import torch
 from headprune import distributed
 from headprune.signals.moments import FOLDS, Moments
 
-Compensation = Literal["lstsq", "mean", "none", "dense", "scale"]
+RepairKind = Literal["lstsq", "mean", "none", "dense", "scale"]
 LEAST_SQUARES = ("lstsq", "dense")
 BUDGETS_ONLY = ("dense", "scale")  # aim at the dense model, front to back through all sites, as only budgets do
 # Ridge terms to choose from, relative to the mean square of the inputs. What a site gave itself can be expressed to any
@@ -44,7 +44,7 @@ class Repair:
     """
 
     site: int
-    kind: Compensation
+    kind: RepairKind
     error_without: float | None  # both None where nothing could be measured
     error: float | None
     weight: torch.Tensor | None = None  # [out x kept columns]: the new output projection
@@ -180,7 +180,7 @@ def fit(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     sums: Sums,
-    repair: Compensation,
+    repair: RepairKind,
     *,
     ridges: tuple[float, ...] = SITE_RIDGES,
     units: torch.Tensor | None = None,
@@ -193,7 +193,7 @@ def fit(
     least squares gives way to the mean, and the mean to nothing.
     """
     without = sums.error()
-    candidates: dict[Compensation, Callable[[], Change | None]] = {}
+    candidates: dict[RepairKind, Callable[[], Change | None]] = {}
     if repair in LEAST_SQUARES and weight.shape[1]:
         candidates[repair] = lambda: least_squares(sums, ridges, centred=bias is not None)
     if repair == "scale" and weight.shape[1]:

@@ -13,11 +13,11 @@ from headprune.errors import DataError, HeadSelectionError, UnsupportedModelErro
 from headprune.hooks.logits import compared
 from headprune.hooks.offload import is_offloaded
 from headprune.measure.inputs import made_up
-from headprune.repair.apply import apply_repairs, check_compensation, plan_repairs
-from headprune.repair.regression import BUDGETS_ONLY, Compensation, Repair
+from headprune.repair.apply import apply_repairs, check_repair, plan_repairs
+from headprune.repair.regression import BUDGETS_ONLY, Repair, RepairKind
 from headprune.signals.moments import Moments
 from headprune.surgery.check import check_removable
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task, task_of
 from headprune.units import Member, Site, all_sites, as_members, resolve
 from headprune.units.cutting.removal import remaining
@@ -34,9 +34,9 @@ def remove(
     *,
     neurons: Iterable[tuple[int, int]] = (),
     verify: Mapping[str, Any] | None = None,
-    repair: Compensation = "none",
+    repair: RepairKind = "none",
     batches: Iterable[Mapping[str, Any]] | None = None,
-    compensate: Compensation | None = None,
+    compensate: RepairKind | None = None,
 ) -> PreTrainedModel:
     """Take heads, neurons or both out of the weights, in place, and return the model.
 
@@ -55,22 +55,22 @@ def remove(
     refuse_quantized(model, "pruned")
     chosen_heads, chosen_neurons = as_members(heads), as_members(neurons, "neuron")
     sites = _checked_sites(model, chosen_heads, chosen_neurons)
-    if check_compensation(repair) in BUDGETS_ONLY:
+    if check_repair(repair) in BUDGETS_ONLY:
         raise DataError(f"repair={repair!r} goes with a budget of prune; use 'lstsq', 'mean' or 'none' here.")
     if repair != "none" and batches is None:
         raise DataError(f"repair={repair!r} needs calibration data; give it as batches=[...].")
     chosen = [*chosen_heads, *chosen_neurons]
 
-    def take_out(batch: Mapping[str, Any] | None) -> bool:
+    def remove_now(batch: Mapping[str, Any] | None) -> bool:
         remove_and_repair(model, sites, chosen, verify=batch, repair=repair, batches=batches or ())
         return True
 
     going = remaining(sites, chosen)
     if verify is None and _needs_verification(model, [sites[index] for index in going]):
         batch = next(iter(batches), None) if isinstance(batches, Sequence) else None
-        _verified_once(model, sites, going, batch, take_out)
+        _verified_once(model, sites, going, batch, remove_now)
     else:
-        take_out(verify)
+        remove_now(verify)
     return model
 
 
@@ -101,7 +101,7 @@ def _verified_once(
     sites: Sequence[Site],
     kept: Mapping[int, Sequence[int]],
     batch: Mapping[str, Any] | None,
-    take_out: Callable[[Mapping[str, Any] | None], bool],
+    remove_now: Callable[[Mapping[str, Any] | None], bool],
 ) -> None:
     """Verify the removal on two samples of the batch, or made-up ones, unless one of its sort was verified for this
     class and config before."""
@@ -114,12 +114,12 @@ def _verified_once(
         inputs = _made_up_batch(model) if batch is None else task_of(model).inputs(rows_of(batch, slice(0, 2)))
         if not all(bool(output.isfinite().all()) for output in compared(model, inputs)):
             return None  # what is not finite proves nothing
-        gone = take_out(inputs)
+        gone = remove_now(inputs)
         return gone
 
     remembered(dense_class(model), f"removal {sorts} {entry} {structure_of(model.config)}", verified)
     if not gone:
-        take_out(None)
+        remove_now(None)
 
 
 def _made_up_batch(model: PreTrainedModel) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def remove_and_repair(
     members: Sequence[Member],
     *,
     verify: Mapping[str, Any] | None = None,
-    repair: Compensation = "none",
+    repair: RepairKind = "none",
     batches: Iterable[Mapping[str, Any]] = (),
     moments: Mapping[int, Moments] | None = None,
     task: Task | None = None,
@@ -145,5 +145,5 @@ def remove_and_repair(
     if not members:
         return []
     repairs = plan_repairs(model, sites, members, repair, batches, task or task_of(model), moments)
-    cut(model, members, sites=sites, verify=verify, afterwards=lambda: apply_repairs(model, sites, repairs))
+    remove_units(model, members, sites=sites, verify=verify, afterwards=lambda: apply_repairs(model, sites, repairs))
     return repairs

@@ -18,7 +18,7 @@ from headprune.measure.at_budget import AtBudget, compared_at_budget
 from headprune.measure.comparing import Comparison, compared
 from headprune.measure.curves import weighted_area
 from headprune.measure.trajectory import Step
-from headprune.repair.regression import Compensation
+from headprune.repair.regression import RepairKind
 from headprune.report.loading import COMPARISON, curve_of, load_runs
 from headprune.report.page import write_report
 from headprune.report.words import verdict_of
@@ -103,7 +103,7 @@ def with_alpha(names: Sequence[str], alpha: float) -> list[str]:
     return changed
 
 
-def check_sweep(names: Sequence[str], repair: str) -> Compensation:
+def check_sweep(names: Sequence[str], repair: str) -> RepairKind:
     """A sweep needs hies once, before anything runs; the compensation that hies has there."""
     found = [combination(name, repair)[1] for name in names if isinstance(make(split_suffix(name)[0]), Hies)]
     if len(found) != 1:

@@ -23,7 +23,7 @@ from headprune.measure.metrics import choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.savings import savings, shares
 from headprune.measure.trajectory import Step, plain
-from headprune.repair.apply import check_compensation
+from headprune.repair.apply import check_repair
 from headprune.report.card import model_card
 from headprune.report.exports import forget_exports
 from headprune.report.page import write_report
@@ -125,7 +125,7 @@ def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None
     if experiment.schedule == "layerwise":
         check_prunable(experiment, model, task)
     refuse_unreachable(model, experiment)
-    check_compensation(experiment.repair, model, published=experiment.method is not None)
+    check_repair(experiment.repair, model, published=experiment.method is not None)
     sample = Quality(task)
     with torch.no_grad(), evaluating(model):
         (batch,) = evaluated.select([0]).batches(1)

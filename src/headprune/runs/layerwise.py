@@ -35,7 +35,7 @@ from headprune.store.configs import stored_dtype
 from headprune.store.files import write_text
 from headprune.store.layer_files import LayerFiles, scratch_folder
 from headprune.store.places import model_folder
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task
 from headprune.units import Member, kept_mask, sites_of
 from headprune.units.cutting.record import from_ranges, to_ranges
@@ -103,7 +103,7 @@ def _measured(
     steps: list[Step] = []
     for removal, quality in ((Removal(), dense), (removal_of(layers), pruned)):
         if removal.members:
-            cut(structure, removal.members)
+            remove_units(structure, removal.members)
         sites, measured = sites_of(structure, experiment.units), metric.of(quality, dense)
         steps.append(describe(structure, sites, experiment.units, len(steps), removal, quality, dense, measured))
     for step in steps[len(run.steps) :]:
@@ -158,7 +158,7 @@ class LayerFolder(LayerFiles):
 
     def restore(self, pruned: PrunedLayer) -> None:
         if pruned.removed:
-            cut(self.model, pruned.removed)
+            remove_units(self.model, pruned.removed)
         self.read(pruned.layer)
 
     def keep(self, pruned: PrunedLayer) -> None:

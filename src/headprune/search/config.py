@@ -18,7 +18,7 @@ from headprune.errors import ScheduleError, warn_renamed
 # is made.
 if TYPE_CHECKING:
     from headprune.measure.metrics import MetricFunction
-    from headprune.repair.regression import Compensation
+    from headprune.repair.regression import RepairKind
     from headprune.search.budget import Budget, Measure
     from headprune.search.step_rule import StepRule
     from headprune.search.stop import Stop
@@ -85,12 +85,12 @@ class PruneConfig:
         None,
         f"Name as in `headprune criteria`; by default {defaults.CRITERION}, for budgets {defaults.BUDGET_CRITERION}.",
     )
-    repair: Compensation = option(
+    repair: RepairKind = option(
         None,
         "What makes up for removed units: 'lstsq' (those that stay at the site, by least squares to what it gave), "
         "'mean' (its output bias) or 'none'; with budgets also 'dense' (least squares towards the dense model) and "
-        f"'scale' (a factor per unit towards it). {defaults.COMPENSATION} by default, with budgets "
-        f"{defaults.BUDGET_COMPENSATION}, or what the method has.",
+        f"'scale' (a factor per unit towards it). {defaults.REPAIR} by default, with budgets "
+        f"{defaults.BUDGET_REPAIR}, or what the method has.",
     )
     keep: float | int | None = option(
         None, "Stop at this share (0.5) or number (36) of heads left.", parse=parse_keep, stops=True
@@ -210,7 +210,7 @@ class PruneConfig:
         decide("units", as_kinds(self.units or ("heads,neurons" if both else "heads")), given=True)
         decide("schedule", "rounds" if budgeted or "neurons" in self.units else "greedy")
         budget = self.schedule in ("rounds", "layerwise")
-        decide("repair", defaults.BUDGET_COMPENSATION if budget else defaults.COMPENSATION)
+        decide("repair", defaults.BUDGET_REPAIR if budget else defaults.REPAIR)
         decide("rounds", defaults.ROUNDS)
         decide("memory", memory.DEFAULT if self.memory is None else memory.parse_memory(self.memory), given=True)
         decide("widths", defaults.WIDTHS)
@@ -224,7 +224,7 @@ class PruneConfig:
 
     def _check(self) -> None:
         from headprune.criteria.kinds import check_kinds
-        from headprune.repair.apply import check_compensation
+        from headprune.repair.apply import check_repair
         from headprune.repair.regression import BUDGETS_ONLY
         from headprune.search.rescore import EVERY
         from headprune.tasks.checks import check_labels_word
@@ -232,7 +232,7 @@ class PruneConfig:
         if self.schedule not in SCHEDULES:
             raise ScheduleError(f"There is no schedule {self.schedule!r}; choose one of {', '.join(SCHEDULES)}.")
         check_kinds([self.criterion], self.units)
-        if check_compensation(self.repair) in BUDGETS_ONLY and self.schedule not in ("rounds", "layerwise"):
+        if check_repair(self.repair) in BUDGETS_ONLY and self.schedule not in ("rounds", "layerwise"):
             raise ScheduleError(
                 f"repair={self.repair!r} goes with a budget; give one, such as keep_flops=0.5, or use 'lstsq'."
             )

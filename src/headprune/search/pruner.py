@@ -20,7 +20,7 @@ from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.trajectory import Step
-from headprune.repair.apply import check_compensation
+from headprune.repair.apply import check_repair
 from headprune.search.budget import left_after
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.memory import cache_bytes
@@ -106,7 +106,7 @@ class Pruner:
         calibration = list(checked_batches(batches))
         if not calibration:
             raise DataError("There are no calibration batches; give at least one.")
-        check_compensation(config.repair, model, published=config.method is not None)
+        check_repair(config.repair, model, published=config.method is not None)
         self.observers = list(observers)
         self.known = list(known)
         self.metric: Metric | None = None

@@ -11,7 +11,7 @@ from headprune.repair.front_to_back import remove_front_to_back
 from headprune.repair.remove import remove_and_repair
 from headprune.search.schedules.layerwise import prune_layers
 from headprune.search.schedules.schedule import Removal, RunState
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.units import sites_of
 
 Inputs = Mapping[str, Any]
@@ -55,7 +55,7 @@ class RepairedModel:
         if repair != "none" and self.dense is None:
             weighted = repair == "dense"  # ours alone asks which tokens the logits depend on
             self.dense = DenseTargets(model, run.sites, run.calibration, run.task, weighted=weighted)
-        cut(model, members, sites=run.sites, verify=verify)
+        remove_units(model, members, sites=run.sites, verify=verify)
         if self.dense is None:
             return removal
         return replace(removal, repairs=self.dense.repair(model, sites_of(model, run.config.units), repair))

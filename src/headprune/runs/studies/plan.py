@@ -11,8 +11,8 @@ from typing import Any
 from headprune.criteria import make
 from headprune.criteria.registry import split_suffix
 from headprune.errors import CriterionError
-from headprune.repair.apply import check_compensation
-from headprune.repair.regression import Compensation
+from headprune.repair.apply import check_repair
+from headprune.repair.regression import RepairKind
 from headprune.runs.studies.asked import Study
 from headprune.search.config import VERB_DEFAULTS, Experiment
 
@@ -140,10 +140,10 @@ def expand(criteria: Sequence[str], repair: str = "none", *, budget: bool = Fals
     return names
 
 
-def combination(spec: str, repair: str, *, budget: bool = False) -> tuple[str, Compensation]:
+def combination(spec: str, repair: str, *, budget: bool = False) -> tuple[str, RepairKind]:
     """The full name of a criterion and its compensation: its own, as in "gnorm+lstsq", or `repair`."""
     criterion, suffix = split_suffix(spec)
-    own = check_compensation(suffix[1:] if suffix else repair, budget=budget)
+    own = check_repair(suffix[1:] if suffix else repair, budget=budget)
     return str(make(criterion)), own
 
 

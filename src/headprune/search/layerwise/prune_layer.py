@@ -15,7 +15,7 @@ from headprune.repair.front_to_back import Target, remove_from_site, repair_fron
 from headprune.repair.regression import DENSE_RIDGES, FEW_RIDGES, SITE_RIDGES, Repair
 from headprune.search.config import PruneConfig
 from headprune.search.layerwise.choose import choose_units, precision_for
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.units import Member, Site, sites_of
 
 
@@ -66,7 +66,7 @@ class LayerPruner:
         if self.config.repair in ("lstsq", "mean"):
             return gone, self._removed_by_itself(site, gone)
         if gone:
-            cut(self.model, gone)
+            remove_units(self.model, gone)
         sites = sites_of(self.model, self.config.units)
         precision = precision_for(sites[index])
         ridges = DENSE_RIDGES if precision == torch.float64 else FEW_RIDGES

@@ -21,7 +21,7 @@ def remaining(sites: Sequence[Site], members: Sequence[Member]) -> dict[int, lis
     return {index: [member for member in sites[index].kept if member not in ids] for index, ids in going.items()}
 
 
-def take_out(
+def slice_weights(
     model: nn.Module,
     sites: Sequence[Site],
     members: Sequence[Member],

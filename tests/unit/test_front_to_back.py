@@ -11,7 +11,7 @@ from headprune.repair.dense_targets import DenseTargets
 from headprune.repair.front_to_back import remove_front_to_back, running_order
 from headprune.repair.regression import DENSE_RIDGES, Repair, Sums, fit
 from headprune.signals.sensitivity import FLOOR, token_weights
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.tasks import task_of
 from headprune.units import Member, all_sites
 from zoo import ZOO
@@ -128,7 +128,7 @@ def pruned(name: str) -> tuple:
     sites = all_sites(model)
     dense = DenseTargets(model, sites, batches, task)
     gone = [m for site in sites for unit in site.units()[::2] for m in unit if site.size > site.group]
-    cut(model, gone)
+    remove_units(model, gone)
     return model, batches, task, dense
 
 
@@ -221,7 +221,7 @@ def test_a_site_without_units_gives_what_the_dense_one_gave_on_average() -> None
     dense = DenseTargets(model, sites, batches, task, weighted=False)
     empty = sites[-1]
     wanted = torch.cat(list(dense.targets[empty.index].outputs))
-    cut(model, [Member(empty.index, member) for member in empty.kept])
+    remove_units(model, [Member(empty.index, member) for member in empty.kept])
     dense.targets = {empty.index: dense.targets[empty.index]}  # with all before it as it was
     dense.repair(model, all_sites(model), "dense")
     assert torch.allclose(model.get_submodule(empty.o).bias, wanted.mean(0), atol=1e-5)

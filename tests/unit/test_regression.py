@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import headprune
 from headprune.errors import DataError
 from headprune.repair import regression as regression_module
-from headprune.repair.regression import SITE_RIDGES, Compensation, Repair, Sums, best_ridge, fit, least_squares
+from headprune.repair.regression import SITE_RIDGES, Repair, RepairKind, Sums, best_ridge, fit, least_squares
 from headprune.signals.moments import Moments, gather
 from helpers import outputs
 from runs import counted_calls
@@ -36,7 +36,7 @@ def solve(
     bias: torch.Tensor | None,
     moments: Moments,
     removed: torch.Tensor,
-    word: Compensation,
+    word: RepairKind,
     site: int = 0,
 ) -> Repair:
     """The repair of a site that loses these columns of its weight."""

@@ -16,12 +16,12 @@ from headprune.hooks.offload import input_device, is_dispatched
 from headprune.hooks.outputs import largest_difference
 from headprune.surgery.check import check_removable
 from headprune.units import Member, Site, all_sites, as_members, survey, widest
-from headprune.units.cutting.removal import remaining, take_out
+from headprune.units.cutting.removal import remaining, slice_weights
 from headprune.units.cutting.undo import Undo
 from headprune.units.quirks import QUIRKS
 
 
-def cut(
+def remove_units(
     model: PreTrainedModel,
     members: Iterable[tuple[int, int]],
     *,
@@ -48,7 +48,7 @@ def cut(
     _refuse_wrapped(model, sites, remaining(sites, chosen))
     undo = Undo(model)
     try:
-        take_out(model, sites, chosen)
+        slice_weights(model, sites, chosen)
         if expected is not None and verify is not None:
             difference, tolerance = largest_difference(expected, _outputs_without(model, verify))
             if not difference <= tolerance:

@@ -11,7 +11,7 @@ from headprune.measure.latency import Curve, LatencyTable
 from headprune.search import stopwatch
 from headprune.search.budget import units
 from headprune.search.stopwatch import Stopwatch
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.units import Member, all_sites
 from zoo import ZOO
 
@@ -52,7 +52,7 @@ def test_the_clock_says_how_far_the_table_is_off(watch: Stopwatch, monkeypatch: 
     """Of several turns the shortest counts, relative to the dense model in the same turns."""
     model = copy.deepcopy(watch.dense)
     first = all_sites(model)[0]
-    cut(model, [Member(0, head) for head in first.kept])
+    remove_units(model, [Member(0, head) for head in first.kept])
     seen: dict[str, Any] = {}
 
     def turns(runs: Any, repeats: int, clock: Any) -> dict[str, list[float]]:
@@ -71,5 +71,5 @@ def test_the_clock_says_how_far_the_table_is_off(watch: Stopwatch, monkeypatch: 
 def test_the_dense_model_is_one_of_its_own(watch: Stopwatch) -> None:
     model = ZOO["bert"].build()
     own = Stopwatch(model, 1, 9, None)
-    cut(model, [Member(0, 0)])
+    remove_units(model, [Member(0, 0)])
     assert all_sites(own.dense)[0].size == all_sites(model)[0].size + 1

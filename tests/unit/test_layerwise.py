@@ -27,7 +27,7 @@ from headprune.search.layerwise.prune_layer import PrunedLayer
 from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.store.checkpoint import save_weights_of
 from headprune.store.layer_files import LayerFiles, load_on_disk
-from headprune.surgery.cut import cut
+from headprune.surgery.remove_units import remove_units
 from headprune.tasks import task_of
 from headprune.units import sites_of
 from zoo import ZOO
@@ -57,7 +57,7 @@ def by_whole_passes(
         count = len(sites[index].units()) - keep[index]
         gone = choose_units(settings.criterion, model, sites, sites[index], passes, count)
         if gone:
-            cut(model, gone)
+            remove_units(model, gone)
         sites = sites_of(model, KINDS)
         towards = {index: dense.targets[index]}
         repair_front_to_back(model, sites, towards, passes, "dense", precision=precision_for(sites[index]))
