@@ -75,6 +75,7 @@ def _site_of(dense: DenseSite, index: int, gone: tuple[int, ...], stack: Any, ap
     columns = {column: place for place, column in enumerate(axes[-1].left(units))}
     order = tuple(columns[column] for head in kept for column in found.members[head])
     site = Site(
+        proven=True,
         kind="heads",
         index=index,
         path=dense.path,

@@ -93,7 +93,7 @@ def _checked_sites(model: PreTrainedModel, heads: list[Member], neurons: list[Me
 def _needs_verification(model: PreTrainedModel, sites: Sequence[Site]) -> bool:
     """Whether nobody has shown yet that removal is exact; without weights there is nothing to compute with."""
     shapes_only = any(parameter.is_meta for parameter in model.parameters()) and not is_offloaded(model)
-    return not shapes_only and any(site.family != "measured" for site in sites)
+    return not shapes_only and any(not site.proven for site in sites)
 
 
 def _verified_once(
