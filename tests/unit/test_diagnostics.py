@@ -34,12 +34,12 @@ def gradients(model: Any, batches: list[Any], name: str) -> dict[tuple[int, str]
     found: dict[tuple[int, str], dict[int, torch.Tensor]] = {}
     for site in oracle.sites:
         for role in "qkv":
-            projection = getattr(site, role)
-            rows = weights[projection.module]
+            axis = site.roles[role]
+            rows = weights[axis.module]
             width = 1 if role == "q" else site.group
-            for position in range(projection.heads):
+            for position in range(len(axis.units)):
                 own = found.setdefault((site.index, role), {})
-                own[site.kept[position * width] // width] = rows[projection.rows([position])].clone()
+                own[site.kept[position * width] // width] = rows[axis.indices([position])].clone()
     return found
 
 

@@ -120,8 +120,8 @@ def test_sites_are_resolved_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None
     """Before the first step, and when the units of a step have gone; all else is handed on."""
     model, surveyed = ZOO["bert"].build(), list[Any]()
     module: Any = importlib.import_module("headprune.units.resolve")  # whose name is that of a function, too
-    expose = module.expose
-    monkeypatch.setattr(module, "expose", lambda own: (surveyed.append(own), expose(own))[1])
+    read = module.attention_sites
+    monkeypatch.setattr(module, "attention_sites", lambda own, family: (surveyed.append(own), read(own, family))[1])
     evaluation = [labelled(ZOO["bert"], 2)]
     pruner = Pruner(model, [labelled(ZOO["bert"], 0)], PruneConfig(rescore="every"), evaluation=evaluation)
     next(pruner)

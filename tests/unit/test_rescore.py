@@ -22,11 +22,13 @@ from headprune.search.pruner import Pruner
 from headprune.search.settings import command_words
 from headprune.search.step_rule import StepRule
 from headprune.units import Member, Site
+from headprune.units.spec import ForwardNeeds
 from runs import material
 from scoring import labelled
 from zoo import ZOO
 
 SITES, HEADS = 4, 8
+EMPTIABLE = ForwardNeeds(empty="nothing")
 
 
 def batches(*seeds: int) -> list[Any]:
@@ -42,7 +44,7 @@ def made_sites(gone: torch.Tensor) -> list[Any]:
     kept = [[head for head in range(HEADS) if not gone[site, head]] for site in range(SITES)]
     units = {"width": 1, "group": 1, "original": HEADS}
     return [
-        Site(kind="neurons", index=site, path=f"{site}", o=f"{site}.o", kept=tuple(heads), **units)
+        Site(kind="neurons", index=site, path=f"{site}", o=f"{site}.o", kept=tuple(heads), needs=EMPTIABLE, **units)
         for site, heads in enumerate(kept)
     ]
 

@@ -125,6 +125,12 @@ class Inverted(Criterion):
         self.name = INVERSE + inner.name  # type: ignore[misc]
         self.reference, self.use = inner.reference, f"the opposite order of {inner.name}, as a control"  # type: ignore[misc]
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Inverted) and other.inner == self.inner
+
+    def __hash__(self) -> int:
+        return hash((Inverted, self.inner))
+
     def requests(self) -> tuple[Request, ...]:
         return self.inner.requests()
 

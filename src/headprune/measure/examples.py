@@ -17,6 +17,7 @@ CONTENT = (
 )
 
 Inputs = dict[str, torch.Tensor]
+CHOICES = 2  # of a question with several answers
 
 
 def default_tokens(model: PreTrainedModel) -> int:
@@ -49,6 +50,7 @@ def example_inputs(model: PreTrainedModel, tokens: int | None) -> Iterator[Input
         yield {**text, **image, **decoder}
     if text:
         yield {**text, **decoder}
+        yield {name: ids.unsqueeze(1).expand(-1, CHOICES, -1) for name, ids in text.items()}  # multiple choice
 
 
 def like(model: PreTrainedModel, batch: Mapping[str, Any]) -> Iterator[Inputs]:

@@ -47,7 +47,7 @@ def _filled(model: PreTrainedModel, shapes: dict[str, torch.Tensor], batch_size:
     if "input_ids" in batch and "attention_mask" in taken:
         mask = torch.ones_like(batch["input_ids"])
         if batch_size > 1:  # batches of texts are padded, and a mask has its price
-            mask[-1, -1] = 0
+            mask[-1, ..., -1] = 0
         batch["attention_mask"] = mask
     if "use_cache" in taken:
         batch["use_cache"] = False

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from headprune import distributed
 from headprune.errors import DataError, ReplayError, UnsupportedModelError
 from headprune.measure.evaluator import Evaluator
-from headprune.measure.metrics import Metric, choose_metric
+from headprune.measure.metrics import Measured, Metric, choose_metric
 from headprune.measure.quality import Quality
 from headprune.measure.trajectory import Step
 from headprune.repair.apply import check_repair
@@ -175,7 +175,7 @@ class Pruner:
         measured = self.metric.of(dense, dense)
         self.config.stop.check(self.metric, measured.value, measured.outcomes)
         if not self.known:
-            return self._record(Removal(), dense, started)
+            return self._record(Removal(), dense, measured, started)
         self._check_start(measured.value)
         self.replay(self.known)
         self.state.steps = list(self.known)
@@ -201,7 +201,9 @@ class Pruner:
         removal = self._apply(next(self._removals), verify=True)
         watch = self.schedule.watch
         latency = None if watch is None else watch.share(self.state.model, self.state.sites)
-        step = self._record(removal, self._measure(removal.changed), started, latency)
+        quality = self._measure(removal.changed)
+        assert self.metric is not None
+        step = self._record(removal, quality, self.metric.of(quality, self.reference), started, latency)
         self._tell_point(step.step)
         return step
 
@@ -247,10 +249,10 @@ class Pruner:
             return self.state.scorer.measure(self.state.sites)
         return self._evaluator(self.state.model, self.state.sites, changed)
 
-    def _record(self, removal: Removal, quality: Quality, started: float, latency: float | None = None) -> Step:
-        assert self.metric is not None
+    def _record(
+        self, removal: Removal, quality: Quality, measured: Measured, started: float, latency: float | None = None
+    ) -> Step:
         seconds = time.perf_counter() - started
-        measured = self.metric.of(quality, self.reference)
         state, kinds = self.state, self.config.units
         step = describe(
             state.model, state.sites, kinds, len(self.steps), removal, quality, self.reference, measured, latency
