@@ -25,7 +25,7 @@ def feed_forward_sites(
     towers: Sequence[str] = (),
     stacks: Callable[[str], Any] = lambda path: "encoder",
     times: int = 1,
-    family: str = "",
+    family: str = "measured",
 ) -> list[Site]:
     """Sites numbered from `first`, some of whose neurons may be `removed` (by number among these sites); `stacks` says
     for a path which part of the model it belongs to, `times` how often a tied layer runs where the modules do not
@@ -42,7 +42,7 @@ def feed_forward_sites(
         Site(
             index=first + number,
             family=family,
-            proven=not family,
+            proven=family == "measured",
             stack=stacks(path),
             applications=max(uses[id(model.get_submodule(path))], times),
             **_read(model, path, layout, number, removed.get(number, ())),

@@ -147,7 +147,7 @@ def neuron_sites(model: nn.Module, attention: Sequence[Site]) -> list[Site]:
     """The feed-forward sites, by the table, else by experiment."""
     family = family_of(model.config.model_type) if isinstance(model, PreTrainedModel) else None
     layouts: Sequence[FeedForward] = () if family is None else family.feed_forward
-    known_by = family.name if family is not None and layouts else ""
+    known_by = family.name if family is not None and layouts else "measured"
     if not layouts:
         from headprune.discovery import discover_feed_forward
 

@@ -168,7 +168,7 @@ class Site:
     needs: ForwardNeeds = ForwardNeeds()
     attention: Literal["self", "cross", ""] = ""  # empty where it is none
     stack: Literal["encoder", "decoder", "vision", "text"] = "encoder"
-    family: str = ""  # the entry of the table that it was read by; empty where there is none
+    family: str = "measured"  # the entry of the table that it was read by
     proven: bool = False  # whether removing its units has been shown to be exact
     memory: tuple[str, ...] = ()  # parameters with keys and values that heads have learned beside those of the tokens
     applications: int = 1  # how often one forward pass runs this site
