@@ -9,10 +9,11 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 # The tests run in parallel; each worker uses one thread.
 WORKERS ?= 2
 
-.PHONY: help test lint format bench demo docs clean
+.PHONY: help test test-slow test-all lint format bench demo docs clean
 
 help:
-	@echo "make test    set up and run the tests"
+	@echo "make test    set up and run the tests that take seconds: about four minutes"
+	@echo "make test-all  run all tests; make test-slow those that make test leaves out"
 	@echo "make lint    ruff, format check and type check"
 	@echo "make bench   speed and memory, as ratios measured in one run"
 	@echo "make docs    the documentation, in site/"
@@ -33,7 +34,14 @@ $(DEMO_READY): pyproject.toml constraints.txt | $(BIN)/python
 	@$(INSTALL) --editable '.[demo]'
 	@touch $(DEMO_READY)
 
+# What is slow, tests/tiers.py says.
 test: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+test-all: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 lint: $(READY)

@@ -1,12 +1,12 @@
 """Published methods at the same budgets: how good is a model with 80, 60, 50 and 40 % of the FLOPs of its units left?
 
-    python -m benchmarks.budgets [--subjects A,B] [--methods A,B] [--shares 0.8,0.5] [--seeds 0,1,2] [--long] [--out F]
+    python -m benchmarks.budgets [--models A,B] [--methods A,B] [--shares 0.8,0.5] [--seeds 0,1,2] [--long] [--out F]
 
 Every cell, a model, a method, a share and a seed of the calibration data, comes from a run of `headprune.prune` from
 the dense model: one of its own, or, where a method goes in rounds, one through all shares. Cells are written to the
 file as they come, and those that it has already are not run again, so it can be stopped at any time. A cell that fails
-says why, and is tried again next time. The models are those of benchmarks/subjects.py that can be had; `--long` takes
-SmolLM2-135M as well. The table is written as markdown beside.
+says why, and is tried again next time. The models are those of benchmarks/benchmark_models.py that are available;
+`--long` takes SmolLM2-135M as well. The table is written as markdown beside.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import headprune
-from benchmarks.subjects import LANGUAGE_MODELS, LONG, MAKERS, Subject, available
+from benchmarks.benchmark_models import LANGUAGE_MODELS, LONG, MAKERS, BenchmarkModel, available
 from headprune.criteria.registry import split_names
 from headprune.measure.costs import flops
 from headprune.measure.evaluator import Evaluator
@@ -42,31 +42,31 @@ OURS = "headprune"
 SHARES = (0.8, 0.6, 0.5, 0.4)
 SEEDS = (0, 1, 2)
 OUT = Path("benchmarks/results/budgets.json")
-KEY = ("subject", "method", "share", "seed")
+KEY = ("model", "method", "share", "seed")
 Cell = dict[str, Any]
 
 
-CALIBRATION = {"minilm-sst2": 256}  # samples, where they are others than a subject has in other benchmarks
+CALIBRATION = {"minilm-sst2": 256}  # samples, where they are others than a model has in other benchmarks
 
 
 @cache
-def subject(name: str) -> Subject:
-    made = {**MAKERS, **LONG}[name]()
-    return replace(made, calibration_samples=CALIBRATION.get(name, made.calibration_samples))
+def load_model(name: str) -> BenchmarkModel:
+    model = {**MAKERS, **LONG}[name]()
+    return replace(model, calibration_samples=CALIBRATION.get(name, model.calibration_samples))
 
 
 def metric_of(name: str) -> Metric:
     return METRICS["perplexity" if name in LANGUAGE_MODELS else "accuracy"]
 
 
-def quality(model: PreTrainedModel, chosen: Subject) -> float:
-    seen = Evaluator(chosen.evaluation, cache_bytes=0)(model, all_sites(model))
-    return float(metric_of(chosen.name).of(seen).value)
+def quality(model: PreTrainedModel, chosen: BenchmarkModel) -> float:
+    predictions = Evaluator(chosen.evaluation, cache_bytes=0)(model, all_sites(model))
+    return float(metric_of(chosen.name).of(predictions).value)
 
 
 @cache
 def dense_quality(name: str) -> float:
-    return quality(subject(name).model, subject(name))
+    return quality(load_model(name).model, load_model(name))
 
 
 def total_share(model: PreTrainedModel, share: float) -> float:
@@ -85,18 +85,18 @@ def add_biases(model: PreTrainedModel) -> None:
 
 def run(name: str, method: str, shares: Sequence[float], seed: int) -> dict[float, Cell]:
     """The cells of these shares from one run, which goes through all of them, or of one share alone."""
-    chosen = subject(name)
+    chosen = load_model(name)
     model = copy.deepcopy(chosen.model)
     if METHODS[method].repair == "mean":
         add_biases(model)
     before = flops(model, all_sites(model)).units_total
     options = {"criterion": f"random(seed={seed})"} if method == "random" else {}
     started = time.perf_counter()
-    found: dict[float, Cell] = {}
+    cells: dict[float, Cell] = {}
 
     def note(label: str = "") -> None:
         left = flops(model, all_sites(model)).units_total / before
-        found[max(share for share in shares if share not in found)] = {
+        cells[max(share for share in shares if share not in cells)] = {
             "metric": metric_of(name).name,
             "value": quality(model, chosen),
             "dense": dense_quality(name),
@@ -116,18 +116,18 @@ def run(name: str, method: str, shares: Sequence[float], seed: int) -> dict[floa
     )
     if len(shares) == 1:
         note()
-    return found
+    return cells
 
 
 def runs(wanted: Sequence[Any], done: Collection[Any]) -> Iterator[tuple[str, str, list[float], int]]:
     """What is left to do: a method of several rounds goes through all shares in one run, others start anew for each."""
-    left = [place for place in wanted if place not in done]
+    left = [cell for cell in wanted if cell not in done]
     while left:
         name, method, _, seed = left[0]
         alike = [p for p in left if (p[0], p[1], p[3]) == (name, method, seed)]
-        own = alike if METHODS[method].rounds > 1 else left[:1]
-        yield name, method, sorted((p[2] for p in own), reverse=True), seed
-        left = [place for place in left if place not in own]
+        together = alike if METHODS[method].rounds > 1 else left[:1]
+        yield name, method, sorted((p[2] for p in together), reverse=True), seed
+        left = [cell for cell in left if cell not in together]
 
 
 def key(cell: Cell) -> tuple[Any, ...]:
@@ -150,23 +150,23 @@ def tables(cells: Sequence[Cell]) -> str:
     """For every model the mean over the seeds, with the difference to ours in brackets; the best are bold."""
     lines: list[str] = []
     good = [cell for cell in cells if "error" not in cell]
-    for name in dict.fromkeys(cell["subject"] for cell in good):
-        own = [cell for cell in good if cell["subject"] == name]
-        shares = sorted({cell["share"] for cell in own}, reverse=True)
-        metric = METRICS[own[0]["metric"]]
+    for name in dict.fromkeys(cell["model"] for cell in good):
+        rows = [cell for cell in good if cell["model"] == name]
+        shares = sorted({cell["share"] for cell in rows}, reverse=True)
+        metric = METRICS[rows[0]["metric"]]
         means: dict[tuple[str, float], float] = {}
         counts: dict[tuple[str, float], int] = {}
-        for cell in own:
-            place = cell["method"], cell["share"]
-            same = [other["value"] for other in own if (other["method"], other["share"]) == place]
-            means[place], counts[place] = statistics.mean(same), len(same)
+        for cell in rows:
+            entry = cell["method"], cell["share"]
+            same = [other["value"] for other in rows if (other["method"], other["share"]) == entry]
+            means[entry], counts[entry] = statistics.mean(same), len(same)
         lines += [
-            f"**{name}**: {metric.name}, dense {_text(metric, own[0]['dense'])}, {max(counts.values())} seed(s)",
+            f"**{name}**: {metric.name}, dense {_text(metric, rows[0]['dense'])}, {max(counts.values())} seed(s)",
             "",
             "| method | " + " | ".join(f"{share:.0%} of FLOPs" for share in shares) + " |",
             "|---" * (len(shares) + 1) + "|",
         ]
-        for method in [one for one in METHODS if any(place[0] == one for place in means)]:
+        for method in [name for name in METHODS if any(entry[0] == name for entry in means)]:
             row = [_entry(metric, means, counts, method, share) for share in shares]
             lines.append(f"| {method} | " + " | ".join(row) + " |")
         lines.append("")
@@ -195,46 +195,48 @@ def _text(metric: Metric, value: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.budgets", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--subjects", help="names with commas between them; all that can be had by default")
+    parser.add_argument("--models", help="names with commas between them; all that can be had by default")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--shares", default=",".join(map(str, SHARES)), help="of the FLOPs of heads and neurons")
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--long", action="store_true", help="SmolLM2-135M too, where it is installed")
     parser.add_argument("--out", type=Path, default=OUT)
-    asked = parser.parse_args(arguments)
-    said = Console(stderr=True, highlight=False, markup=False)
+    options = parser.parse_args(arguments)
+    console = Console(stderr=True, highlight=False, markup=False)
     try:
-        methods = [method_named(name).name for name in split_names(asked.methods)]
+        methods = [method_named(name).name for name in split_names(options.methods)]
     except headprune.HeadpruneError as error:
         parser.error(str(error))
     shares, seeds = (
-        [kind(part) for part in text.split(",")] for kind, text in ((float, asked.shares), (int, asked.seeds))
+        [kind(part) for part in value.split(",")] for kind, value in ((float, options.shares), (int, options.seeds))
     )
-    there = available(long=asked.long)
-    names = split_names(asked.subjects) if asked.subjects else there
-    missing = [name for name in names if name not in there]
+    usable = available(long=options.long)
+    names = split_names(options.models) if options.models else usable
+    missing = [name for name in names if name not in usable]
     if missing or not names:
-        parser.error(f"{', '.join(missing) or 'no model'} cannot be had here; there are: {', '.join(there) or 'none'}.")
+        parser.error(
+            f"{', '.join(missing) or 'no model'} cannot be had here; there are: {', '.join(usable) or 'none'}."
+        )
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-    cells = [cell for cell in read(asked.out) if "error" not in cell]
+    cells = [cell for cell in read(options.out) if "error" not in cell]
     done = {key(cell) for cell in cells}
     wanted = [(name, method, share, seed) for seed in seeds for name in names for share in shares for method in methods]
-    for name, method, own, seed in runs(wanted, done):
-        places = [(name, method, share, seed) for share in own]
+    for name, method, together, seed in runs(wanted, done):
+        keys = [(name, method, share, seed) for share in together]
         try:
-            results = run(name, method, own, seed)
+            results = run(name, method, together, seed)
         except Exception as error:  # whatever one run runs into, the others shall be run
-            results = {share: {"error": f"{type(error).__name__}: {error}"} for share in own}
-        for place in places:
-            cell: Cell = {**dict(zip(KEY, place, strict=True)), **results[place[2]]}
-            came = f"failed: {cell['error']}" if "error" in cell else f"{cell['value']:.4g} in {cell['seconds']} s"
-            said.print(f"{' '.join(map(str, place))}: {came}")
+            results = {share: {"error": f"{type(error).__name__}: {error}"} for share in together}
+        for entry in keys:
+            cell: Cell = {**dict(zip(KEY, entry, strict=True)), **results[entry[2]]}
+            outcome = f"failed: {cell['error']}" if "error" in cell else f"{cell['value']:.4g} in {cell['seconds']} s"
+            console.print(f"{' '.join(map(str, entry))}: {outcome}")
             cells.append(cell)
-        write(asked.out, cells)
-    # What was asked for now; the file may hold more.
-    told = tables([cell for cell in cells if key(cell) in set(wanted)])
-    asked.out.with_suffix(".md").write_text(tables(cells), encoding="utf-8")
-    sys.stdout.write(told)
+        write(options.out, cells)
+    # The cells of this command; the file may hold more.
+    text = tables([cell for cell in cells if key(cell) in set(wanted)])
+    options.out.with_suffix(".md").write_text(tables(cells), encoding="utf-8")
+    sys.stdout.write(text)
     return int(any("error" in cell for cell in cells))
 
 

@@ -4,7 +4,7 @@
 
 A random Llama (2 layers of 16 heads that share 8 keys and values, width 512, float32) and one text, plain or padded.
 Each measurement has a process of its own with one thread: the peak of its resident memory beyond the loaded model, and
-its CPU time. Goal: at 4,096 tokens at most an eighth of the memory of the direct way.
+its CPU time. Goal: at 4,096 tokens at most an eighth of the memory of whole maps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import headprune
-from headprune.hooks import rows
+from headprune.hooks import attention_blocks
 
 TOKENS = (512, 1024, 2048, 4096)
 WAYS = ("direct", "blocks")
@@ -66,7 +66,7 @@ def child(tokens: int, way: str, text: str) -> dict[str, Any]:
     model = llama(tokens)
     headprune.score(model, [batch_of(64, text)], criterion="entropy")
     if way == "direct":
-        rows.BLOCK = 1 << 62
+        attention_blocks.BLOCK = 1 << 62
     before, started = peak(), time.process_time()
     scores = headprune.score(model, [batch_of(tokens, text)], criterion="entropy").scores
     seconds = time.process_time() - started
@@ -81,7 +81,7 @@ def in_a_process(tokens: int, way: str, text: str) -> dict[str, Any]:
 
 def compare(tokens: int, text: str) -> dict[str, Any]:
     direct, blocks = (in_a_process(tokens, way, text) for way in WAYS)
-    apart = [abs(a - b) / abs(a) for a, b in zip(direct["scores"], blocks["scores"], strict=True)]
+    differences = [abs(a - b) / abs(a) for a, b in zip(direct["scores"], blocks["scores"], strict=True)]
     return {
         "tokens": tokens,
         "text": text,
@@ -89,7 +89,7 @@ def compare(tokens: int, text: str) -> dict[str, Any]:
         "blocks_megabytes": round(blocks["megabytes"], 1),
         "memory_ratio": round(blocks["megabytes"] / direct["megabytes"], 4),
         "time_ratio": round(blocks["seconds"] / direct["seconds"], 3),
-        "largest_relative_difference": max(apart),
+        "largest_relative_difference": max(differences),
     }
 
 
@@ -103,14 +103,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tokens, way, text = options.child
         print(json.dumps(child(int(tokens), way, text)))
         return 0
-    found = [compare(int(tokens), text) for tokens in options.tokens.split(",") for text in TEXTS]
+    results = [compare(int(tokens), text) for tokens in options.tokens.split(",") for text in TEXTS]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"goal": GOAL, "rows": found}, indent=1) + "\n")
+    options.out.write_text(json.dumps({"goal": GOAL, "rows": results}, indent=1) + "\n")
     table = Table("tokens", "text", "direct MB", "blocks MB", "memory", "time", "scores apart")
-    for row in found:
+    for row in results:
         table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
     Console().print(table)
-    longest = [row for row in found if row["tokens"] == max(found, key=lambda row: row["tokens"])["tokens"]]
+    longest = [row for row in results if row["tokens"] == max(results, key=lambda row: row["tokens"])["tokens"]]
     return int(any(row["memory_ratio"] > GOAL for row in longest if row["tokens"] >= TOKENS[-1]))
 
 

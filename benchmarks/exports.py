@@ -24,11 +24,11 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 import headprune
+from benchmarks.benchmark_models import SHARED, available, minilm_sst2
 from benchmarks.budgets import total_share
-from benchmarks.subjects import SHARED, available, minilm_sst2
 from headprune.data import Examples, load_examples
+from headprune.exports.export_model import export
 from headprune.measure.costs import flops
-from headprune.runtimes.exporting import export
 from headprune.units import all_sites
 
 CALIBRATION, ROWS = 256, 32
@@ -62,14 +62,14 @@ def print_rows(rows: Sequence[dict[str, Any]], share: float) -> None:
     table = Table(title=f"{share:.1%} of the encoder's FLOPs left; times as fast as dense in float32", title_style="")
     for column in ("runtime", "weights", "batch of 1", "batch of 32", "accuracy [95%]", "MB"):
         table.add_column(column, justify="left" if column in ("runtime", "weights") else "right")
-    for one in rows:
-        found, size = one["check"]["exported"], one["megabytes"]
-        low, high = found["interval"]
+    for row in rows:
+        metric, size = row["check"]["exported"], row["megabytes"]
+        low, high = metric["interval"]
         table.add_row(
-            one["runtime"],
-            one["quantize"] or "float32",
-            *(f"{one['latency'][f'batch_{number}']['speedup']:.2f}" for number in (1, ROWS)),
-            f"{found['value']:.2%} [{100 * low:.1f}, {100 * high:.1f}]",
+            row["runtime"],
+            row["quantize"] or "float32",
+            *(f"{row['latency'][f'batch_{number}']['speedup']:.2f}" for number in (1, ROWS)),
+            f"{metric['value']:.2%} [{100 * low:.1f}, {100 * high:.1f}]",
             f"{size['dense']:.1f} -> {size['pruned']:.1f}",
         )
     Console().print(table)
@@ -80,22 +80,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runtimes", default="onnx,openvino")
     parser.add_argument("--left", type=float, default=0.5)
     parser.add_argument("--out", type=Path, default=OUT)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     if "minilm-sst2" not in available():
         return 2
     torch.set_num_threads(1)
-    subject = minilm_sst2()
-    smaller = pruned(subject.model, subject.pool, given.left)
-    share = encoder_share(subject.model, smaller)
-    batches = load_examples(subject.model, DATA, processor=MODEL).batches(ROWS)
+    source = minilm_sst2()
+    smaller = pruned(source.model, source.pool, options.left)
+    share = encoder_share(source.model, smaller)
+    batches = load_examples(source.model, DATA, processor=MODEL).batches(ROWS)
     rows = []
-    for name in given.runtimes.split(","):
+    for name in options.runtimes.split(","):
         for quantize in (None, "int8"):
-            rows.append(row(name, quantize, smaller, subject.model, batches))
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            given.out.write_text(json.dumps({"left": share, "goal": GOAL, "rows": rows}, indent=2) + "\n")
+            rows.append(row(name, quantize, smaller, source.model, batches))
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps({"left": share, "goal": GOAL, "rows": rows}, indent=2) + "\n")
     print_rows(rows, share)
-    first = next((one for one in rows if one["runtime"] == "onnx" and one["quantize"] is None), None)
+    first = next((result for result in rows if result["runtime"] == "onnx" and result["quantize"] is None), None)
     if first is None:
         return 0
     slowest = min(first["latency"][f"batch_{number}"]["speedup"] for number in (1, ROWS))

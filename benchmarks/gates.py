@@ -28,18 +28,18 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 import headprune
+from benchmarks.benchmark_models import BATCH, available, minilm_sst2
 from benchmarks.budgets import total_share
-from benchmarks.subjects import BATCH, available, minilm_sst2
 from headprune.data import Examples
-from headprune.gates.callback import GateCallback
-from headprune.gates.config import reaching_rate
-from headprune.gates.learned import LearnedGates
 from headprune.measure.costs import flops
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS
-from headprune.recovery.config import TrainConfig
-from headprune.recovery.trainer import fit
 from headprune.tasks import task_of
+from headprune.training.config import TrainConfig
+from headprune.training.fit import fit
+from headprune.training.gate_callback import GateCallback
+from headprune.training.gate_config import reaching_rate
+from headprune.training.learned_gates import LearnedGates
 from headprune.units import all_sites, resolve
 
 SENTENCES = 2000
@@ -77,14 +77,14 @@ def budgets(
     """One run, through both points."""
     batches = training.sample(CALIBRATION, seed).batches(BATCH)
     shares = {"flops-30": 0.3, "flops-20": 0.2}
-    found: dict[str, PreTrainedModel] = {}
+    models: dict[str, PreTrainedModel] = {}
 
     def keep(label: str) -> None:
-        found[list(shares)[len(found)]] = copy.deepcopy(model)
+        models[list(shares)[len(models)]] = copy.deepcopy(model)
 
     points = tuple(total_share(model, share) for share in shares.values())
     headprune.prune(model, batches, keep_flops=points, evaluation=batches[:1], at_point=keep)
-    return found
+    return models
 
 
 # What makes which rows.
@@ -95,27 +95,27 @@ def accuracy(model: PreTrainedModel, batches: Sequence[Any]) -> float:
     return float(METRICS["accuracy"].of(Evaluator(batches, cache_bytes=0)(model, ())).value)
 
 
-def run(make: Any, wanted: Sequence[str], seed: int, subject: Any) -> list[Row]:
+def run(make: Any, wanted: Sequence[str], seed: int, source: Any) -> list[Row]:
     """The rows that one pruning gives, each recovered."""
-    model = copy.deepcopy(subject.model)
-    training = subject.pool.sample(SENTENCES, seed)
+    model = copy.deepcopy(source.model)
+    training = source.pool.sample(SENTENCES, seed)
     before = flops(model, all_sites(model)).units_total
     started = time.perf_counter()
-    made = make(model, subject.model, training, seed)
+    models = make(model, source.model, training, seed)
     pruning = round(time.perf_counter() - started, 1)
     rows = []
     for name in wanted:
-        own, started = made[name], time.perf_counter()
-        pruned = accuracy(own, subject.evaluation)
-        headprune.finetune(own, training, teacher=subject.model, config=replace(RECOVERY, seed=seed))
+        recovered, started = models[name], time.perf_counter()
+        pruned = accuracy(recovered, source.evaluation)
+        headprune.finetune(recovered, training, teacher=source.model, config=replace(RECOVERY, seed=seed))
         rows.append(
             {
                 "row": name,
                 "seed": seed,
                 "pruned": pruned,
-                "recovered": accuracy(own, subject.evaluation),
-                "heads": sum(site.size for site in resolve(own)),
-                "flops": round(flops(own, all_sites(own)).units_total / before, 4),
+                "recovered": accuracy(recovered, source.evaluation),
+                "heads": sum(site.size for site in resolve(recovered)),
+                "flops": round(flops(recovered, all_sites(recovered)).units_total / before, 4),
                 "seconds": {"pruning": pruning, "recovery": round(time.perf_counter() - started, 1)},
             }
         )
@@ -130,15 +130,15 @@ def table(dense: float, rows: Sequence[Row]) -> str:
         "|---|---:|---:|---:|---:|---|---:|---|",
     ]
     for name in ALLOWED:
-        own = sorted((row for row in rows if row["row"] == name), key=lambda row: row["seed"])
-        if not own:
+        entries = sorted((row for row in rows if row["row"] == name), key=lambda row: row["seed"])
+        if not entries:
             continue
-        pruned, recovered = (statistics.mean(row[key] for row in own) for key in ("pruned", "recovered"))
+        pruned, recovered = (statistics.mean(row[key] for row in entries) for key in ("pruned", "recovered"))
         least = dense - ALLOWED[name] / 100
-        each = " / ".join(f"{row['recovered']:.2%}" for row in own)
+        each = " / ".join(f"{row['recovered']:.2%}" for row in entries)
         lines.append(
-            f"| {name} | {own[0]['heads']} | {own[0]['flops']:.0%} | {pruned:.2%} | **{recovered:.2%}** | {each} "
-            f"| {least:.2%} | {'met' if recovered >= least else 'MISSED'} |"
+            f"| {name} | {entries[0]['heads']} | {entries[0]['flops']:.0%} | {pruned:.2%} | **{recovered:.2%}** "
+            f"| {each} | {least:.2%} | {'met' if recovered >= least else 'MISSED'} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -155,31 +155,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", default=",".join(ALLOWED))
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--out", type=Path, default=OUT)
-    asked = parser.parse_args(arguments)
-    names, seeds = asked.rows.split(","), [int(seed) for seed in asked.seeds.split(",")]
+    options = parser.parse_args(arguments)
+    names, seeds = options.rows.split(","), [int(seed) for seed in options.seeds.split(",")]
     unknown = [name for name in names if name not in ALLOWED]
     if unknown:
         parser.error(f"there is no row {unknown[0]}; there are: {', '.join(ALLOWED)}.")
     if "minilm-sst2" not in available():
-        parser.error("minilm-sst2 cannot be had here.")
-    said = Console(stderr=True, highlight=False, markup=False)
+        parser.error("minilm-sst2 is not available here.")
+    console = Console(stderr=True, highlight=False, markup=False)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
-    subject = minilm_sst2()
+    source = minilm_sst2()
     settings = {"sentences": SENTENCES, "gates": GATES.settings(), "recovery": RECOVERY.settings()}
-    kept = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.is_file() else {}
+    kept = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
     rows: list[Row] = kept.get("rows", []) if kept.get("settings") == settings else []
-    dense = accuracy(subject.model, subject.evaluation)
+    dense = accuracy(source.model, source.evaluation)
     done = {(row["row"], row["seed"]) for row in rows}
     for seed in seeds:
-        for make, made in MAKERS.items():
-            wanted = [name for name in made if name in names and (name, seed) not in done]
-            for row in run(make, wanted, seed, subject) if wanted else ():
+        for make, produced in MAKERS.items():
+            wanted = [name for name in produced if name in names and (name, seed) not in done]
+            for row in run(make, wanted, seed, source) if wanted else ():
                 rows.append(row)
-                said.print(f"{row['row']}, seed {seed}: {row['pruned']:.2%} -> {row['recovered']:.2%}")
-            write(asked.out, {"settings": settings, "dense": dense, "rows": rows})
-    told = table(dense, rows)
-    asked.out.with_suffix(".md").write_text(told, encoding="utf-8")
-    sys.stdout.write(told)
+                console.print(f"{row['row']}, seed {seed}: {row['pruned']:.2%} -> {row['recovered']:.2%}")
+            write(options.out, {"settings": settings, "dense": dense, "rows": rows})
+    text = table(dense, rows)
+    options.out.with_suffix(".md").write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
     return 0
 
 

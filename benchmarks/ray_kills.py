@@ -1,4 +1,4 @@
-"""Kills of Ray workers: a sweep in which every step of every run is killed once, against the same one left alone.
+"""Kills of Ray workers: a study in which every step of every run is killed once, against the same one left alone.
 
     python -m benchmarks.ray_kills MODEL --data FILE --every 4 --out DIR
 
@@ -19,7 +19,7 @@ import headprune
 PLUGIN = '''
 import os, random, signal
 from pathlib import Path
-from headprune.runs.journal import Run
+from headprune.run_folder import Run
 
 write, marks = Run.write_line, Path({marks!r})
 MOMENTS = ("before", "torn", "after", "between")
@@ -62,23 +62,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--workers", default="2")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args(arguments)
-    shutil.rmtree(asked.out, ignore_errors=True)
-    marks = asked.out.resolve() / "marks"
+    options = parser.parse_args(arguments)
+    shutil.rmtree(options.out, ignore_errors=True)
+    marks = options.out.resolve() / "marks"
     marks.mkdir(parents=True)
-    plugin = asked.out / "kills.py"
-    command = [sys.executable, "-m", "headprune", "compare", asked.model, "--data", asked.data]
-    command += ["--criteria", asked.criteria, "--seeds", asked.seeds, "--every", asked.every, "--cpus", "1"]
-    subprocess.run([*command, "--out", str(asked.out / "alone")], check=True)
+    plugin = options.out / "kills.py"
+    command = [sys.executable, "-m", "headprune", "compare", options.model, "--data", options.data]
+    command += ["--criteria", options.criteria, "--seeds", options.seeds, "--every", options.every, "--cpus", "1"]
+    subprocess.run([*command, "--out", str(options.out / "alone")], check=True)
     # The command's own process imports it too, and only reads journals.
-    plugin.write_text(PLUGIN.format(marks=str(marks), seed=asked.seed))
-    on_ray = ["--on", "ray", "--workers", asked.workers, "--plugin", str(plugin)]
-    subprocess.run([*command, "--out", str(asked.out / "killed"), *on_ray], check=True)
-    files = [file for name in SAME for file in (asked.out / "alone").rglob(name)]
+    plugin.write_text(PLUGIN.format(marks=str(marks), seed=options.seed))
+    on_ray = ["--on", "ray", "--workers", options.workers, "--plugin", str(plugin)]
+    subprocess.run([*command, "--out", str(options.out / "killed"), *on_ray], check=True)
+    files = [file for name in SAME for file in (options.out / "alone").rglob(name)]
     other = [
         file
         for file in files
-        if file.read_bytes() != (asked.out / "killed" / file.relative_to(asked.out / "alone")).read_bytes()
+        if file.read_bytes() != (options.out / "killed" / file.relative_to(options.out / "alone")).read_bytes()
     ]
     died = len(list(marks.iterdir()))
     print(f"headprune {headprune.__version__}: {died} workers killed, {len(files)} files, {len(other)} of them differ")

@@ -1,11 +1,11 @@
-"""Which criterion with which compensation keeps a model good longest, on small real models of four kinds.
+"""Which criterion with which repair keeps a model good longest, on small real models of four kinds.
 
     python -m benchmarks.repair [--out FILE.json] [--quick]
 
 Every combination prunes every model greedily to its last head, once per seed of calibration data; models with more
 than 24 units lose several per step, to save time. Writes the table as JSON and as markdown beside it. What has to be
 trained is trained first and kept. `--quick` takes one model, one seed, three combinations and a part of the evaluation
-data. The models are those of benchmarks/subjects.py that can be had.
+data. The models are those of benchmarks/benchmark_models.py that are available.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ import torch
 from rich.console import Console
 
 import headprune
-from benchmarks.subjects import MAKERS, Subject, available
+from benchmarks.benchmark_models import MAKERS, BenchmarkModel, available
 from benchmarks.timing import interleaved
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step
-from headprune.runs.compare import combination
+from headprune.runs.studies.study_runs import combination
 
 WORKERS = 2  # processes of one thread each: small models gain little from a second thread
 SEEDS = (0, 1, 2)
@@ -47,11 +47,11 @@ FIRST_ONLY = ("hies(alpha=0.7)", "gnorm+mean")  # on the first model alone, with
 BY_HEAD = f"{BEST}, head by head"  # the best one again on the first model, one unit per step
 QUICK = ("gnorm", "gnorm+lstsq", BEST)
 MUST = {"50%": 0.865, "70%": 0.855, "80%": 0.845, "area": 0.846}  # of BY_HEAD on minilm-sst2, mean of three seeds
-MOST_COST = 1.3  # of a greedy loop with compensation, against the same loop without
+MOST_COST = 1.3  # of a greedy loop with repair, against the same loop without
 
 
 @cache
-def subject(name: str) -> Subject:
+def load_model(name: str) -> BenchmarkModel:
     return MAKERS[name]()
 
 
@@ -59,7 +59,7 @@ def curve(job: tuple[str, str, int, bool]) -> dict[str, Any]:
     """Prune one model by one combination; the model is evaluated in full at some points of the way."""
     name, spec, seed, quick = job
     torch.set_num_threads(1)
-    chosen = subject(name)
+    chosen = load_model(name)
     criterion, repair = combination(spec.removesuffix(", head by head"), "none")
     model = copy.deepcopy(chosen.model)
     evaluation = chosen.evaluation[:: 4 if quick else 1]
@@ -75,8 +75,8 @@ def curve(job: tuple[str, str, int, bool]) -> dict[str, Any]:
         due = [point for point in wanted if point <= gone]
         if due:
             wanted.difference_update(due)
-            quality = Evaluator(evaluation, cache_bytes=0)(model, headprune.resolve(model))
-            measured.append((gone, metric.of(quality).value))
+            predictions = Evaluator(evaluation, cache_bytes=0)(model, headprune.resolve(model))
+            measured.append((gone, metric.of(predictions).value))
 
     started = time.perf_counter()
     headprune.prune(
@@ -93,7 +93,7 @@ def curve(job: tuple[str, str, int, bool]) -> dict[str, Any]:
     values = [(gone, value if metric.higher_is_better else -math.log(value)) for gone, value in measured]
     area = sum((b - a) * (x + y) / 2 for (a, x), (b, y) in itertools.pairwise(values)) / heads
     return {
-        "subject": name,
+        "model": name,
         "combination": spec,
         "seed": seed,
         "metric": metric.name,
@@ -106,12 +106,12 @@ def curve(job: tuple[str, str, int, bool]) -> dict[str, Any]:
 
 
 def summary(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """subject -> combination -> means over the seeds, and the spread of the area."""
+    """model -> combination -> means over the seeds, and the spread of the area."""
     table: dict[str, dict[str, dict[str, Any]]] = {}
     for result in results:
-        runs = [r for r in results if all(r[key] == result[key] for key in ("subject", "combination"))]
+        runs = [r for r in results if all(r[key] == result[key] for key in ("model", "combination"))]
         areas = [r["area"] for r in runs]
-        table.setdefault(result["subject"], {})[result["combination"]] = {
+        table.setdefault(result["model"], {})[result["combination"]] = {
             **{share: statistics.mean(r["at"][share] for r in runs) for share in result["at"]},
             "area": statistics.mean(areas),
             "from": min(areas),
@@ -163,9 +163,9 @@ def markdown(table: dict[str, dict[str, dict[str, Any]]], seeds: int) -> str:
 
 
 def cost(name: str) -> float:
-    """Time of a greedy loop with compensation over that of the same loop without it, on the same data."""
+    """Time of a greedy loop with repair over that of the same loop without it, on the same data."""
     torch.set_num_threads(2)
-    chosen = subject(name)
+    chosen = load_model(name)
     calibration, evaluation = chosen.calibration(0), chosen.evaluation[::4]
     heads = sum(site.heads for site in headprune.resolve(chosen.model))
 
@@ -186,7 +186,7 @@ def cost(name: str) -> float:
 def checks(table: dict[str, dict[str, dict[str, Any]]], ratio: float, quick: bool) -> list[dict[str, Any]]:
     rows = [
         {
-            "what": "a greedy loop with compensation, in loops without",
+            "what": "a greedy loop with repair, in loops without",
             "value": round(ratio, 3),
             "must": f"<= {MOST_COST}",
             "met": ratio <= MOST_COST,
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     torch.set_num_threads(WORKERS)
     for name in names:
-        subject(name)  # trained here, once, before the workers ask for it
+        load_model(name)  # trained here, once, before the workers ask for it
     seeds = SEEDS[:1] if options.quick else SEEDS
     jobs = [
         (name, spec, seed, options.quick)
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = []
         for result in pool.map(curve, jobs):
             results.append(result)
-            done = f"{len(results)} of {len(jobs)}: {result['subject']} {result['combination']} seed {result['seed']}"
+            done = f"{len(results)} of {len(jobs)}: {result['model']} {result['combination']} seed {result['seed']}"
             print(f"{done}, area {result['area']:.4f}, {result['seconds']} s", file=sys.stderr, flush=True)
     table = summary(results)
     ratio = cost(names[0])

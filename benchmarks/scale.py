@@ -3,7 +3,7 @@
     python -m benchmarks.scale                growth of time with layers, samples, length and heads
     python -m benchmarks.scale --peaks        measured peaks of memory at four sizes, against `inspect --plan`
     python -m benchmarks.scale --depth        peaks at half, once and twice the depth
-    [--schedules greedy,one-shot,rounds,sweep] [--sizes 0,1,2,3] [--returning] [--out FILE.json]
+    [--schedules greedy,one-shot,rounds,layerwise] [--sizes 0,1,2,3] [--returning] [--out FILE.json]
 
 Time is CPU time of one thread, the sizes taking turns. Peaks are those of real commands on random Llamas in bfloat16 on
 disk, in a process each; a schedule that this version does not have is left out. With --returning the allocator gives
@@ -32,10 +32,10 @@ from rich.console import Console
 from rich.table import Table
 
 import headprune
-from benchmarks.words import sentences, tokenizer
-from headprune.search.forecast import Calibration, plan
+from benchmarks.synthetic_text import sentences, tokenizer
+from headprune.checkpoint.save_load import load_structure
+from headprune.search.forecast import Calibration, forecast
 from headprune.search.pruner import Pruner
-from headprune.store.checkpoint import load_structure
 
 OUT = Path("benchmarks/results/scale.json")
 VOCABULARY = 8000
@@ -43,12 +43,12 @@ VOCABULARY = 8000
 SIZES = ((384, 8, 1024, 6), (640, 10, 1728, 10), (896, 12, 2432, 14), (1152, 16, 3072, 18))
 DEPTH = (512, 8, 1408, 8)
 DATA = Calibration(16, 64, 8, 16)
-# What a run of a schedule is asked for: few steps, as every step needs as much.
-ASKED = {
+# Options of each schedule: few steps, as every step needs as much memory.
+OPTIONS = {
     "greedy": ("--keep", "0.97"),
     "one-shot": ("--schedule", "one-shot", "--keep", "0.97"),
     "rounds": ("--keep-parameters", "0.85", "--rounds", "2"),
-    "sweep": ("--schedule", "layerwise", "--keep-parameters", "0.7"),
+    "layerwise": ("--schedule", "layerwise", "--keep-parameters", "0.7"),
 }
 
 
@@ -109,12 +109,12 @@ def growth() -> Iterator[dict[str, Any]]:
                 runs.append(make(model, batches_of(shape["samples"], shape["length"])))
             times: list[list[float]] = [[] for _ in sizes]
             for turn in range(TURNS + 1):
-                for own, once in zip(times, runs, strict=True):
+                for seconds, once in zip(times, runs, strict=True):
                     started = time.process_time()
                     once()
                     if turn:  # the first warms up
-                        own.append(time.process_time() - started)
-            medians = [statistics.median(own) for own in times]
+                        seconds.append(time.process_time() - started)
+            medians = [statistics.median(seconds) for seconds in times]
             for number in (1, 2):
                 ratio = medians[number] / medians[number - 1]
                 row = {"work": work, "of": axis, "from": sizes[number - 1], "to": sizes[number]}
@@ -124,7 +124,7 @@ def growth() -> Iterator[dict[str, Any]]:
 # --- peaks ---
 
 
-def made(folder: Path, shape: tuple[int, int, int, int]) -> Path:
+def make_model(folder: Path, shape: tuple[int, int, int, int]) -> Path:
     """A random Llama of this shape with a tokenizer, on disk, and texts for it."""
     width, layers, neurons, heads = shape
     config = transformers.LlamaConfig(
@@ -152,13 +152,13 @@ def made(folder: Path, shape: tuple[int, int, int, int]) -> Path:
     return folder
 
 
-def measured(model: Path, schedule: str, folder: Path, returning: bool) -> dict[str, int] | str:
+def run_peak(model: Path, schedule: str, folder: Path, returning: bool) -> dict[str, int] | str:
     """Bytes after the imports and at the peak of a run, or why there was none."""
-    report, out = folder / "peak.json", folder / f"run-{schedule}"
+    report, out = folder / "peak_memory.json", folder / f"run-{schedule}"
     data = ["--data", str(model.parent / "texts.txt"), "--max-length", str(DATA.length)]
     counts = ["--calibration-samples", str(DATA.samples), "--evaluation-samples", str(DATA.evaluation)]
-    asked = [*data, *counts, "--batch-size", str(DATA.batch_size), *ASKED[schedule], "--out", str(out)]
-    words = [sys.executable, "-m", "benchmarks.peak", str(report), "prune", str(model), *asked]
+    options = [*data, *counts, "--batch-size", str(DATA.batch_size), *OPTIONS[schedule], "--out", str(out)]
+    words = [sys.executable, "-m", "benchmarks.peak_memory", str(report), "prune", str(model), *options]
     allocator = {"MALLOC_MMAP_THRESHOLD_": "65536"} if returning else {}
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **allocator})
     if done.returncode:
@@ -168,22 +168,22 @@ def measured(model: Path, schedule: str, folder: Path, returning: bool) -> dict[
 
 def peak_rows(shape: tuple[int, int, int, int], schedules: Sequence[str], returning: bool) -> Iterator[dict[str, Any]]:
     """What was planned and what was measured above the imports, schedule after schedule."""
-    with tempfile.TemporaryDirectory(prefix="headprune-scale-") as place:
-        folder = Path(place)
-        model = made(folder / "model", shape)
+    with tempfile.TemporaryDirectory(prefix="headprune-scale-") as temporary:
+        folder = Path(temporary)
+        model = make_model(folder / "model", shape)
         structure = load_structure(model)
-        needs = {need.schedule: need for need in plan(structure, DATA)}
+        needs = {need.schedule: need for need in forecast(structure, DATA)}
         parameters = structure.num_parameters()
         for schedule in schedules:
-            found = measured(model, schedule, folder, returning)
+            peaks = run_peak(model, schedule, folder, returning)
             row: dict[str, Any] = {"schedule": schedule, "parameters": parameters, "layers": shape[1]}
             row["allocator"] = "returning" if returning else "usual"
-            if isinstance(found, str):
-                yield {**row, "left out": found}
+            if isinstance(peaks, str):
+                yield {**row, "left out": peaks}
                 continue
-            planned, taken = (size - found["imports"] for size in (needs[schedule].memory, found["peak"]))
+            planned, taken = (size - peaks["imports"] for size in (needs[schedule].memory, peaks["peak"]))
             sizes = {"planned MB": round(planned / 1e6), "measured MB": round(taken / 1e6)}
-            phase = {"phase": needs[schedule].phase, "imports MB": round(found["imports"] / 1e6)}
+            phase = {"phase": needs[schedule].phase, "imports MB": round(peaks["imports"] / 1e6)}
             yield {**row, **sizes, "measured by planned": round(taken / planned, 3), **phase}
 
 
@@ -218,28 +218,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peaks", action="store_true")
     parser.add_argument("--depth", action="store_true")
-    parser.add_argument("--schedules", default=",".join(ASKED))
+    parser.add_argument("--schedules", default=",".join(OPTIONS))
     parser.add_argument("--sizes", default="0,1,2,3")
     parser.add_argument("--returning", action="store_true", help="with an allocator that gives back at once")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args(arguments)
     transformers.utils.logging.disable_progress_bar()
     schedules = options.schedules.split(",")
-    found: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
 
     def write(section: str, rows: list[dict[str, Any]]) -> None:
-        found[section] = rows
+        results[section] = rows
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+        options.out.write_text(json.dumps(results, indent=2) + "\n")
 
     width, layers, neurons, heads = DEPTH
-    asked = {
+    shapes_of = {
         "peaks": [SIZES[int(size)] for size in options.sizes.split(",")] if options.peaks else [],
-        "depth": [(width, own, neurons, heads) for own in (layers // 2, layers, 2 * layers)] if options.depth else [],
+        "depth": [(width, depth, neurons, heads) for depth in (layers // 2, layers, 2 * layers)]
+        if options.depth
+        else [],
     }
-    for section, shapes in asked.items():
+    for section, shapes in shapes_of.items():
         for row in (row for shape in shapes for row in peak_rows(shape, schedules, options.returning)):
-            rows = merged(found.get(section, []), [row])
+            rows = merged(results.get(section, []), [row])
             write(section, by_once(rows) if section == "depth" else rows)
             show(section, [row])
     if not (options.peaks or options.depth):
@@ -248,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             grown.append(row)
             write("growth", grown)
             show("growth", [row])
-    for section, rows in found.items():
+    for section, rows in results.items():
         show(section, rows)
     return 0
 
@@ -260,7 +262,7 @@ def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list
         return row["schedule"], row["parameters"], row["allocator"]
 
     known = {key(row): row for row in [*old, *new]}
-    return [known[one] for one in sorted(known)]
+    return [known[name] for name in sorted(known)]
 
 
 if __name__ == "__main__":

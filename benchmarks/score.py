@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import headprune
-from benchmarks.notebooks import notebook_accuracy, notebook_scores, one_by_one
+from benchmarks.published_procedure import notebook_accuracy, notebook_scores, one_by_one
 from benchmarks.timing import interleaved
 
 Batch = dict[str, torch.Tensor]

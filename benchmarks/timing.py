@@ -12,8 +12,8 @@ def interleaved(repeats: int, *sides: Callable[[], Any]) -> list[float]:
     """Median seconds of each side, the sides taking turns."""
     times: list[list[float]] = [[] for _ in sides]
     for _ in range(repeats):
-        for side, own in zip(sides, times, strict=True):
+        for side, seconds in zip(sides, times, strict=True):
             started = time.perf_counter()
             side()
-            own.append(time.perf_counter() - started)
-    return [statistics.median(own) for own in times]
+            seconds.append(time.perf_counter() - started)
+    return [statistics.median(seconds) for seconds in times]

@@ -198,12 +198,6 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEY_CODES[key])
 
-    def screenshot(self, file: Path) -> Path:
-        """The whole page, below the fold too."""
-        answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(answer["data"]))
-        return file
-
     def pdf(self, file: Path) -> Path:
         file.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"]))
         return file

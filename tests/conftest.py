@@ -21,6 +21,8 @@ if "HEADPRUNE_CACHE" not in os.environ:  # proofs of this run, for all its proce
 
 import pytest
 
+from tiers import is_slow
+
 gc.disable()  # until all is imported: nothing of it goes away again, and looking takes a fifth of the time
 
 
@@ -32,6 +34,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
     torch.set_num_threads(1)
     logging.disable_progress_bar()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests are marked slow by their file (tests/tiers.py), or where they need a browser."""
+    if is_slow(item.nodeid.removeprefix("tests/")) or {"browser", "page"} & set(getattr(item, "fixturenames", ())):
+        item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:
@@ -52,11 +60,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_prover() -> Iterator[None]:
-    """One process for all native checkpoints that the tests of a worker save; it starts with the first."""
-    from headprune.store import proof
+def shared_check_process() -> Iterator[None]:
+    """One process that checks all plain checkpoints of the tests of a worker; it starts with the first."""
+    from headprune.checkpoint import plain_check
 
-    with proof.one_prover():
+    with plain_check.shared_check_process():
         yield
 
 

@@ -21,7 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 import headprune
-from scoring import applicable, labelled
+from score_helpers import applicable, labelled
 from zoo import ZOO
 
 FOLDER = Path(__file__).parent / "golden"

@@ -25,6 +25,9 @@ SAME_CODE = (
     *("llama", "llama-mqa", "mistral", "qwen2", "granite", "clip-text", "clip-vision", "siglip-vision"),
 )
 NO_NEURONS = ("all-attention",)  # families without feed-forward layers
+# The families that `make test` runs: an encoder, fused and grouped projections, an encoder-decoder, images, and
+# attention that does not go through transformers' interface. All others are marked slow.
+REPRESENTATIVE = ("bert", "gpt2", "llama-gqa", "t5", "vit", "deberta-v2")
 NAMES = {"tied": "tied-layers", "cross": "cross-attention", "gqa": "GQA"}
 
 Tensors = dict[str, torch.Tensor]
@@ -40,10 +43,11 @@ def label(entry: Entry) -> str:
 
 
 def families(*, having: Iterable[str] = (), without: Iterable[str] = ()) -> list[Any]:
-    """The zoo as test parameters: entries with at least one of the tags `having`, but not the names `without`."""
+    """The zoo as test parameters: entries with at least one of the tags `having`, but not the names `without`. Families
+    that are not representative are marked slow."""
     having, without = set(having), set(without)
     return [
-        pytest.param(entry, id=label(entry))
+        pytest.param(entry, id=label(entry), marks=[] if entry.name in REPRESENTATIVE else pytest.mark.slow)
         for entry in ZOO.values()
         if (not having or entry.tags & having) and entry.name not in without
     ]

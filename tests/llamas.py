@@ -12,7 +12,7 @@ import transformers as tf
 
 import headprune
 import vocabularies
-from headprune.runtimes.spec import Source
+from headprune.exports.runtime import Source
 from headprune.tasks import task_of
 from zoo import spread
 

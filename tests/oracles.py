@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 import headprune
-from headprune.hooks.paths import layer_path
+from headprune.hooks.module_paths import layer_path
 from headprune.signals.objectives import content_seed, token_signs, vector_signs
 from headprune.units import Site
 from headprune.units.spec import ROLES

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import fresh
-from runs import environment
+import forked_python
+from run_helpers import environment
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "run_snippets.py"
 
@@ -31,7 +31,7 @@ def executed(snippets: Mapping[str, str], folder: Path, *, missing: Sequence[str
             env=environment(),
         )
     else:
-        done = fresh.run(PROGRAM, listed, *missing, cwd=folder)
+        done = forked_python.run(PROGRAM, listed, *missing, cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "custom code" not in done.stdout + done.stderr  # nobody is asked a question
     found = json.loads(done.stdout.splitlines()[-1])

@@ -13,7 +13,7 @@ def main() -> None:
     """Run the command line; without the packages it is made of, one sentence and exit code 2."""
     try:
         with require("cli", "The command line needs"):
-            import rich  # noqa: F401  # asked for by every table
+            import rich  # noqa: F401  # needed by every table
             import typer  # noqa: F401
     except MissingPackageError as error:
         print(f"Error: {error}", file=sys.stderr)

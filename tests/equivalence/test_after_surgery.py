@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 import headprune
 from helpers import (
     EAGER_ONLY,
+    SAME_CODE,
     TOLERANCE,
     VARIANTS,
     difference,
@@ -42,7 +43,7 @@ def dense_loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 @both_variants
-@pytest.mark.parametrize("entry", families())
+@pytest.mark.parametrize("entry", families(without=SAME_CODE))
 def test_further_training(entry: Entry, variant: str) -> None:
     model, _ = pruned(entry, variant)
     model.train()
@@ -60,7 +61,7 @@ def test_further_training(entry: Entry, variant: str) -> None:
 
 
 @both_variants
-@pytest.mark.parametrize("entry", families())
+@pytest.mark.parametrize("entry", families(without=SAME_CODE))
 def test_half_precision_and_double(entry: Entry, variant: str) -> None:
     """After a change of precision the pruned model still is the gated dense model in that precision."""
     model, gone = pruned(entry, variant)
@@ -78,7 +79,7 @@ def test_half_precision_and_double(entry: Entry, variant: str) -> None:
 
 
 @both_variants
-@pytest.mark.parametrize("entry", families())
+@pytest.mark.parametrize("entry", families(without=SAME_CODE))
 def test_copies_are_equal_and_independent(entry: Entry, variant: str) -> None:
     model, gone = pruned(entry, variant)
     batch = entry.batch(2)
@@ -94,7 +95,7 @@ def test_copies_are_equal_and_independent(entry: Entry, variant: str) -> None:
 
 
 @both_variants
-@pytest.mark.parametrize("entry", families(without=EAGER_ONLY))
+@pytest.mark.parametrize("entry", families(without=(*SAME_CODE, *EAGER_ONLY)))
 def test_eager_and_sdpa_agree_on_real_tokens(entry: Entry, variant: str) -> None:
     model, _ = pruned(entry, variant)
     batch = entry.batch(2)
@@ -112,7 +113,9 @@ ATTENTIONS = {
 
 
 @both_variants
-@pytest.mark.parametrize("entry", families(without=["clip"]))  # CLIP returns the attentions of its towers nested
+@pytest.mark.parametrize(
+    "entry", families(without=(*SAME_CODE, "clip"))
+)  # CLIP returns the attentions of its towers nested
 def test_attention_probabilities_are_those_of_the_heads_that_are_left(entry: Entry, variant: str) -> None:
     """Sites without heads have none: transformers leaves them out of the tuple, or puts None in their place."""
     model, gone = pruned(entry, variant)
@@ -157,7 +160,7 @@ def test_torch_export(entry: Entry) -> None:
     assert difference(outputs(model, batch, **caches), outputs(program.module(), batch, **caches)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("entry", families())
+@pytest.mark.parametrize("entry", families(without=SAME_CODE))
 def test_lora_on_the_projections_trains(entry: Entry) -> None:
     peft = pytest.importorskip("peft")
     model, _ = pruned(entry, telling_variant(entry))

@@ -10,11 +10,11 @@ import pytest
 import torch
 import transformers
 
+import checkpoint_process
 import headprune
-import other_process
 from headprune.surgery.remove_units import remove_units
 from helpers import SAME_CODE, all_units, families, flat, identical, kept_heads, outputs, pruned, telling_variant
-from neurons import with_heads
+from neuron_helpers import with_heads
 from zoo import ZOO, Entry
 
 # Families whose plain config can say that every layer has fewer heads, and the class that plain transformers loads.
@@ -27,6 +27,7 @@ NATIVE = {
 }
 
 
+@pytest.mark.slow
 def test_every_family_loads_bit_for_bit_in_a_fresh_process(tmp_path: Path) -> None:
     """Portable checkpoints, where headprune cannot be imported, and all others through headprune: the same outputs, the
     same parameters, and nothing that the weights did not fill. Where neurons have gone, too."""
@@ -34,13 +35,13 @@ def test_every_family_loads_bit_for_bit_in_a_fresh_process(tmp_path: Path) -> No
     for kind, some in names.items():
         for name in some:
             case = tmp_path / kind / name
-            other_process.write_case(case, ZOO[name], telling_variant(ZOO[name]), portable=kind == "portable")
+            checkpoint_process.write_case(case, ZOO[name], telling_variant(ZOO[name]), portable=kind == "portable")
             if name not in SAME_CODE:
                 model = ZOO[name].build()
                 remove_units(model, with_heads(model))
                 case = case.with_name(f"{name}-neurons")
-                other_process.write_model(case, model, ZOO[name].batch(4), portable=kind == "portable")
-    report = other_process.load_all(tmp_path)
+                checkpoint_process.write_model(case, model, ZOO[name].batch(4), portable=kind == "portable")
+    report = checkpoint_process.load_all(tmp_path)
     for kind, some in names.items():
         assert list(report[kind]) == sorted([*some, *(f"{name}-neurons" for name in some if name not in SAME_CODE)])
         assert {name: problems for name, problems in report[kind].items() if problems} == {}

@@ -10,12 +10,12 @@ import pytest
 import transformers
 
 import headprune
-import headprune.store.checkpoint
-import headprune.store.files
+import headprune.checkpoint.atomic_files
+import headprune.checkpoint.save_load
+from headprune.checkpoint import fingerprint, portable_checkpoint
 from headprune.errors import CheckpointError
-from headprune.store import fingerprint, portability
 from helpers import contents, identical, kept_heads, outputs, pruned, word_tokenizer
-from killing_saves import killed_saves
+from kill_saves import killed_saves
 from zoo import ZOO
 
 
@@ -114,12 +114,12 @@ def test_saving_leaves_the_model_alone(tmp_path: Path, new: Any) -> None:
 
 MOMENTS = {
     "weights": (transformers.PreTrainedModel, "save_pretrained"),
-    "processor": (headprune.store.checkpoint, "carry_processor"),
-    "code": (portability, "write"),
+    "processor": (headprune.checkpoint.save_load, "save_processor"),
+    "code": (portable_checkpoint, "write"),
     "fingerprint": (fingerprint, "write"),
-    "other-files": (headprune.store.files, "_keep_other_files"),
-    "sync": (headprune.store.files, "sync"),
-    "swap": (headprune.store.files, "_swap"),
+    "other-files": (headprune.checkpoint.atomic_files, "_keep_other_files"),
+    "sync": (headprune.checkpoint.atomic_files, "sync"),
+    "swap": (headprune.checkpoint.atomic_files, "_swap"),
 }
 ERRORS = {
     "full-disk": (
@@ -152,6 +152,7 @@ def test_an_exception_leaves_the_old_one_and_no_litter(
     assert same_model(tmp_path / "model", old)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     """Before every file operation in turn, with and without an atomic swap of directories, and at random moments."""
     report = killed_saves(tmp_path.resolve())
@@ -191,7 +192,7 @@ def test_a_failed_second_rename_loses_nothing(
             raise OSError(5, "Input/output error")
         return real(self, target)
 
-    monkeypatch.setattr(headprune.store.files, "_exchange", lambda one, other: False)
+    monkeypatch.setattr(headprune.checkpoint.atomic_files, "_exchange", lambda one, other: False)
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(CheckpointError, match="Input/output error"):
         headprune.save(new, tmp_path / "model")

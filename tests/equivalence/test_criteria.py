@@ -12,7 +12,7 @@ import transformers
 import headprune
 from helpers import SAME_CODE, VARIANTS, families, telling_variant
 from oracles import Oracle, relative_differences
-from scoring import (
+from score_helpers import (
     LOSS_BASED,
     TOLERANCE,
     applicable,
@@ -64,7 +64,7 @@ def variants() -> list[Any]:
     for case in families():
         entry = case.values[0]
         names = [telling_variant(entry)] if entry.name in SAME_CODE else ["dense", *VARIANTS]
-        found += [pytest.param(entry, name, id=f"{case.id}-{name}") for name in names]
+        found += [pytest.param(entry, name, id=f"{case.id}-{name}", marks=case.marks) for name in names]
     return found
 
 

@@ -11,7 +11,7 @@ import torch
 import headprune
 from helpers import SAME_CODE, VARIANTS, families, gates_without
 from oracles import IGNORED
-from scoring import FROM_TOKENS, Batch, applicable, differing, labelled, labels_of, model_of, scores
+from score_helpers import FROM_TOKENS, Batch, applicable, differing, labelled, labels_of, model_of, scores
 from zoo import ZOO, Entry
 
 # All but the aggregation `batch`, which is meant to depend on batches. The large epsilon makes padding keys count.

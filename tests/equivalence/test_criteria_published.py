@@ -11,7 +11,7 @@ import torch
 import headprune
 from helpers import SHARED
 from oracles import Oracle, relative_differences
-from scoring import TOLERANCE
+from score_helpers import TOLERANCE
 
 MODEL, SENTENCES = SHARED / "models" / "minilm-sst2", SHARED / "data" / "sst2" / "dev.tsv"
 pytestmark = pytest.mark.skipif(

@@ -10,6 +10,7 @@ import torch
 import headprune
 from helpers import (
     EAGER_ONLY,
+    SAME_CODE,
     difference,
     families,
     flat,
@@ -59,7 +60,7 @@ def test_sites_come_in_order_of_execution(entry: Entry) -> None:
 @pytest.mark.parametrize(
     ("entry", "attention"),
     [
-        pytest.param(*case.values, attention, id=f"{case.id}-{attention}")
+        pytest.param(*case.values, attention, id=f"{case.id}-{attention}", marks=case.marks)
         for attention in ("eager", "sdpa")
         for case in families(without=EAGER_ONLY if attention == "sdpa" else ())
     ],
@@ -74,7 +75,7 @@ def test_gates_of_one_change_no_bit(entry: Entry, attention: str) -> None:
     assert not identical(plain, gated_outputs(model, batch, ones))
 
 
-@pytest.mark.parametrize("entry", families())
+@pytest.mark.parametrize("entry", families(without=SAME_CODE))
 def test_a_row_of_gates_per_sample_is_each_sample_on_its_own(entry: Entry) -> None:
     model, batch = entry.build(), entry.batch(4)
     gates = random_gates(entry, 3)
@@ -88,7 +89,7 @@ def test_a_row_of_gates_per_sample_is_each_sample_on_its_own(entry: Entry) -> No
         assert difference(part, real_tokens(others, own)) > 1e-3
 
 
-@pytest.mark.parametrize("entry", families())
+@pytest.mark.parametrize("entry", families(without=SAME_CODE))
 def test_gradients_of_gates_are_those_of_each_sample(entry: Entry) -> None:
     """Scores are made of these; a sample's gradient must not see the other samples."""
     model, batch = entry.build().requires_grad_(False), entry.batch(6)
@@ -125,7 +126,7 @@ def test_gates_of_a_pruned_model_keep_original_ids(entry: Entry) -> None:
     assert difference(expected, gated_outputs(model, batch, gates)) <= 1e-5
 
 
-@pytest.mark.parametrize("entry", families())
+@pytest.mark.parametrize("entry", families(without=SAME_CODE))
 def test_hooks_come_off_also_after_an_exception(entry: Entry) -> None:
     model, batch = entry.build(), entry.batch(9)
     plain, before = outputs(model, batch), hook_count(model)

@@ -9,8 +9,17 @@ import pytest
 
 from golden_journals import cases, difference, read
 
+FAST = ("bert-", "llama-gqa-")  # an encoder and a decoder; the other models are slow
 
-@pytest.mark.parametrize(("name", "make"), [pytest.param(name, make, id=name) for name, make in cases()])
+
+def parameters() -> list[Any]:
+    made = cases()
+    return [
+        pytest.param(*case, id=case[0], marks=[] if case[0].startswith(FAST) else pytest.mark.slow) for case in made
+    ]
+
+
+@pytest.mark.parametrize(("name", "make"), parameters())
 def test_a_run_is_what_it_was(name: str, make: Callable[[], list[dict[str, Any]]]) -> None:
     found = difference(make(), read(name))
     assert found.startswith("the same"), found

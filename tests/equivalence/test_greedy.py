@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import headprune
-from headprune.hooks.paths import layer_path
+from headprune.hooks.module_paths import layer_path
 from headprune.measure.evaluator import Evaluator
-from helpers import all_units, gates_without, label
+from helpers import REPRESENTATIVE, all_units, gates_without, label
 from oracles import IGNORED, Oracle
-from runs import counted_calls, removal_order
-from scoring import is_language_model, labelled, labels_of
+from run_helpers import counted_calls, removal_order
+from score_helpers import is_language_model, labelled, labels_of
 from zoo import ZOO
 
 FAMILIES = ("bert", "albert", "gpt2", "llama-gqa", "t5", "bart", "vit")
@@ -29,8 +29,13 @@ Batches = list[dict[str, torch.Tensor]]
 Removals = list[list[tuple[int, int]]]
 
 
+def slow_unless_representative(name: str) -> Any:
+    return [] if name in REPRESENTATIVE else pytest.mark.slow
+
+
 def families(*names: str) -> list[Any]:
-    return [pytest.param(name, id=label(ZOO[name])) for name in names or FAMILIES]
+    chosen = names or FAMILIES
+    return [pytest.param(name, id=label(ZOO[name]), marks=slow_unless_representative(name)) for name in chosen]
 
 
 def batches_of(name: str, *seeds: int) -> Batches:
@@ -204,7 +209,7 @@ def measured_by_hand(model: Any, before: torch.Tensor, batches: Batches, name: s
 @pytest.mark.parametrize("options", [PUBLISHED, DEFAULTS], ids=["published", "defaults"])
 @pytest.mark.parametrize(
     ("name", "apart"),
-    [pytest.param(name, True, id=label(ZOO[name])) for name in FAMILIES]
+    [pytest.param(name, True, id=label(ZOO[name]), marks=slow_unless_representative(name)) for name in FAMILIES]
     + [pytest.param(name, False, id=f"{name}-same-data") for name in ("bert", "albert", "gpt2")],
 )
 def test_every_step_is_measured_as_a_plain_forward_of_that_model_would_be(
@@ -258,13 +263,13 @@ def test_layers_below_a_change_are_not_computed_again(name: str) -> None:
         sites = headprune.resolve(model)
         lowest = layers.index(layer_path(sites[unit[0].site].path))
         with counted_calls(inside(model, layers)) as counts:
-            quality = cached(model, sites, [unit[0].site])
+            predictions = cached(model, sites, [unit[0].site])
         assert counts == {layer: len(batches) * (n >= lowest) for n, layer in enumerate(layers)}
         with counted_calls(inside(model, layers)) as counts:
             truth = uncached(model, sites, [unit[0].site])
         assert set(counts.values()) == {len(batches)}
-        assert torch.equal(quality.predictions, truth.predictions)
-        assert quality.loss == truth.loss  # bit for bit
+        assert torch.equal(predictions.values, truth.values)
+        assert predictions.loss == truth.loss  # bit for bit
 
 
 @pytest.mark.parametrize("name", families(*CACHED))
@@ -290,9 +295,9 @@ def test_a_tied_layer_is_not_cached() -> None:
     headprune.remove(model, [(0, 1)])
     sites = headprune.resolve(model)
     with counted_calls({"query": model.get_submodule(sites[0].roles["q"].module)}) as counts:
-        quality = evaluator(model, sites, [0])
+        predictions = evaluator(model, sites, [0])
     assert counts["query"] == len(batches) * sites[0].applications > len(batches)
-    assert quality.loss == Evaluator(batches, cache_bytes=0)(model, sites, [0]).loss
+    assert predictions.loss == Evaluator(batches, cache_bytes=0)(model, sites, [0]).loss
 
 
 @pytest.mark.parametrize("share", [0.2, 0.999999, 1.0, 1.5, 2.0, 2.5], ids=str)

@@ -14,9 +14,9 @@ import pytest
 
 import headprune
 from headprune.__main__ import main
-from killing import start_and_kill
-from runs import headprune as program
-from runs import material, prune_command, same_but_timing, steps_of
+from kill_commands import start_and_kill
+from run_helpers import headprune as program
+from run_helpers import material, prune_command, same_but_timing, steps_of
 
 KILLS = 4
 KINDS = {
@@ -65,9 +65,9 @@ def test_a_killed_run_ends_as_one_that_was_left_alone(kind: str, tmp_path: Path)
 WAITING = """
 import signal
 from pathlib import Path
-from headprune.runs.journal import Run
+from headprune.run_folder import Run
 
-append = Run.append
+append = Run.step
 
 def append_and_wait(self, step, seconds):
     append(self, step, seconds)
@@ -76,7 +76,7 @@ def append_and_wait(self, step, seconds):
         while True:
             signal.pause()
 
-Run.append = append_and_wait
+Run.step = append_and_wait
 """
 
 
@@ -99,7 +99,7 @@ def test_ctrl_c_ends_with_a_sentence_and_the_same_command_goes_on(tmp_path: Path
     assert ended == 130
     assert printed == ""
     sentence = " ".join(said.split())
-    assert f"Interrupted. What was done is in {out}; run the same command again to go on" in sentence
+    assert f"Interrupted. The same command resumes the work in {out}." in sentence
     assert "Traceback" not in said
     assert len(steps_of(out)) == 4
     assert not (out / "model").exists()

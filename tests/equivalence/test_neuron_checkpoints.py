@@ -13,12 +13,12 @@ import pytest
 import transformers
 
 import headprune
+from headprune.checkpoint.save_load import load_structure
 from headprune.errors import CheckpointError
-from headprune.store.checkpoint import load_structure
 from headprune.surgery.remove_units import remove_units
 from headprune.units import all_sites
 from helpers import NO_NEURONS, SAME_CODE, families, flat, identical, outputs
-from neurons import evenly, first_layer, kept_units, layers_of, scattered, with_heads
+from neuron_helpers import evenly, first_layer, kept_units, layers_of, scattered, with_heads
 from zoo import BART, GQA, VOCAB, ZOO, Entry, _model, seq2seq_batch
 
 # Families whose config has no number that is the width of their feed-forward layers.
@@ -178,7 +178,7 @@ RECORDS: dict[str, tuple[Any, str]] = {
 def test_a_record_that_does_not_fit(case: str, carried: bool, tmp_path: Path) -> None:
     record, message = RECORDS[case]
     if carried and "must map" not in message:
-        message = r"layout in the config of .* does not belong to the \d+ of site \d in pruned_neurons"
+        message = r"layout in the config of .* does not match the \d+ of site \d in pruned_neurons"
     model = ZOO["bert"].build()
     remove_units(model, first_layer(model)[:5])
     path = headprune.save(model, tmp_path / "model")

@@ -10,14 +10,14 @@ import transformers
 
 import headprune
 from headprune.errors import CriterionError
-from headprune.gates.fixed import gated
 from headprune.hooks.outputs import run
 from headprune.signals import Entropy, GateGradients, tokens
+from headprune.training.fixed_gates import gated
 from headprune.units import all_sites, kept_mask, resolve, widest
 from headprune.units.cutting.removal import slice_weights
 from headprune.units.members import Member
 from neuron_oracles import neuron_oracle
-from scoring import FROM_TOKENS, differing, is_language_model, labelled, labels_of, precise, scores
+from score_helpers import FROM_TOKENS, differing, is_language_model, labelled, labels_of, precise, scores
 from zoo import ZOO
 
 # One hidden map and two, separate and fused; Conv1D; flattened tokens; tied layers; two stacks; images.

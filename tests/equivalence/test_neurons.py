@@ -21,7 +21,7 @@ from headprune.units.families import family_of
 from headprune.units.feed_forward import feed_forward_sites
 from headprune.units.resolve import neuron_sites
 from helpers import MATTERS, NO_NEURONS, SAME_CODE, difference, families, flat, hook_count, outputs
-from neurons import (
+from neuron_helpers import (
     CHOICES,
     Members,
     allowed,
@@ -135,7 +135,7 @@ def test_gating_is_what_zeroed_columns_are(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "t5", "bloom"])
 def test_generation_with_a_cache(name: str) -> None:
-    from headprune.gates.fixed import gated
+    from headprune.training.fixed_gates import gated
 
     entry = ZOO[name]
     dense, model = entry.build(), entry.build()

@@ -11,12 +11,12 @@ import torch
 
 import headprune
 from headprune.repair.regression import Repair
-from headprune.repair.remove import remove_and_repair
-from headprune.runs.journal import Run
+from headprune.repair.remove import remove_from_sites
+from headprune.run_folder import Run
 from headprune.units import Head, Site
 from headprune.units.linear import is_transposed
-from helpers import difference, families, identical, kept_heads, outputs
-from scoring import labelled
+from helpers import SAME_CODE, difference, families, identical, kept_heads, outputs
+from score_helpers import labelled
 from zoo import ZOO, Entry
 
 Batch = dict[str, torch.Tensor]
@@ -67,7 +67,7 @@ def repairable(model: Any) -> list[Site]:
     return [site for site in headprune.resolve(model) if not site.obstacle and len(site.units()) > 1]
 
 
-@pytest.mark.parametrize("entry", families())
+@pytest.mark.parametrize("entry", families(without=SAME_CODE))
 def test_every_site_of_every_family_comes_nearer_to_what_it_was(entry: Entry) -> None:
     """The errors that a repair claims are those that its weights make on the tokens, and smaller than without it."""
     dense, batches = entry.build(), batches_of(entry)
@@ -88,7 +88,7 @@ def test_every_site_of_every_family_comes_nearer_to_what_it_was(entry: Entry) ->
         kinds: dict[Any, str] = {"lstsq": "lstsq", "mean": "mean" if has_bias else "none"}
         for word, kind in kinds.items():
             model = copy.deepcopy(dense)
-            [repair] = remove_and_repair(model, headprune.resolve(model), gone, repair=word, batches=batches)
+            [repair] = remove_from_sites(model, headprune.resolve(model), gone, repair=word, batches=batches)
             after = (before - output_of(model, site, tokens[:, columns])).square().sum(1).mean().item()
             assert repair.kind == kind
             assert repair.error_without == pytest.approx(without, rel=1e-4)
@@ -100,7 +100,7 @@ def test_every_site_of_every_family_comes_nearer_to_what_it_was(entry: Entry) ->
             assert all(torch.equal(value, plain[name]) for name, value in others.items())
 
 
-@pytest.mark.parametrize("entry", families())
+@pytest.mark.parametrize("entry", families(without=SAME_CODE))
 def test_masked_is_removed_before_anything_is_compensated(entry: Entry) -> None:
     """The surgery is verified on its own, at all sites at once, and whole sites that go keep at most a bias."""
     model, batches = entry.build(), batches_of(entry)
@@ -108,7 +108,7 @@ def test_masked_is_removed_before_anything_is_compensated(entry: Entry) -> None:
     gone = [head for site in sites for head in some_unit(site)]
     batch = {name: value for name, value in batches[0].items() if name != "labels"}
     plain = headprune.remove(copy.deepcopy(model), gone, verify=batch)
-    repairs = remove_and_repair(model, headprune.resolve(model), gone, verify=batch, repair="lstsq", batches=batches)
+    repairs = remove_from_sites(model, headprune.resolve(model), gone, verify=batch, repair="lstsq", batches=batches)
     assert [repair.site for repair in repairs] == [site.index for site in sites]
     assert all(isinstance(repair, Repair) and repair.error <= repair.error_without for repair in repairs)
     assert kept_heads(model) == kept_heads(plain)
@@ -127,7 +127,9 @@ def duplicated(model: Any, site: Site) -> list[tuple[int, int]]:
     return [tuple(head) for head in units[-1]]
 
 
-@pytest.mark.parametrize("entry", families(without=("t5", "mt5", "mpnet", "bloom")))  # position biases of each head
+@pytest.mark.parametrize(
+    "entry", families(without=(*SAME_CODE, "t5", "mpnet", "bloom"))
+)  # position biases of each head
 def test_a_head_that_others_can_express_leaves_no_trace(entry: Entry) -> None:
     model = entry.build()
     batches = batches_of(entry, 12)
@@ -180,7 +182,7 @@ def test_a_greedy_run_compensates_after_every_removal(name: str, word: Any) -> N
     )
     assert [[tuple(head) for head in step.removed] for step in result.trajectory[1:]] == order
     assert all(torch.equal(a, b) for a, b in zip(result.model.parameters(), model.parameters(), strict=True))
-    assert [len(step.compensation) for step in result.trajectory] == [0, 1, 1, 1, 1]
+    assert [len(step.repairs) for step in result.trajectory] == [0, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import headprune
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import choose_metric
 from headprune.signals.moments import Moments, gather
-from scoring import EVERY, FROM_TOKENS, applicable, labelled, labels_of, model_of, precise
+from score_helpers import EVERY, FROM_TOKENS, applicable, labelled, labels_of, model_of, precise
 from zoo import ZOO
 
 FAMILIES = ("bert", "albert", "llama-gqa", "bart")
@@ -101,7 +101,7 @@ def test_quality_of_shards_adds_up(name: str) -> None:
     first, second = (Evaluator(shard)(model, sites) for shard in shards(name, [1, 3]))
     joined = first + second
     assert joined.samples == whole.samples == 9
-    for field in ("predictions", "labels", "owners"):
+    for field in ("values", "labels", "sample_ids"):
         assert torch.equal(getattr(joined, field), getattr(whole, field))
     assert (joined.loss, joined.counted_loss) == (whole.loss, whole.counted_loss)
     metric = choose_metric(None, whole)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import headprune
-from subjects import CASES, TaskCase
+from task_models import CASES, TaskCase
 
 # A loss is a sum of at most a few hundred float32 terms of size 1: 1e-5 of it is far above their rounding.
 TOLERANCE = 1e-5

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from gating import gates_after
+from gate_helpers import gates_after
 
 torch.set_num_threads(1)
 

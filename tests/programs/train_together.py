@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from recovering import labelled, pair, train, weights
+from recovery_helpers import labelled, pair, train, weights
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-import fresh
+import forked_python
 import headprune
 from headprune.measure.costs import flops, total_parameters, unit_costs, unit_parameters
 from headprune.models import AllAttentionConfig, AllAttentionForCausalLM, AllAttentionModel
@@ -286,7 +286,7 @@ def test_the_program_finds_it_in_a_folder(tmp_path: Path) -> None:
     model = ENTRY.build()
     headprune.remove(model, [(0, 1)])
     headprune.save(model, tmp_path / "model")
-    done = fresh.run("-m", "headprune", "inspect", tmp_path / "model", "--json")
+    done = forked_python.run("-m", "headprune", "inspect", tmp_path / "model", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["model_type"] == "all_attention"

@@ -15,8 +15,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import headprune
+from headprune.checkpoint import fingerprint
 from headprune.errors import CheckpointError, UnsupportedModelError
-from headprune.store import fingerprint
 from helpers import assert_unchanged, contents, identical, outputs, pruned, state_of
 from zoo import ZOO
 
@@ -188,7 +188,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "layout-other-kind": (layout(0, "kind", value="experts"), says(LAYOUT)),
     "layout-other-count": (layout(1, "left", value=4), says(LAYOUT, "of site 1 in pruned_heads")),
     "layout-other-kept": (layout(1, "kept", value=[0, 1, 2, 3]), says(LAYOUT, "of site 1 in pruned_heads")),
-    "layout-no-number": (layout(1, "attributes", "num_attention_heads", value="2"), says(LAYOUT, "is no number")),
+    "layout-no-number": (layout(1, "attributes", "num_attention_heads", value="2"), says(LAYOUT, "is no integer")),
     "layout-other-quirk": (layout(1, "quirk", value="none"), says("layout in the config", "does not fit Bert")),
     "layout-nowhere": (layout(1, "path", value="nowhere"), says(FIT)),
     "layout-other-shape": (layout(1, "tensors", QUERY, value=[4, 16]), says(FIT)),
@@ -218,7 +218,7 @@ def test_a_damaged_checkpoint(case: str, folder: Path) -> None:
 def test_part_of_a_kv_group_in_the_record(tmp_path: Path) -> None:
     path = headprune.save(ZOO["llama-gqa"].build(), tmp_path / "model")
     settings(pruned_heads={"0": [1]})(path)
-    with pytest.raises(CheckpointError, match=says("record of removed heads", "can only go together")):
+    with pytest.raises(CheckpointError, match=says("record of removed heads", "can only be removed together")):
         headprune.load(path)
 
 
@@ -268,7 +268,7 @@ def test_a_name_that_is_neither_here_nor_on_the_hub(tmp_path: Path, monkeypatch:
 
 TARGETS = {
     "a-file": ("notes.txt", says("notes.txt is a file; choose a directory to save to")),
-    "below-a-file": ("notes.txt/model", says("Cannot write to", "choose another place")),
+    "below-a-file": ("notes.txt/model", says("Cannot write to", "choose another directory")),
     "not-a-checkpoint": ("photos", says("photos exists and holds something that is not a checkpoint", "new directory")),
 }
 

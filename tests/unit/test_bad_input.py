@@ -49,10 +49,14 @@ SELECTIONS = {
     "part-of-a-group": (
         "llama-gqa",
         [(1, 2)],
-        says("shares its KV head", "heads [2, 3] can only go together", "add [3]"),
+        says("shares its KV head", "heads [2, 3] can only be removed together", "add [3]"),
     ),
-    "part-of-mqa": ("llama-mqa", [(0, 0), (0, 1)], says("heads [0, 1, 2, 3] can only go together", "add [2, 3]")),
-    "part-of-a-fused-group": ("phi3", [(0, 5)], says("heads [4, 5] can only go together", "add [4]")),
+    "part-of-mqa": (
+        "llama-mqa",
+        [(0, 0), (0, 1)],
+        says("heads [0, 1, 2, 3] can only be removed together", "add [2, 3]"),
+    ),
+    "part-of-a-fused-group": ("phi3", [(0, 5)], says("heads [4, 5] can only be removed together", "add [4]")),
 }
 
 
@@ -170,7 +174,7 @@ def test_a_table_with_a_head_axis_that_a_registered_family_does_not_know() -> No
 def test_a_record_that_does_not_belong_to_the_weights() -> None:
     model = ZOO["bert"].build()
     model.config.pruned_heads = {"0": [7]}
-    with pytest.raises(UnsupportedModelError, match=says("lists head 7 for site 0", "do not belong together")):
+    with pytest.raises(UnsupportedModelError, match=says("lists head 7 for site 0", "does not match the weights")):
         headprune.resolve(model)
 
 

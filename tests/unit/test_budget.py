@@ -11,7 +11,7 @@ import torch
 from headprune.errors import ScheduleError
 from headprune.measure.costs import flops, total_parameters
 from headprune.search.allocate import Curve, allocate, groups
-from headprune.search.budget import Budget, check_reachable, ladder, points, prices
+from headprune.search.budget import Budget, check_reachable, intermediate_shares, points, prices
 from headprune.search.config import PruneConfig
 from headprune.search.selection import choose, least_left, ranked
 from headprune.surgery.remove_units import remove_units
@@ -43,14 +43,14 @@ def test_points_that_make_no_sense(value: object, name: str, said: str) -> None:
 
 
 def test_a_ladder_goes_down_in_equal_ratios_through_every_point() -> None:
-    assert ladder((0.5,), 2) == pytest.approx([0.5**0.5, 0.5])
-    rungs = ladder((0.8, 0.5), 3)
+    assert intermediate_shares((0.5,), 2) == pytest.approx([0.5**0.5, 0.5])
+    rungs = intermediate_shares((0.8, 0.5), 3)
     assert rungs == pytest.approx([0.8, (0.8 * 0.5) ** 0.5, 0.5])  # one third of the way, then two
     assert {0.8, 0.5} <= {*rungs}
-    assert ladder((0.3,), 1) == [0.3]
-    assert ladder((0.6, 0.5, 0.4, 0.3, 0.2), 1) == [0.6, 0.5, 0.4, 0.3, 0.2]
-    assert len(ladder((0.6, 0.5, 0.4, 0.3, 0.2), 6)) == 7  # few more than the last alone takes
-    assert ladder((0.0,), 2) == [0.5, 0.0]
+    assert intermediate_shares((0.3,), 1) == [0.3]
+    assert intermediate_shares((0.6, 0.5, 0.4, 0.3, 0.2), 1) == [0.6, 0.5, 0.4, 0.3, 0.2]
+    assert len(intermediate_shares((0.6, 0.5, 0.4, 0.3, 0.2), 6)) == 7  # few more than the last alone takes
+    assert intermediate_shares((0.0,), 2) == [0.5, 0.0]
 
 
 @pytest.mark.parametrize("name", ["bert", "llama-gqa", "gpt2", "albert", "phi3"])
@@ -174,7 +174,7 @@ def test_a_budget_that_cannot_be_met_is_refused_with_what_could_be() -> None:
         ({"keep_flops": 0.5, "keep": 0.5}, "One budget at a time: keep_flops and keep"),
         ({"keep": 0.5, "units": "heads,neurons"}, "keep counts units of one kind"),
         ({"method": "flop"}, "There is no method 'flop'"),
-        ({"widths": "wide", "keep_flops": 0.5}, "There is no way 'wide' to share a budget"),
+        ({"widths": "wide", "keep_flops": 0.5}, "There is no allocation widths='wide'"),
     ],
 )
 def test_settings_that_contradict_each_other(options: dict, said: str) -> None:

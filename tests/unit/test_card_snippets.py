@@ -12,13 +12,13 @@ import pytest
 import torch
 import yaml
 
+import checkpoint_process
 import headprune
-import other_process
-import runs
-from headprune.report.card import model_card
-from headprune.report.usage import PLACE, TAGS
+import run_helpers
+from headprune.reports.card import model_card
+from headprune.snippets.checkpoints import HERE, PIPELINE_TAGS
 from headprune.tasks import TASKS
-from made_up_runs import make_run
+from synthetic_runs import make_run
 
 TEXT = "w7 w8 w9 w10"
 # Runs the snippets of every card in its folder, and says what they gave.
@@ -54,18 +54,18 @@ def card_of(folder: Path, task: str) -> str:
 
 @pytest.fixture(scope="module")
 def cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
-    root, m = tmp_path_factory.mktemp("cards"), runs.material()
+    root, m = tmp_path_factory.mktemp("cards"), run_helpers.material()
     uneven, even = headprune.load(m.bert), headprune.load(m.llama)
     headprune.remove(uneven, [(0, 1), (1, 0), (1, 2)])
     headprune.remove(even, [head for site in headprune.resolve(even) for head in site.unit(0)])
     models = {"uneven": (uneven, "sequence-classification"), "even": (even, "causal-lm")}
     texts = {}
     for name, (model, task) in models.items():
-        folder = headprune.save(model, root / name / PLACE)
+        folder = headprune.save(model, root / name / HERE)
         texts[name] = card_of(folder, task)
         (folder / "README.md").write_text(texts[name])
         shutil.rmtree(folder.parent / "run-folder", ignore_errors=True)
-    said = other_process.without_headprune(PROGRAM, json.dumps(list(models)), root, TEXT)
+    said = checkpoint_process.without_headprune(PROGRAM, json.dumps(list(models)), root, TEXT)
     return {name: model for name, (model, _) in models.items()}, texts, json.loads(said.splitlines()[-1])
 
 
@@ -85,7 +85,7 @@ def test_snippets_give_the_pruned_model_without_headprune(name: str, cards: Any)
 def test_the_pipeline_of_the_card_says_what_the_model_says(cards: Any) -> None:
     model = cards[0]["uneven"]
     with torch.no_grad():
-        logits = model(**runs.tokenizer()(TEXT, return_tensors="pt")).logits[0]
+        logits = model(**run_helpers.tokenizer()(TEXT, return_tensors="pt")).logits[0]
     (answer,) = cards[2]["uneven"]["pipe"]
     assert answer["label"] == model.config.id2label[int(logits.argmax())]
     assert answer["score"] == pytest.approx(float(logits.softmax(-1).max()), abs=1e-5)
@@ -94,12 +94,12 @@ def test_the_pipeline_of_the_card_says_what_the_model_says(cards: Any) -> None:
 def test_the_header_names_the_task(cards: Any) -> None:
     tags = {name: yaml.safe_load(text.split("---\n")[1])["pipeline_tag"] for name, text in cards[1].items()}
     assert tags == {"uneven": "text-classification", "even": "text-generation"}
-    assert all(re.fullmatch(r"[a-z0-9-]+", TAGS[task.name]) for task in TASKS)
+    assert all(re.fullmatch(r"[a-z0-9-]+", PIPELINE_TAGS[task.name]) for task in TASKS)
 
 
 def test_headprune_alone_where_plain_transformers_cannot(tmp_path: Path) -> None:
-    model = headprune.load(runs.material().bert)
+    model = headprune.load(run_helpers.material().bert)
     headprune.remove(model, [(0, 1)])
     text = card_of(headprune.save(model, tmp_path / "model", portable=False), "sequence-classification")
     assert "from transformers" not in text
-    assert f'headprune.load("{PLACE}")' in text
+    assert f'headprune.load("{HERE}")' in text

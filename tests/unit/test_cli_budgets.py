@@ -13,13 +13,13 @@ import typer
 from rich.console import Console
 
 import headprune
-from headprune.cli.live import LiveCurve
-from headprune.cli.main import OF_BUDGETS, app
-from headprune.cli.points import print_points
-from headprune.report.loading import load_runs
-from made_up_runs import make_run
-from runs import headprune as program
-from runs import material, prune_command, steps_of
+from headprune.cli.budget_points import print_points
+from headprune.cli.main import app
+from headprune.cli.progress import Display, LiveCurve
+from headprune.reports.run_view import load_runs
+from run_helpers import headprune as program
+from run_helpers import material, prune_command, steps_of
+from synthetic_runs import make_run
 
 QUICK = ("--rounds", "2", "--round-to", "1")
 VERBS: Any = typer.main.get_command(app)
@@ -30,9 +30,11 @@ def options(verb: str) -> set[str]:
 
 
 def test_prune_and_compare_take_budgets() -> None:
-    assert options("prune") >= {*OF_BUDGETS}
-    assert options("score") & {*OF_BUDGETS} == {"units"}
-    assert {*OF_BUDGETS} - options("compare") == {"method"}  # which is a criterion already
+    budgets = {"keep_parameters", "keep_flops", "keep_memory", "speedup", "latency_batch", "latency_tokens", "threads"}
+    budgets |= {"units", "method", "rounds", "round_to", "widths"}
+    assert options("prune") >= budgets
+    assert options("score") & budgets == {"units"}
+    assert budgets - options("compare") == {"method"}  # which is a criterion already
 
 
 def test_json_and_tables_of_several_points(tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_the_measured_speed_up_stands_beside_the_one_asked_for(width: int) -> No
     text = io.StringIO()
     print_points(record, Path("RUN"), Console(file=text, width=width))
     said = " ".join(text.getvalue().split())
-    assert "asked for 1.5x, measured 1.48x; asked for 2.0x, measured 2.03x." in said
+    assert "target 1.5x, measured 1.48x; target 2.0x, measured 2.03x." in said
     if width >= 80:
         assert "\u2026" not in said
         assert "12,000" in said
@@ -96,7 +98,7 @@ def test_the_measured_speed_up_stands_beside_the_one_asked_for(width: int) -> No
     single = {**record, "settings": {"speedup": [2.0]}, "points": [], "savings": {"shares": shares[1]}}
     text = io.StringIO()
     print_points(single, Path("RUN"), Console(file=text, width=width))
-    assert " ".join(text.getvalue().split()) == "The budget: asked for 2.0x, measured 2.03x."
+    assert " ".join(text.getvalue().split()) == "The budget: target 2.0x, measured 2.03x."
     # A rule to stop may end a run between its points: what it has is still listed, and is not the result.
     text = io.StringIO()
     print_points({**record, "points": points[:1]}, Path("RUN"), Console(file=text, width=width))
@@ -160,7 +162,7 @@ def test_live_progress_of_heads_and_neurons(tmp_path: Path) -> None:
         )
         for step in run.steps
     ]
-    curve = LiveCurve("x", None, Console(file=io.StringIO()), "flops")
+    curve = LiveCurve("x", Display(Console(file=io.StringIO()), None), "flops")
     curve.steps = steps[:7]
     last = steps[6]
     share = last.model_flops / whole
@@ -174,7 +176,7 @@ def test_live_progress_of_heads_and_neurons(tmp_path: Path) -> None:
     for measure, said in (("latency", "50.0% of the time"), ("parameters", "of the parameters"), ("memory", "memory")):
         curve.measure = measure
         assert said in curve.status().plain
-    heads = LiveCurve("x", None, Console(file=io.StringIO()))
+    heads = LiveCurve("x", Display(Console(file=io.StringIO()), None))
     heads.steps = load_runs([make_run(tmp_path / "heads", values=[0.9] * 13)])[0].steps[:4]
     assert heads.status().plain.startswith("x: 3 of 12 heads removed, metric")
     assert heads.curve()[-1].plain.startswith(" " * 8 + "0 heads removed")

@@ -1,4 +1,4 @@
-"""Comparing criteria: the numbers of the table, one run each, random trials, going on, and the sweep of alpha."""
+"""Comparing criteria: the numbers of the table, one run each, random trials, resuming, and the choice of alpha."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ from headprune.errors import CriterionError
 from headprune.measure.curves import at_share, removable, signed_area, weighted_area
 from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step
-from headprune.report.words import verdict
+from headprune.reports.format import verdict
+from headprune.run_folder import read_run
 from headprune.runs.compare import (
-    ALPHAS,
-    check_sweep,
+    check_alpha_choice,
+    choose_alpha,
     compare,
-    expand,
-    run_name,
-    sweep_alpha,
     with_alpha,
-    write_comparison,
 )
 from headprune.runs.experiment import Experiment, load
-from headprune.runs.journal import read_run
-from runs import headprune as program
-from runs import interrupt, material, steps_of, trapezoids
+from headprune.runs.studies.comparison import write_comparison
+from headprune.runs.studies.study_runs import expand, run_name
+from headprune.search.observers import Observer
+from run_helpers import headprune as program
+from run_helpers import interrupt, material, steps_of, trapezoids
 
 ACCURACY, PERPLEXITY = METRICS["accuracy"], METRICS["perplexity"]
 
@@ -122,10 +121,10 @@ def test_a_compensation_does_not_hide_a_double() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("gnorm+lsq", "There is no compensation 'lsq'; choose one of lstsq, mean, none."),
-        ("gnorm+", "There is no compensation ''; choose one of lstsq, mean, none."),
-        ("gnorm+his", "There is no compensation 'his'; choose one of lstsq, mean, none."),
-        ("hies(alpha=0.7)+LSTSQ", "There is no compensation 'LSTSQ'; choose one of lstsq, mean, none."),
+        ("gnorm+lsq", "There is no repair 'lsq'; choose one of lstsq, mean, none."),
+        ("gnorm+", "There is no repair ''; choose one of lstsq, mean, none."),
+        ("gnorm+his", "There is no repair 'his'; choose one of lstsq, mean, none."),
+        ("hies(alpha=0.7)+LSTSQ", "There is no repair 'LSTSQ'; choose one of lstsq, mean, none."),
         ("gnrm+lstsq", "There is no criterion 'gnrm'; did you mean 'gnorm'?"),
     ],
 )
@@ -140,9 +139,9 @@ def test_alpha_goes_into_the_name_and_the_compensation_stays() -> None:
     names = ["hies+lstsq", "gnorm+mean", "his", "hies(variant=B)"]
     assert with_alpha(names, 0.3) == ["hies(alpha=0.3)+lstsq", "gnorm+mean", "his", "hies(alpha=0.3,variant=B)"]
     with pytest.raises(CriterionError, match="it is there 2 times"):
-        check_sweep(["hies", "hies+lstsq"], "none")
-    assert check_sweep(["gnorm", "hies+lstsq"], "none") == "lstsq"
-    assert check_sweep(["gnorm+lstsq", "hies"], "mean") == "mean"
+        check_alpha_choice(["hies", "hies+lstsq"], "none")
+    assert check_alpha_choice(["gnorm", "hies+lstsq"], "none") == "lstsq"
+    assert check_alpha_choice(["gnorm+lstsq", "hies"], "mean") == "mean"
 
 
 def test_folder_names_are_plain_and_differ() -> None:
@@ -218,7 +217,9 @@ def test_what_is_written_beside_the_runs(compared: tuple[Path, list[Any]], tmp_p
     """The rows, what they mean, and what was compared, so that the page names the command of the comparison."""
     out = tmp_path / "all of them"
     shutil.copytree(compared[0], out)
+    before = (out / "comparison.json").read_text()
     write_comparison(out, compared[1])
+    assert (out / "comparison.json").read_text() == before  # as `compare` wrote it
     written = json.loads((out / "comparison.json").read_text())
     assert written["criteria"] == [row.to_json() for row in compared[1]]
     names = [row.name for row in compared[1]]
@@ -236,7 +237,7 @@ def test_what_is_written_beside_the_runs(compared: tuple[Path, list[Any]], tmp_p
     expected = experiment()
     assert (parsed["model"], parsed["data"]) == ([expected.model], [expected.data])
     for name in ("calibration_samples", "batch_size", "every", "schedule", "seed"):
-        assert parsed[name] == expected.asked[name]
+        assert parsed[name] == expected.explicit[name]
 
 
 def test_random_is_the_mean_of_its_trials(compared: tuple[Path, list[Any]]) -> None:
@@ -304,9 +305,15 @@ def test_a_comparison_with_other_settings_is_refused(compared: tuple[Path, list[
 def compensated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any], list[str]]:
     out = tmp_path_factory.mktemp("compensated") / "runs"
     told: list[str] = []
+
+    class Names(Observer):
+        def run(self, name: str, job: Any = None, *, again: bool = False) -> Observer:
+            told.append(name)
+            return self
+
     names = ["magnitude", "magnitude+lstsq", "magnitude+mean", "random+lstsq"]
     one = experiment(repair="none", every=4)
-    return out, compare(one, names, out, trials=2, on_run=told.append), told
+    return out, compare(one, names, out, trials=2, observer=Names()), told
 
 
 def test_a_criterion_with_its_own_compensation_has_a_run_of_its_own(compensated: Any) -> None:
@@ -325,7 +332,7 @@ def test_a_criterion_with_its_own_compensation_has_a_run_of_its_own(compensated:
         record, steps = read_run(out / name)
         assert record["settings"]["repair"] == (name.partition("+")[2] or "none")
         assert record["settings"]["criterion"] == ("random(seed=1)" if "random" in name else "magnitude")
-        assert {repair["kind"] for step in steps for repair in step.compensation} == kinds
+        assert {repair["kind"] for step in steps for repair in step.repairs} == kinds
 
 
 def test_compensation_changes_the_model_and_nothing_before_it(compensated: Any) -> None:
@@ -351,10 +358,10 @@ def test_a_comparison_with_another_compensation_for_all(compensated: Any, tmp_pa
 
 
 @pytest.mark.parametrize("repair", ["none", "lstsq"])
-def test_the_sweep_takes_the_alpha_with_the_largest_weighted_area(repair: Any) -> None:
+def test_alpha_auto_takes_the_largest_weighted_area(repair: Any) -> None:
     one = experiment(criterion="hies", repair=repair)
     alphas = (0.0, 0.5, 0.9)
-    best, areas = sweep_alpha(one, alphas)
+    best, areas = choose_alpha(one, alphas)
     task, calibration, _ = load(one)
     expected = {}
     for alpha in alphas:
@@ -372,15 +379,11 @@ def test_the_sweep_takes_the_alpha_with_the_largest_weighted_area(repair: Any) -
     assert len(set(areas.values())) > 1
 
 
-def test_all_alphas_are_in_range() -> None:
-    assert [f"{alpha:g}" for alpha in ALPHAS] == ["0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9"]
-
-
 def test_the_program_says_which_alpha_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     m = material()
-    monkeypatch.setattr("headprune.runs.compare.sweep_alpha", lambda experiment: (0.3, {0.3: 0.71, 0.6: 0.5}))
+    monkeypatch.setattr("headprune.runs.compare.choose_alpha", lambda experiment: (0.3, {0.3: 0.71, 0.6: 0.5}))
     done = program(
-        *("compare", m.bert, "--data", m.data_csv, "--criteria", "hies,magnitude", "--alpha", "sweep"),
+        *("compare", m.bert, "--data", m.data_csv, "--criteria", "hies,magnitude", "--alpha", "auto"),
         *("--out", tmp_path / "runs", "--calibration-samples", "8", "--every", "6", "--json"),
     )
     assert done.code == 0, done.err
@@ -395,7 +398,7 @@ def test_the_table(compared: tuple[Path, list[Any]], width: int) -> None:
 
     from rich.console import Console
 
-    from headprune.cli.tables import print_comparison
+    from headprune.cli.comparison_table import print_comparison
 
     out, rows = compared
     text = io.StringIO()

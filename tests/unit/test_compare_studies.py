@@ -1,4 +1,4 @@
-"""Sweeps: laid out as runs, asked for by files and by options, compared at budgets, ranked over all comparisons."""
+"""Studies: laid out as runs, from files and from options, compared at budgets, ranked over all comparisons."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headprune.cli.studies import ProgressTable, print_at_budget
+from headprune.cli.progress import Display, ProgressTable
+from headprune.cli.study_tables import print_at_budget
 from headprune.criteria import make
-from headprune.errors import DataError, HeadpruneError, RunError, ScheduleError, SweepError
-from headprune.measure.at_budget import AtBudget, Lead
+from headprune.errors import DataError, HeadpruneError, RunError, ScheduleError, StudyError
+from headprune.measure.compare_at_budget import AtBudget, Lead
 from headprune.measure.intervals import Interval
 from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step
-from headprune.runs.compare import compare_group
-from headprune.runs.journal import read_run
-from headprune.runs.studies import running, summary
-from headprune.runs.studies.asked import Study, parse_seeds, read_sweep, study_of
-from headprune.runs.studies.plan import Group, Job, plan_group, plan_study, short_names
-from headprune.runs.studies.running import OneAfterTheOther, Watch, run_jobs
-from headprune.runs.studies.summary import Compared, standings, write_index
+from headprune.run_folder import read_run
+from headprune.runs.studies import run_study
+from headprune.runs.studies.comparison import compare_group
+from headprune.runs.studies.run_study import SerialExecutor, run_jobs
+from headprune.runs.studies.spec import Study, parse_seeds, read_study, study_of
+from headprune.runs.studies.study_runs import Group, Job, make_group, make_groups, short_names
+from headprune.runs.studies.summary import GroupResult, standings, write_index
 from headprune.search.config import Experiment
-from runs import headprune as program
-from runs import material
+from headprune.search.observers import Observer
+from run_helpers import headprune as program
+from run_helpers import material
 
 ACCURACY = METRICS["accuracy"]
 
@@ -49,7 +51,7 @@ def test_a_study_is_the_product_of_its_lists() -> None:
             "batch_size": 5,
         }
     )
-    groups = plan_study(study, Path("out"))
+    groups = make_groups(study, Path("out"))
     found = {
         (
             one.model,
@@ -80,13 +82,15 @@ def test_a_study_is_the_product_of_its_lists() -> None:
     assert len({job.folder for job in jobs}) == len(jobs)
     assert Path("out/b/y-dev.tsv/seed7/flops-0.8-0.3/random-seed8") in {job.folder for job in jobs}
     assert all(job.experiment.batch_size == 5 and not job.experiment.explore for job in jobs)
-    assert len({(job.experiment.model, job.experiment.data) for job in jobs if job.subject == jobs[0].subject}) == 1
+    assert (
+        len({(job.experiment.model, job.experiment.data) for job in jobs if job.subject_number == jobs[0].subject}) == 1
+    )
     assert study.size == len(groups) == 24
 
 
 def test_one_comparison_stays_in_its_directory() -> None:
     study = study_of({"models": ["m"], "data": ["d.csv"], "criteria": ["magnitude"]})
-    (group,) = plan_study(study, Path("out"))
+    (group,) = make_groups(study, Path("out"))
     assert (group.folder, group.jobs[0].folder) == (Path("out"), Path("out/magnitude"))
     assert group.experiment.repair == "none"  # as published, which is what compare does
     assert group.jobs[0].experiment.explore
@@ -94,7 +98,7 @@ def test_one_comparison_stays_in_its_directory() -> None:
 
 def test_pairs_are_not_crossed() -> None:
     pairs = [{"model": "a", "data": "x.csv"}, {"model": "b", "data": "y.csv", "split": "test"}]
-    groups = plan_study(study_of({"pairs": pairs, "criteria": ["magnitude"]}), Path("out"))
+    groups = make_groups(study_of({"pairs": pairs, "criteria": ["magnitude"]}), Path("out"))
     assert [(one.experiment.model, one.experiment.data, one.experiment.split) for one in groups] == [
         *(("a", "x.csv", None), ("b", "y.csv", "test"))
     ]
@@ -106,7 +110,7 @@ def test_places_have_names_of_their_own() -> None:
     assert short_names(["org/name with spaces"]) == {"org/name with spaces": "name-with-spaces"}
     assert len(set(short_names(["a/b", "a-b", "c/a-b"]).values())) == 3
     same = [{"model": "m", "data": "d.csv", "split": split} for split in ("one", "two")]
-    groups = plan_study(study_of({"pairs": same, "criteria": ["magnitude"]}), Path("out"))
+    groups = make_groups(study_of({"pairs": same, "criteria": ["magnitude"]}), Path("out"))
     assert [group.folder.parts[2] for group in groups] == ["d.csv", "d.csv-2"]
 
 
@@ -125,8 +129,8 @@ same_data: true
 
 
 def test_a_file_asks_for_what_options_ask_for(tmp_path: Path) -> None:
-    (tmp_path / "sweep.yaml").write_text(GOOD)
-    assert study_of(read_sweep(tmp_path / "sweep.yaml")) == Study(
+    (tmp_path / "study.yaml").write_text(GOOD)
+    assert study_of(read_study(tmp_path / "study.yaml")) == Study(
         subjects=({"model": "m", "data": "d.csv"}, {"model": "m", "data": "e.csv", "label_column": "gold"}),
         criteria=("magnitude", "hies(alpha=0.3,variant=B)"),
         seeds=(0, 1),
@@ -139,7 +143,7 @@ def test_a_file_asks_for_what_options_ask_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("modles: [m]", "has 'modles', which is no option of a sweep; did you mean 'models'?"),
+        ("modles: [m]", "has 'modles', which is not an option of a study; did you mean 'models'?"),
         ("criterion: gnorm", "did you mean 'criteria'?"),
         ("batchsize: 4", "did you mean 'batch_size'?"),
         ("- one\n- two", "must hold names and values"),
@@ -158,12 +162,12 @@ def test_a_file_asks_for_what_options_ask_for(tmp_path: Path) -> None:
         ("models: m\ndata: d.csv\ncriteria: gnorm\nunits: neurons", "Neurons are compared at a budget"),
         ("models: m\ndata: [{data: d.csv, splt: a}]\ncriteria: gnorm", "did you mean 'split'?"),
         ("models: m\ndata: [{split: a}]\ncriteria: gnorm", "An entry of data lacks its data"),
-        ("models: [3]\ndata: d.csv\ncriteria: gnorm", "An entry of models names model, but there is 3."),
+        ("models: [3]\ndata: d.csv\ncriteria: gnorm", "An entry of models has to name model, not 3."),
     ],
 )
 def test_a_bad_file_is_refused_in_one_sentence(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "sweep.yaml").write_text(text)
-    done = program("compare", "--sweep", tmp_path / "sweep.yaml", "--out", tmp_path / "out")
+    (tmp_path / "study.yaml").write_text(text)
+    done = program("compare", "--study", tmp_path / "study.yaml", "--out", tmp_path / "out")
     assert done.code == 2
     assert said in done.err
     assert len(done.err.strip().splitlines()) == 1
@@ -175,11 +179,11 @@ def test_a_bad_file_is_refused_in_one_sentence(text: str, said: str, tmp_path: P
     [
         (["--seeds", "1,x"], "--seeds takes whole numbers"),
         (["--seeds", "1", "--seed", "2"], "--seed and --seeds are both given"),
-        (["--workers", "2"], "--workers goes with --on ray"),
+        (["--workers", "2"], "--workers needs --on ray"),
         (["--on", "spark"], "--on takes ray, ray://HOST:PORT, HOST:PORT or auto, not 'spark'."),
-        (["--seeds", "0,1", "--alpha", "sweep"], "--alpha sweep is for one comparison"),
+        (["--seeds", "0,1", "--alpha", "auto"], "--alpha auto is for one comparison"),
         (["--keep-flops", "2"], "keep_flops must be between 0 and 1"),
-        (["--keep-flops", "0.5", "--sweep", "nowhere.yaml"], "There is no sweep file nowhere.yaml"),
+        (["--keep-flops", "0.5", "--study", "nowhere.yaml"], "There is no study file nowhere.yaml"),
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(words: list[str], said: str, tmp_path: Path) -> None:
@@ -193,7 +197,7 @@ def test_bad_options_are_refused_in_one_sentence(words: list[str], said: str, tm
 
 def test_seeds_are_parsed() -> None:
     assert parse_seeds("0,1, -2") == [0, 1, -2]
-    with pytest.raises(SweepError):
+    with pytest.raises(StudyError):
         parse_seeds("")
 
 
@@ -209,25 +213,25 @@ def experiment(**options: Any) -> Experiment:
 def test_what_a_later_run_would_refuse_is_refused_before_the_first(tmp_path: Path) -> None:
     """The second criterion needs labels, which the data does not have."""
     one = experiment(data=material().unlabelled_csv)
-    group = plan_group(one, ["magnitude", "his"], tmp_path / "out")
+    group = make_group(one, ["magnitude", "his"], tmp_path / "out")
     with pytest.raises(DataError, match="'his' needs labels"):
-        run_jobs(group.jobs, OneAfterTheOther(), watch=Watch())
+        run_jobs(group.jobs, SerialExecutor(), observer=Observer())
     assert not (tmp_path / "out").exists()
 
 
 def test_a_budget_that_cannot_be_met_is_refused_before_the_first(tmp_path: Path) -> None:
-    group = plan_group(experiment(keep_parameters=0.01), ["magnitude"], tmp_path / "out")
+    group = make_group(experiment(keep_parameters=0.01), ["magnitude"], tmp_path / "out")
     with pytest.raises(ScheduleError, match="with nothing but the vocabulary left it would still be"):
-        run_jobs(group.jobs, OneAfterTheOther(), watch=Watch())
+        run_jobs(group.jobs, SerialExecutor(), observer=Observer())
     assert not (tmp_path / "out").exists()
 
 
 def test_the_folder_of_another_run_is_refused_before_the_first(tmp_path: Path) -> None:
-    group = plan_group(experiment(), ["magnitude", "random"], tmp_path / "out")
+    group = make_group(experiment(), ["magnitude", "random"], tmp_path / "out")
     (tmp_path / "out" / "random-seed0").mkdir(parents=True)
     (tmp_path / "out" / "random-seed0" / "notes.txt").write_text("mine")
     with pytest.raises(RunError, match="something that is not a run"):
-        run_jobs(group.jobs, OneAfterTheOther(), watch=Watch())
+        run_jobs(group.jobs, SerialExecutor(), observer=Observer())
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["random-seed0"]
 
 
@@ -239,16 +243,16 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: 
         if "magnitude" in folder.name:
             raise DataError(f"{folder.name} is bad.")
 
-    monkeypatch.setattr(running, "run_experiment", run)
-    monkeypatch.setattr(running, "check_subject", lambda jobs: None)
-    group = plan_group(experiment(), ["magnitude", "random", "inverse:magnitude"], tmp_path / "out")
+    monkeypatch.setattr(run_study, "run_experiment", run)
+    monkeypatch.setattr(run_study, "check_model_and_data", lambda jobs: None)
+    group = make_group(experiment(), ["magnitude", "random", "inverse:magnitude"], tmp_path / "out")
     with pytest.raises(RunError) as caught:
-        run_jobs(group.jobs, OneAfterTheOther(), watch=Watch())
+        run_jobs(group.jobs, SerialExecutor(), observer=Observer())
     assert ran == ["magnitude", "random-seed0", "inverse-magnitude"]
     first = tmp_path / "out" / "magnitude"
-    assert str(caught.value) == f"2 of 3 runs failed, the others are done; the first is {first}: magnitude is bad."
+    assert str(caught.value) == f"2 of 3 runs failed, the others are finished; the first is {first}: magnitude is bad."
     with pytest.raises(DataError, match=r"^magnitude is bad\.$"):
-        run_jobs(group.jobs[:2], OneAfterTheOther(), watch=Watch())
+        run_jobs(group.jobs[:2], SerialExecutor(), observer=Observer())
 
 
 @pytest.fixture(scope="module")
@@ -292,13 +296,13 @@ def test_at_a_budget_the_models_at_the_end_are_compared(budgeted: tuple[Path, An
 
 def test_the_index_has_every_comparison(budgeted: tuple[Path, Any]) -> None:
     out, done = budgeted
-    written = json.loads((out / "sweep.json").read_text())
+    written = json.loads((out / "study.json").read_text())
     assert done.json == {"runs": str(out), **written}
     assert [group["budget"] for group in written["groups"]] == ["keep_parameters 0.9", "keep_flops 0.8"]
     for group in written["groups"]:
         rows = json.loads((out / group["folder"] / "comparison.json").read_text())["criteria"]
         assert [(one["name"], one["value"]) for one in group["criteria"]] == [(r["name"], r["metric"]) for r in rows]
-    lines = list(csv.DictReader(io.StringIO((out / "sweep.csv").read_text())))
+    lines = list(csv.DictReader(io.StringIO((out / "study.csv").read_text())))
     assert [(line["Budget"], line["Criterion"], float(line["Value"])) for line in lines] == [
         (group["folder"].split("/")[-1], one["name"], one["value"])
         for group in written["groups"]
@@ -310,7 +314,7 @@ def test_a_table_at_a_budget(budgeted: tuple[Path, Any]) -> None:
     m = material()
     one = Experiment(model=m.bert, data=m.data_csv, repair="none", keep_flops=0.8)
     folder = budgeted[0] / "bert" / "data.csv" / "seed0" / "flops-0.8"
-    rows: Any = compare_group(plan_group(one, ["magnitude", "random"], folder, trials=2))
+    rows: Any = compare_group(make_group(one, ["magnitude", "random"], folder, trials=2))
     text = io.StringIO()
     print_at_budget(folder, rows, Console(file=text, width=100))
     table = " ".join(text.getvalue().split())
@@ -326,11 +330,11 @@ def row(name: str, value: float) -> AtBudget:
     return AtBudget(name, [name], ACCURACY, value, Interval(0.0, 1.0), None, {}, {}, None)
 
 
-def comparison(values: dict[str, float], place: tuple[str, ...], **options: Any) -> Compared:
+def comparison(values: dict[str, float], place: tuple[str, ...], **options: Any) -> GroupResult:
     rows = [row(name, value) for name, value in sorted(values.items(), key=lambda item: -item[1])]
     rows[0].ahead.append(Lead(rows[1].name, None, "made up"))
     shared = experiment(keep_flops=0.5, **options)
-    return Compared(Group(shared, Path("out", *place), {}, place), list(rows))
+    return GroupResult(Group(shared, Path("out", *place), {}, place), list(rows))
 
 
 def test_mean_ranks_with_ties(tmp_path: Path) -> None:
@@ -356,7 +360,7 @@ def test_mean_ranks_with_ties(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_ranked_have_no_rank() -> None:
     rows: list[Any] = [row("a", 0.9), row("b", 0.8)]  # metrics differ, so none is ahead of another
-    one = Compared(Group(experiment(), Path("out"), {}, ("m", "d", "seed0", "curve")), rows)
+    one = GroupResult(Group(experiment(), Path("out"), {}, ("m", "d", "seed0", "curve")), rows)
     assert (one.ranks, one.best, standings([one])) == ({}, None, [])
 
 
@@ -371,12 +375,11 @@ def test_all_runs_are_in_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
     place = ("bert", "d.csv", "seed3", "curve")
     jobs = [Job(experiment(seed=number), Path(f"run{number}"), f"criterion{number}", place) for number in range(4)]
     console = Console(file=io.StringIO(), width=120, height=40)
-    table = ProgressTable(console, None)
-    table.begin(jobs)
-    table.started(jobs[0])
-    table.stepped(jobs[0], step(5, 0.75))
-    table.started(jobs[1], again=True)
-    table.ended(jobs[2], HeadpruneError("It is bad."))
+    table = ProgressTable(Display(console, None))
+    table.study(jobs, [])
+    table.run(jobs[0].name, jobs[0]).step(step(5, 0.75), {})
+    table.run(jobs[1].name, jobs[1], again=True)
+    table.run(jobs[2].name, jobs[2]).end(HeadpruneError("It is bad."))
     console.print(table.table())
     text = console.file.getvalue()  # type: ignore[attr-defined]
     rows = [line.split() for line in text.splitlines()]
@@ -392,14 +395,14 @@ def test_runs_that_are_finished_are_not_run_again(budgeted: tuple[Path, Any], mo
     one = Experiment(
         model=m.bert, data=m.data_csv, repair="none", keep_flops=0.8, rounds=1, round_to=1, calibration_samples=8
     )
-    group = plan_group(one, ["magnitude", "random"], budgeted[0] / "bert/data.csv/seed0/flops-0.8", trials=2)
+    group = make_group(one, ["magnitude", "random"], budgeted[0] / "bert/data.csv/seed0/flops-0.8", trials=2)
 
-    class Refuses(OneAfterTheOther):
-        def __enter__(self) -> OneAfterTheOther:
+    class Refuses(SerialExecutor):
+        def __enter__(self) -> SerialExecutor:
             raise AssertionError("There is nothing to do.")
 
-    monkeypatch.setattr(summary, "write_comparison", lambda *_: None)
-    (found,) = summary.run_study([group], Refuses())
+    monkeypatch.setattr(run_study, "write_comparison", lambda *_: None)
+    (found,) = run_study.run_study([group], Refuses())
     assert {row.name for row in found.rows} == {"magnitude", "random"}
     with pytest.raises(AssertionError, match="nothing to do"):
-        summary.run_study([plan_group(one, ["inverse:magnitude"], group.folder)], Refuses())
+        run_study.run_study([make_group(one, ["inverse:magnitude"], group.folder)], Refuses())

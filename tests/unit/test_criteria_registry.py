@@ -12,7 +12,7 @@ import headprune
 from headprune.criteria import REGISTRY, make
 from headprune.errors import CriterionError, RegistrationError
 from headprune.signals import GateGradients, Request
-from scoring import labelled, model_of, oracle_of, some_batches
+from score_helpers import labelled, model_of, oracle_of, some_batches
 from zoo import ZOO
 
 NAMES = {"gnorm", "his", "tis", "attribution", "entropy", "deficit", "hies", "magnitude", "taylor", "random"}

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from headprune.data import Columns, Examples, load_examples
-from headprune.data.batches import OVERHEAD
-from headprune.data.sources import read_table
+from headprune.data.batching import OVERHEAD
+from headprune.data.tables import read_table
 from headprune.errors import DataError
 from headprune.runs.experiment import Experiment, load
 from oracles import IGNORED
-from runs import COLOURS, ROWS, WORDS, bert, classifier, material, sentences, tokenizer, write_rows
+from run_helpers import COLOURS, ROWS, WORDS, bert, classifier, material, sentences, tokenizer, write_rows
 from zoo import LABELS, ZOO
 
 CLS, PAD, SEP, UNK, MASK = range(5)
@@ -310,7 +310,7 @@ def test_a_sample_is_seeded_and_at_most_everything() -> None:
     assert labels_in(examples.sample(5, seed=4)) == labels_in(examples.sample(5, seed=4))
     assert labels_in(examples.sample(99, seed=4)) == list(range(20))
     assert labels_in(examples.sample(None, seed=4)) == list(range(20))
-    with pytest.raises(DataError, match="At least one sample is needed, but 0"):
+    with pytest.raises(DataError, match="The number of samples must be at least 1, but it is 0"):
         examples.sample(0, seed=1)
 
 

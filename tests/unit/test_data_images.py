@@ -21,7 +21,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from headprune.data import Columns, load_examples
 from headprune.errors import DataError, HeadpruneError
-from runs import material, write_rows
+from run_helpers import material, write_rows
 from zoo import LABELS, VISION, ZOO
 
 SIZE = {"height": 16, "width": 16}
@@ -157,11 +157,11 @@ def test_labels_in_a_column_of_their_own_axis(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[dict[str, numpy.ndarray], str]] = {
-    "five-channels": ({"x": pictures(1, 16, 16, 5)}, "5 channels .* and the model takes 3"),
-    "one-axis": ({"x": pictures(9)}, "has 1 axes; give it as pictures x height x width"),
-    "unlike-lengths": ({"x": pictures(2, 16, 16), "y": numpy.arange(3)}, "2 pictures in x and 3 labels in y"),
+    "five-channels": ({"x": pictures(1, 16, 16, 5)}, "5 channels .*, but the model expects 3"),
+    "one-axis": ({"x": pictures(9)}, "has 1 axes; its shape must be images x height x width"),
+    "unlike-lengths": ({"x": pictures(2, 16, 16), "y": numpy.arange(3)}, "2 images in x and 3 labels in y"),
     "not-finite": ({"x": numpy.full((1, 16, 16, 3), numpy.nan)}, "numbers that are not finite"),
-    "too-large": ({"x": numpy.full((1, 16, 16, 3), 300.0)}, "numbers from 0 to 255, or from 0 to 1"),
+    "too-large": ({"x": numpy.full((1, 16, 16, 3), 300.0)}, "values from 0 to 255 or from 0 to 1"),
     "label-out-of-range": ({"x": pictures(1, 16, 16), "y": numpy.array([LABELS])}, "Label 3 in row 0 of column 'y'"),
 }
 

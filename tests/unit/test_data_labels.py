@@ -13,9 +13,9 @@ import torch
 import transformers
 
 from headprune.data import Columns, load_examples
-from headprune.data.labels import classes
+from headprune.data.labels import class_ids
 from headprune.errors import DataError
-from runs import bert, material, write_rows
+from run_helpers import bert, material, write_rows
 
 
 def named(names: dict[str, int], **settings: Any) -> Any:
@@ -53,14 +53,14 @@ def test_names_that_look_like_numbers(first: int, tmp_path: Path) -> None:
         for typed in (True, False):
             if by_name is None and by_number is None:
                 with pytest.raises(DataError, match="'label'"):
-                    classes(config, values, "label", typed=typed)
+                    class_ids(config, values, "label", typed=typed)
             elif None not in (by_name, by_number) and by_name != by_number and not typed:
                 with pytest.raises(DataError, match='"1" is a name and 1 a number'):
-                    classes(config, values, "label", typed=typed)
+                    class_ids(config, values, "label", typed=typed)
             else:
                 # A typed whole number is a number where it can be one.
                 expected = by_name if by_number is None else by_number
-                assert classes(config, values, "label", typed=typed) == expected, (values, typed)
+                assert class_ids(config, values, "label", typed=typed) == expected, (values, typed)
 
 
 def test_numbers_where_labels_are_called_by_the_next_number(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_several_numbers_per_row(suffix: str, tmp_path: Path) -> None:
 
 
 def test_another_count_of_numbers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="Row 1 of column 'label' has 3 numbers where the model says 2"):
+    with pytest.raises(DataError, match="Row 1 of column 'label' has 3 numbers, but the model predicts 2"):
         labels_of(bert(num_labels=2, problem_type="regression"), tmp_path / "x.jsonl", [[1, 2], [1, 2, 3]])
 
 

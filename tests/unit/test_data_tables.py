@@ -14,7 +14,7 @@ import pytest
 from headprune.data import load_examples
 from headprune.data.tables import read_table
 from headprune.errors import DataError, HeadpruneError
-from runs import bert, classifier, material, write_rows
+from run_helpers import bert, classifier, material, write_rows
 from zoo import ZOO
 
 ROWS = [{"text": "w5 w6", "label": 1}, {"text": "w7, w8; w9", "label": 0}]

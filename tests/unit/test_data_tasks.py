@@ -21,7 +21,7 @@ from headprune.errors import DataError
 from headprune.tasks import TASKS, task_of
 from headprune.tasks.classification import AudioClassification
 from oracles import IGNORED
-from runs import SPECIAL, bert, classifier, material, write_rows
+from run_helpers import SPECIAL, bert, classifier, material, write_rows
 from zoo import VOCAB, ZOO
 
 CLS, PAD, SEP, UNK = range(4)
@@ -133,8 +133,8 @@ def test_wrong_tags(place: Path, tmp_path: Path) -> None:
     cases: dict[str, dict[str, Any]] = {
         "Row 1 has 2 words and 1 tags": {"tokens": ["a", "b"], "tags": ["O"]},
         "Label 'ORG' in row 1": {"tokens": ["a"], "tags": ["ORG"]},
-        "Row 1 of column 'tokens' has no list without gaps": {"tokens": ["a", None], "tags": ["O", "O"]},
-        "Row 1 of column 'tags' has no list without gaps": {"tokens": ["a"], "tags": None},
+        "Row 1 of column 'tokens' has no complete list": {"tokens": ["a", None], "tags": ["O", "O"]},
+        "Row 1 of column 'tags' has no complete list": {"tokens": ["a"], "tags": None},
     }
     for message, row in cases.items():
         data = write(tmp_path / "x.jsonl", [{"tokens": ["a"], "tags": ["O"]}, row])
@@ -272,7 +272,7 @@ def test_endings_that_go_on(place: Path, tmp_path: Path) -> None:
 def test_wrong_choices(place: Path, tmp_path: Path) -> None:
     good = {"text": "gh", "choices": ["a", "b"], "label": 0}
     for message, row in [
-        ("Row 1 has 3 choices where row 0 has 2", {**good, "choices": ["a", "b", "c"]}),
+        ("Row 1 has 3 choices and row 0 has 2", {**good, "choices": ["a", "b", "c"]}),
         ("Row 1 of column 'choices' has no list", {**good, "choices": "a"}),
         ("Label 2 in row 1 of column 'label' is none of its 2 choices", {**good, "label": 2}),
         ("Row 1 of column 'label' has no label", {**good, "label": None}),
@@ -310,9 +310,9 @@ def test_a_model_without_a_head_takes_text_alone() -> None:
 @pytest.mark.parametrize("name", ["clip", "whisper"])
 def test_models_without_a_file_format_say_so(name: str) -> None:
     m = material()
-    with pytest.raises(DataError, match="give batches from Python"):
+    with pytest.raises(DataError, match="pass batches from Python"):
         load_examples(ZOO[name].build(), m.data_csv, processor=m.bert)
-    with pytest.raises(DataError, match="give batches from Python"):
+    with pytest.raises(DataError, match="pass batches from Python"):
         load_examples(classifier(), m.data_csv, processor=m.bert, task=AudioClassification(classifier()))
 
 

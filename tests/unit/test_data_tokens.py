@@ -14,11 +14,11 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headprune.data import Examples, load_examples
-from headprune.data.encoder import Encoder
-from headprune.data.lazy import Rows
+from headprune.data.lazy_rows import Rows
+from headprune.data.tokenizers import Encoder
 from headprune.errors import DataError
 from oracles import IGNORED
-from runs import ROWS, bert, classifier, material, sentences, write_rows
+from run_helpers import ROWS, bert, classifier, material, sentences, write_rows
 from zoo import VOCAB, ZOO
 
 
@@ -49,7 +49,7 @@ def test_a_tokenizer_of_its_special_tokens_alone(tmp_path: Path) -> None:
     model = classifier()
     model.save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
-    with pytest.raises(DataError, match=r"a vocabulary of 5 where the model has one of 61, .*--processor"):
+    with pytest.raises(DataError, match=r"a vocabulary of 5 and the model one of 61, .*--processor"):
         load_examples(model, material().data_csv, processor=tmp_path)
 
 
@@ -61,19 +61,21 @@ def test_the_size_of_a_vocabulary(size: int, fits: bool) -> None:
     if fits:
         assert len(load_examples(model, m.unlabelled_csv, processor=m.bert)) == ROWS
     else:
-        with pytest.raises(DataError, match=f"a vocabulary of 61 where the model has one of {size}"):
+        with pytest.raises(DataError, match=f"a vocabulary of 61 and the model one of {size}"):
             load_examples(model, m.unlabelled_csv, processor=m.bert)
 
 
 def test_text_that_the_tokenizer_does_not_know(tmp_path: Path) -> None:
     known = sentences(1)[0]
     foreign = write_rows(tmp_path / "x.csv", [{"text": "der die das und nicht", "label": 0}] * 30)
-    with pytest.raises(DataError, match=r"knows none of 100% of the text's tokens; .*--processor"):
+    with pytest.raises(
+        DataError, match=r"100% of the tokens of the text are unknown to the tokenizer at .*--processor"
+    ):
         load_examples(classifier(), foreign, processor=material().bert)
     half = write_rows(tmp_path / "y.csv", [{"text": f"der die das {known}", "label": 0}] * 30)
     assert len(load_examples(classifier(), half, processor=material().bert)) == 30
     (tmp_path / "x.txt").write_text("der die das und nicht auch")
-    with pytest.raises(DataError, match="knows none of 100%"):
+    with pytest.raises(DataError, match="100% of the tokens of the text are unknown"):
         load_examples(ZOO["gpt2"].build(), tmp_path / "x.txt", processor=material().gpt2)
 
 
@@ -94,7 +96,7 @@ def test_a_decoder_that_classifies_gets_a_padding_token(tmp_path: Path, caplog: 
     model = decoder_classifier()
     with caplog.at_level(logging.WARNING):
         examples = load_examples(model, data, processor=tmp_path)
-    assert "no padding token; it gets '<end>'" in caplog.text
+    assert "no padding token; '<end>' is used" in caplog.text
     alone = [model(input_ids=row["input_ids"][None]).logits[0] for row in examples.rows]
     (batch,) = examples.batches(3)
     together = model(**batch).logits
@@ -129,7 +131,7 @@ def test_a_text_of_nothing_is_refused_by_its_row(tmp_path: Path) -> None:
     tokens._tokenizer.pre_tokenizer = pre_tokenizers.Split("~", "removed")
     tokens.save_pretrained(tmp_path)
     data = write_rows(tmp_path / "x.csv", [{"text": text, "label": 0} for text in ("w5", "~~", "w6")])
-    with pytest.raises(DataError, match="row 1 gives no tokens"):
+    with pytest.raises(DataError, match="row 1 has no tokens"):
         load_examples(decoder_classifier(), data, processor=tmp_path)
 
 

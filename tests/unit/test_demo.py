@@ -1,19 +1,26 @@
-"""The demo's data and the pieces it is made of; the whole of it is `make demo`."""
+"""The demo's data and its parts on a small model; the whole of it is `make demo`."""
 
 from __future__ import annotations
 
+import io
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
+from transformers import AutoTokenizer
 
+import headprune
+from headprune.cli.demo import compare_with_random, make_fast, run_without_headprune, show_plain_loading
 from headprune.data import load_examples
-from headprune.data.sources import read_table
-from headprune.errors import MissingPackageError
+from headprune.data.tables import read_table
+from headprune.errors import CheckpointError, MissingPackageError
 from headprune.papers import langid
-from runs import classifier, material
+from headprune.runs.experiment import Experiment
+from run_helpers import classifier, material
 
 NEEDS_DJANGO = "the demo's data comes with it"
 
@@ -109,3 +116,53 @@ def test_fine_tuning_learns_and_leaves_the_embeddings() -> None:
     assert not torch.equal(model.bert.encoder.layer[0].attention.self.query.weight, weights)
     assert not model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def experiment(**options: Any) -> Experiment:
+    files = material()
+    return Experiment(model=files.bert, data=files.data_csv, batch_size=4, calibration_samples=8, **options)
+
+
+def test_the_curves_are_those_of_the_runs(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    rows = compare_with_random(experiment(evaluation_samples=12), tmp_path, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert sorted(row.name for row in rows) == ["random+none", "residual-gradient"]
+    counts = {row.name: row.removable["5%"] for row in rows}
+    assert f"{counts['residual-gradient']} of 12 heads can go" in text
+    assert f"at random {counts['random+none']}." in text
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_the_fast_model_is_said_as_its_run_has_it(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    record = make_fast(experiment(evaluation_samples=12, rounds=1), tmp_path / "fast", console, speedup=1.05)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    left = record["savings"]["shares"]["latency"]
+    assert f"{1 / left:.2f} times as fast" in text
+    assert f"Accuracy {record['result']['dense']:.2%} [" in text
+    assert f", {record['result']['pruned']:.2%} [" in text
+    assert (tmp_path / "fast" / "model" / "model.safetensors").is_file()
+
+
+def test_plain_transformers_runs_what_the_demo_shows(tmp_path: Path) -> None:
+    model: Any = classifier()
+    headprune.remove(model, [(0, 1), (1, 0), (1, 2)])  # layers of different width
+    headprune.save(model, tmp_path, processor=AutoTokenizer.from_pretrained(material().bert))
+    console = Console(file=io.StringIO(), width=200)
+    printed = show_plain_loading(tmp_path, "sequence-classification", console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "trust_remote_code=True" in text
+    assert "the folder carries the" in text
+    (answer,) = json.loads(printed.replace("'", '"'))
+    inputs = AutoTokenizer.from_pretrained(material().bert)("What a lovely day.", return_tensors="pt")
+    with torch.no_grad():
+        shares = model(**inputs).logits.softmax(-1)[0]
+    assert answer["label"] == model.config.id2label[int(shares.argmax())]
+    assert answer["score"] == pytest.approx(float(shares.max()), abs=1e-4)
+
+
+def test_the_fresh_process_has_no_headprune() -> None:
+    assert run_without_headprune("print(1)\nprint(2)") == "2"
+    with pytest.raises(CheckpointError, match="headprune"):
+        run_without_headprune("import headprune")

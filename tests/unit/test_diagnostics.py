@@ -14,7 +14,7 @@ from headprune.errors import DataError, HeadSelectionError
 from headprune.measure.diagnostics import gradient_change
 from helpers import assert_unchanged, state_of
 from oracles import Oracle
-from scoring import is_language_model, labelled
+from score_helpers import is_language_model, labelled
 from zoo import ZOO
 
 FAMILIES = {
@@ -91,7 +91,7 @@ def test_a_pruned_model_can_be_looked_at() -> None:
 WRONG = {
     "none": ([], "Name at least one head"),
     "unknown": ([(0, 9)], "does not exist"),
-    "half-a-group": ([(0, 0)], "can only go together"),
+    "half-a-group": ([(0, 0)], "can only be removed together"),
 }
 
 

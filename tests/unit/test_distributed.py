@@ -23,9 +23,9 @@ from headprune.runs.experiment import Experiment, run_experiment
 from headprune.search.pruner import Pruner
 from headprune.signals import tokens
 from headprune.tasks import own_batches, task_of
-from processes import commanded, together
-from runs import environment, interrupt, material, steps_of
-from subjects import with_classes
+from launch_processes import commanded, together
+from run_helpers import environment, interrupt, material, steps_of
+from task_models import with_classes
 from zoo import ZOO, text_batch
 
 COUNTS = (2, 4)
@@ -239,7 +239,7 @@ def test_a_process_that_dies_ends_the_run_and_the_same_command_goes_on(tmp_path:
     def ended(found: Any, codes: list[int]) -> None:
         assert [code for code, _, _ in found] == codes, found
         said = "".join(said for _, _, said in found)
-        assert said.count("Error: ") == said.count("has died") == said.count("same command goes on") == 1
+        assert said.count("Error: ") == said.count("has died") == said.count("same command resumes") == 1
         assert "Traceback" not in said
 
     ended(together(2, dying(1)), [1, -signal.SIGKILL])

@@ -14,40 +14,40 @@ import torch
 from safetensors.torch import load_file
 
 from headprune import distributed
-from headprune.gates.config import GateConfig
-from headprune.recovery.config import TrainConfig
-from headprune.recovery.engine import RecoveryTrainer
-from headprune.recovery.order import Pieces, SimilarLengths
-from headprune.runs import finetune, training
+from headprune.runs import finetune, train_gates
 from headprune.search.config import Experiment
-from processes import together
-from runs import material, steps_of
+from headprune.training.config import TrainConfig
+from headprune.training.gate_config import GateConfig
+from headprune.training.samplers import BatchShares, SimilarLengthSampler
+from headprune.training.trainer import ResumableRun
+from launch_processes import together
+from run_helpers import material, steps_of
 
 
 def trained(count: int, out: Path, *, dies: int | None = None) -> list[tuple[int, Any, str]]:
     """Gates and then a fine-tuning, in so many processes, one of which may die after its first checkpoint."""
     files = material()
-    asked = training.Training(
+    asked = train_gates.TrainRequest(
         experiment=Experiment(model=files.bert, data=files.data_csv, batch_size=4),
         gates=GateConfig(keep=6),
         config=TrainConfig(epochs=3, batch_size=5, learning_rate=1e-3),
     )
-    save = RecoveryTrainer._save_checkpoint
+    save = ResumableRun.on_save
 
-    def dying(self: Any, *arguments: Any) -> None:
-        save(self, *arguments)
+    def dying(self: Any, *arguments: Any, **options: Any) -> None:
+        save(self, *arguments, **options)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def work(number: int) -> Any:
         distributed.start()
         with (
-            mock.patch.object(RecoveryTrainer, "_save_checkpoint", dying if number == dies else save),
+            mock.patch.object(ResumableRun, "on_save", dying if number == dies else save),
             # Pages and times are what other tests are about, and take longer than all the rest.
-            mock.patch.object(training, "publish_run"),
+            mock.patch.object(train_gates, "publish_run"),
             mock.patch.object(finetune, "publish_run"),
-            mock.patch.object(training, "savings", return_value={}),
+            mock.patch.object(train_gates, "savings", return_value={}),
         ):
-            record = training.run_training(asked, out)
+            record = train_gates.run_training(asked, out)
         return record["result"], record["gates"], record["recovery"]["recovered"]
 
     return together(count, work)
@@ -55,9 +55,9 @@ def trained(count: int, out: Path, *, dies: int | None = None) -> list[tuple[int
 
 def test_every_step_sees_the_rows_of_one_process() -> None:
     lengths = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
-    order = SimilarLengths(lengths, 5, seed=7)
+    order = SimilarLengthSampler(lengths, 5, seed=7)
     for processes in (2, 3):
-        pieces = [list(Pieces(order, 5, processes, own)) for own in range(processes)]
+        pieces = [list(BatchShares(order, 5, processes, rank)) for rank in range(processes)]
         rows = list(order)
         for number, whole in enumerate((rows[:5], rows[5:10])):
             assert [row for piece in pieces for row in piece[number]] == whole

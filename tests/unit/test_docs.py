@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import typer
 
-import runs
+import run_helpers
 from headprune.cli.main import app
+from headprune.cli.reference import with_tables
 from headprune.criteria import REGISTRY
 from headprune.measure.metrics import METRICS
 from headprune.search.methods import METHODS
@@ -61,7 +62,7 @@ def pages_with(language: str) -> list[Any]:
 @pytest.fixture
 def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with small models and data where the documentation has its placeholders, and no network."""
-    material = runs.material()
+    material = run_helpers.material()
     shutil.copytree(material.bert, tmp_path / "path/to/a/classifier")
     shutil.copytree(material.llama, tmp_path / "path/to/a/language-model")
     shutil.copy(material.data_tsv, tmp_path / "dev.tsv")
@@ -147,36 +148,18 @@ def test_commands_named_in_sentences_exist(page: Path) -> None:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def options_of(command: Any) -> dict[str, str]:
-    """Option -> default, in the words of the documentation."""
-    result = {}
-    for parameter in command.params:
-        option, default = parameter.opts[0], parameter.default
-        if option.startswith("--"):
-            word = "none" if default is None else "off" if default is False else str(default)
-            result[option] = "required" if parameter.required else word
-    return result
+@pytest.mark.parametrize("page", ["cli.md", "runs.md"])
+def test_tables_of_options_are_those_of_the_program(page: str) -> None:
+    assert text_of(DOCS / page) == with_tables(text_of(DOCS / page)), "run python -m headprune.cli.reference docs"
 
 
-def documented_options() -> dict[str, dict[str, str]]:
-    """Verb -> option -> default as docs/cli.md has them; a section that begins with "Options of" is about several."""
+def test_every_option_of_every_verb_is_documented() -> None:
     start, *sections = re.split(r"^## ", text_of(DOCS / "cli.md"), flags=re.MULTILINE)
-    result: dict[str, dict[str, str]] = {"": _rows(start)}
-    for section in sections:
-        title, _, body = section.partition("\n")
-        shared = re.search(r"^Options of (.*)\.$", body, re.MULTILINE)
-        for verb in re.findall(r"`(\w+)`", shared[1]) if shared else [title.strip()]:
-            result.setdefault(verb, {}).update(_rows(body))
-    return result
-
-
-def _rows(text: str) -> dict[str, str]:
-    return dict(re.findall(r"^\| `(--[a-z0-9-]+)` \| ([^|]+) \|", text, re.MULTILINE))
-
-
-def test_every_option_of_every_command_is_documented() -> None:
-    expected = {verb: options_of(command) for verb, command in PROGRAM.commands.items()}
-    assert documented_options() == {"": options_of(PROGRAM), **expected}
+    documented = {section.partition("\n")[0]: section for section in sections}
+    assert set(documented) == set(PROGRAM.commands)
+    for verb, command in [("", PROGRAM), *PROGRAM.commands.items()]:
+        flags = {parameter.opts[0] for parameter in command.params if parameter.opts[0].startswith("--")}
+        assert flags == set(re.findall(r"^\| `(--[a-z0-9-]+)`", documented[verb] if verb else start, re.MULTILINE))
 
 
 @pytest.mark.parametrize("criterion", sorted(REGISTRY))

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import headprune
-from headprune.criteria.elimination_math import Unseen, convex_rises, eliminate, site_scores
+from headprune.criteria.elimination_math import HeldOutError, convex_rises, eliminate, site_scores
 from headprune.errors import CriterionError
 from headprune.signals import tokens
 from headprune.signals.sensitivity import Sensitivity
 from headprune.tasks import task_of
 from headprune.units import all_sites
-from scoring import tokens_of
+from score_helpers import tokens_of
 from zoo import ZOO
 
 
@@ -89,7 +89,7 @@ def test_errors_are_those_of_samples_that_were_not_fitted() -> None:
     """Many columns can express what they are fitted to; what they say of other samples is another matter."""
     inputs, weight = drawn(24, 8).float(), drawn(3, 8, seed=1).float()
     found = Sensitivity(inputs, [drawn(24, 3, seed=2).float()], torch.arange(24))
-    unseen = Unseen(found, inputs, weight, torch.ones(24), 1e-6)
+    unseen = HeldOutError(found, inputs, weight, torch.ones(24), 1e-6)
     left = torch.arange(6)
     wanted = inputs[:, 6:] @ weight[:, 6:].t()  # what the two that go have added
     fitted = wanted - inputs[:, left] @ torch.linalg.lstsq(inputs[:, left], wanted).solution

@@ -12,7 +12,7 @@ import torch
 from headprune.measure import energy
 from headprune.measure.energy import counters, energy_per_thousand
 from headprune.measure.savings import savings
-from runs import bert
+from run_helpers import bert
 from zoo import text_batch
 
 CPU = torch.device("cpu")

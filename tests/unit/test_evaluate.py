@@ -1,4 +1,4 @@
-"""Quality from logits, and the evaluator's manners; that it equals plain forwards is in equivalence/test_greedy.py."""
+"""Predictions from logits, and the evaluator; that it equals plain forwards is in equivalence/test_greedy.py."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 import headprune
 from headprune.measure.evaluator import Evaluator
-from headprune.measure.quality import Quality
+from headprune.measure.predictions import Predictions
 from helpers import assert_unchanged, hook_count, state_of
-from runs import counted_calls
-from scoring import labelled
+from run_helpers import counted_calls
+from score_helpers import labelled
 from zoo import ZOO
 
 
@@ -25,28 +25,28 @@ def logits_of(model: Any, batch: Any) -> torch.Tensor:
 
 def test_quality_adds_up_over_batches() -> None:
     model, batches = ZOO["bert"].build(), [labelled(ZOO["bert"], seed) for seed in (0, 1)]
-    quality = Quality(headprune.task_of(model))
+    predictions = Predictions(headprune.task_of(model))
     for batch in batches:
-        quality.add(batch, SequenceClassifierOutput(logits=logits_of(model, batch)))
+        predictions.add(batch, SequenceClassifierOutput(logits=logits_of(model, batch)))
     logits = torch.cat([logits_of(model, batch) for batch in batches])
     labels = torch.cat([batch["labels"] for batch in batches])
-    assert quality.samples == 6
-    assert torch.equal(quality.predictions, logits.argmax(-1))
-    assert torch.equal(quality.labels, labels)
-    assert quality.loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-6)
-    assert quality.counted_loss == quality.loss
+    assert predictions.samples == 6
+    assert torch.equal(predictions.values, logits.argmax(-1))
+    assert torch.equal(predictions.labels, labels)
+    assert predictions.loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-6)
+    assert predictions.counted_loss == predictions.loss
 
 
 def test_without_labels_there_are_predictions_and_no_loss() -> None:
     model, batch = ZOO["bert"].build(), ZOO["bert"].batch(0)
-    quality = Evaluator([batch])(model, headprune.resolve(model))
-    assert torch.equal(quality.predictions, logits_of(model, batch).argmax(-1))
-    assert (quality.labels, quality.loss, quality.counted_loss) == (None, None, None)
+    predictions = Evaluator([batch])(model, headprune.resolve(model))
+    assert torch.equal(predictions.values, logits_of(model, batch).argmax(-1))
+    assert (predictions.labels, predictions.loss, predictions.counted_loss) == (None, None, None)
 
 
 def test_nothing_is_known_before_the_first_batch() -> None:
-    quality = Quality(headprune.task_of(ZOO["bert"].build()))
-    assert (quality.predictions, quality.labels, quality.loss) == (None, None, None)
+    predictions = Predictions(headprune.task_of(ZOO["bert"].build()))
+    assert (predictions.values, predictions.labels, predictions.loss) == (None, None, None)
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "albert"])

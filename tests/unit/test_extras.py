@@ -15,8 +15,8 @@ import torch
 import headprune
 from headprune.errors import HeadpruneError, MissingPackageError
 from headprune.extras import need, require
-from made_up_runs import make_run
-from runs import environment, in_fork, material
+from run_helpers import environment, in_fork, material
+from synthetic_runs import make_run
 
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 EXTRAS = ("pandas", "datasets", "altair", "vl_convert", "typer", "sklearn", "jinja2", "rich", "PIL", "django")
@@ -73,6 +73,7 @@ def without_here(name: str, arguments: list[str], folder: Path) -> tuple[int, st
 PROGRAM = "from headprune.__main__ import main; main()"
 
 
+@pytest.mark.slow
 def test_a_pruned_model_loads_with_the_core_alone(tmp_path: Path) -> None:
     model = headprune.load(material().bert)
     headprune.remove(model, [(0, 1), (2, 0), (2, 3)])

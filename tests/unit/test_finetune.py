@@ -16,22 +16,23 @@ import torch
 import transformers
 from transformers import TrainerCallback
 
-import fresh
+import forked_python
 import headprune
 from headprune.data import Examples
 from headprune.errors import DataError, HeadpruneError, MissingPackageError, NonFiniteError, TrainingError
-from headprune.recovery import checkpoints
-from headprune.recovery.lora import linear_maps
-from headprune.recovery.pace import Evaluated, Plan, best_of
+from headprune.training import checkpoints
+from headprune.training.lora import linear_maps
+from headprune.training.schedule import Evaluation, TrainingSchedule, best_evaluation
 from helpers import hook_count, outputs
-from recovering import MOMENTS, build, killed, labelled, pair, same, train, unlabelled, weights
-from subjects import CASES
+from recovery_helpers import MOMENTS, build, killed, labelled, pair, same, train, unlabelled, weights
+from task_models import CASES
 from zoo import text_batch
 
 ONE_OF_EACH = list({case.task: case for case in CASES}.values())
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "train_together.py"
 
 
+@pytest.mark.slow  # every task of the table
 @pytest.mark.parametrize("lora", [0, 2], ids=["full", "lora"])
 @pytest.mark.parametrize("case", ONE_OF_EACH, ids=lambda case: case.id)
 def test_models_of_every_task_learn(case: Any, lora: int) -> None:
@@ -282,10 +283,15 @@ def test_part_of_the_data_is_held_out_where_there_is_a_choice(tmp_path: Path) ->
 def test_equal_metrics_are_told_apart_by_the_loss() -> None:
     from headprune.measure.metrics import METRICS
 
-    found = [Evaluated(0, 0.5, 1.0), Evaluated(1, 0.5, 0.7), Evaluated(2, 0.5, 0.7), Evaluated(3, float("nan"), 0.1)]
-    assert best_of(found, METRICS["accuracy"]).step == 1
-    lower = [Evaluated(0, 20.0), Evaluated(1, 10.0), Evaluated(2, 10.0)]
-    assert best_of(lower, METRICS["perplexity"]).step == 1
+    found = [
+        Evaluation(0, 0.5, 1.0),
+        Evaluation(1, 0.5, 0.7),
+        Evaluation(2, 0.5, 0.7),
+        Evaluation(3, float("nan"), 0.1),
+    ]
+    assert best_evaluation(found, METRICS["accuracy"]).step == 1
+    lower = [Evaluation(0, 20.0), Evaluation(1, 10.0), Evaluation(2, 10.0)]
+    assert best_evaluation(lower, METRICS["perplexity"]).step == 1
 
 
 @pytest.mark.parametrize(
@@ -299,10 +305,10 @@ def test_equal_metrics_are_told_apart_by_the_loss() -> None:
     ],
 )
 def test_when_evaluations_are(options: Any, batches: int, steps: set[int]) -> None:
-    plan = Plan.of(headprune.TrainConfig(**options), batches, True)
-    assert plan.evaluations == steps
-    assert plan.total == max(steps)
-    assert not Plan.of(headprune.TrainConfig(**options), batches, False).evaluations
+    schedule = TrainingSchedule.of(headprune.TrainConfig(**options), batches, True)
+    assert schedule.evaluation_steps == steps
+    assert schedule.steps == max(steps)
+    assert not TrainingSchedule.of(headprune.TrainConfig(**options), batches, False).evaluation_steps
 
 
 # --- arithmetic ---
@@ -504,9 +510,10 @@ def test_the_folder_of_another_training_is_refused(what: str, tmp_path: Path) ->
         train(other, labelled(), tmp_path, teacher=dense, learning_rate=rate)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_with_larger_batches(tmp_path: Path) -> None:
     """The losses of 2 x 2 samples a step are those of 4, and both end with one model."""
-    for done in fresh.run_together(PROGRAM, tmp_path, processes=2):
+    for done in forked_python.run_together(PROGRAM, tmp_path, processes=2):
         assert done.returncode == 0, done.stderr[-2000:]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second

@@ -14,16 +14,19 @@ import pytest
 import torch
 
 import headprune
+import headprune.cli.finetune
 import headprune.runs.finetune
+from headprune.checkpoint.fingerprint import fingerprint
+from headprune.cli import progress
 from headprune.data import load_examples
-from headprune.report.recovery import losses
-from headprune.runs.experiment import experiment_of, fingerprint
-from headprune.runs.rounds import plan_rounds
+from headprune.reports.recovery import losses
+from headprune.runs.experiment import experiment_of
+from headprune.runs.split_target import split_target
 from headprune.search.config import Experiment
 from helpers import contents
-from killing import die, dying
-from recovering import MOMENTS, killed
-from runs import (
+from kill_commands import die, dying
+from recovery_helpers import MOMENTS, killed
+from run_helpers import (
     COLOURS,
     Done,
     classifier,
@@ -35,7 +38,7 @@ from runs import (
     sentences,
     write_rows,
 )
-from runs import headprune as program
+from run_helpers import headprune as program
 
 QUICK = ("--batch-size", "8", "--learning-rate", "1e-3", "--warmup", "0")
 
@@ -168,7 +171,7 @@ def test_lora_and_labels_alone(own: tuple[Path, Path, Path]) -> None:
     assert done.code == 0, done.err
     assert done.json["dense"] == json.loads((run / "run.json").read_text())["result"]["dense"]
     assert "logits_loss" not in record_of(run)["history"][0]
-    assert "is not there any more; put it back, or leave it out with --no-distill." in sentence(refused)
+    assert "does not exist any more; restore it, or leave it out with --no-distill." in sentence(refused)
     assert record_of(run)["recovered"]  # and what was there still is
 
 
@@ -204,11 +207,11 @@ def test_points_of_a_budget(tmp_path: Path) -> None:
     budget = ("--keep-parameters", "0.95,0.9", "--evaluation-samples", "20", "--rounds", "2", "--units", "heads")
     assert program(*prune_command(m.bert, m.data_csv, out, *budget)).code == 0
     assert "has no point 'x'; there are: parameters-0.9, parameters-0.95." in sentence(finetune(out, "--point", "x"))
-    assert "leave out --point, or --rounds." in sentence(finetune(out, "--point", "parameters-0.95", "--rounds", "2"))
+    assert "leave out --point, or --cycles." in sentence(finetune(out, "--point", "parameters-0.95", "--cycles", "2"))
     assert finetune(out, "--point", "parameters-0.95").code == 0
     model, point = (headprune.load(out / name) for name in ("finetuned/model", "models/parameters-0.95"))
     assert model.config.pruned_heads == point.config.pruned_heads
-    turns = finetune(out, "--rounds", "2", "--overwrite", "--json")
+    turns = finetune(out, "--cycles", "2", "--overwrite", "--json")
     assert turns.code == 0, turns.err
     parameters = [headprune.load(place).num_parameters() for place in (m.bert, out / "finetuned" / "model")]
     assert parameters[1] <= 0.9 * parameters[0]
@@ -220,7 +223,7 @@ def test_points_of_a_budget(tmp_path: Path) -> None:
 
 def test_a_killed_recovery_goes_on_to_the_same_weights(run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "other"))
-    options = ("--epochs", "2", "--evaluations", "2", "--save-steps", "1")
+    options = ("--epochs", "2", "--evals-per-epoch", "2", "--save-steps", "1")
     assert finetune(run, *options).code == 0
     for number, moment in enumerate(MOMENTS):
         killed(lambda: finetune(other, *options), moment, 1 + number % 2)
@@ -245,7 +248,7 @@ def _killed_at(name: str, work: Callable[[], Any]) -> bool:
 
 def test_rounds_reach_the_target_of_the_run_and_go_on_after_kills(run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "other"))
-    done = finetune(run, "--rounds", "2", "--json")
+    done = finetune(run, "--cycles", "2", "--json")
     assert done.code == 0, done.err
     assert [one["left"] for one in done.json["rounds"]] == ["10 of 12 heads", "8 of 12 heads"]
     model = headprune.load(run / "finetuned" / "model")
@@ -255,23 +258,23 @@ def test_rounds_reach_the_target_of_the_run_and_go_on_after_kills(run: Path, tmp
         assert set(heads) <= set(model.config.pruned_heads[site])
     assert [entry["step"] for entry in record_of(run)["history"]] == [1, 2, 3, 4, 5, 6]
     card = (run / "finetuned" / "model" / "README.md").read_text()
-    assert "in 2 rounds of pruning and training" in card
+    assert "in 2 cycles of pruning and training" in card
     for site, heads in model.config.pruned_heads.items():
         assert f"{site}: {sorted(heads)}" in card
     assert "10 of 12 heads" in (run / "report.html").read_text()
 
     for moment, work in (("torn", 1), ("after", 0)):  # in the journal of the first round
-        assert _killed_in_journal(lambda: finetune(other, "--rounds", "2"), moment, work)
-    killed(lambda: finetune(other, "--rounds", "2"), "weights", 1)
-    killed(lambda: finetune(other, "--rounds", "2"), "marked", 2)  # in the second round
-    assert _killed_at("save", lambda: finetune(other, "--rounds", "2"))
-    assert finetune(other, "--rounds", "2").code == 0
+        assert _killed_in_journal(lambda: finetune(other, "--cycles", "2"), moment, work)
+    killed(lambda: finetune(other, "--cycles", "2"), "weights", 1)
+    killed(lambda: finetune(other, "--cycles", "2"), "marked", 2)  # in the second round
+    assert _killed_at("save", lambda: finetune(other, "--cycles", "2"))
+    assert finetune(other, "--cycles", "2").code == 0
     assert weights_of(other) == weights_of(run)
     assert record_of(other)["rounds"] == record_of(run)["rounds"]
 
 
 def _killed_in_journal(work: Callable[[], Any], moment: str, steps: int) -> bool:
-    from headprune.runs.journal import Run
+    from headprune.run_folder import Run
 
     def dying_work() -> None:
         Run.write_line = dying(Run.write_line, moment, steps)  # type: ignore[method-assign]
@@ -287,7 +290,7 @@ def _killed_in_journal(work: Callable[[], Any], moment: str, steps: int) -> bool
     ("options", "said"),
     [
         (("--epochs", "0"), "epochs must be a number above 0, not 0.0."),
-        (("--rounds", "5"), "The run removed 4 of 12 heads, too few for 5 rounds; ask for fewer."),
+        (("--cycles", "5"), "The run removed 4 of 12 heads, too few for 5 cycles; use fewer."),
         (("--point", "x"), "has no point 'x'; it has none; leave --point out."),
         (("--label-column", "nothing"), "nothing"),
     ],
@@ -313,13 +316,13 @@ def test_bad_input_writes_nothing(
         run, said = model, "is not a run directory: it has no run.json."
     elif what == "unfinished":
         interrupt(run, 2)
-        said = "has not come to its end, so it has no model; go on with it first."
+        said = "is not finished, so it has no model; resume it first."
     elif what == "dense":
         (model / "config.json").write_text((model / "config.json").read_text() + " ")
-        said = "has changed since, so it cannot teach; put the old one back, or leave it out with --no-distill."
+        said = "has changed since, so it cannot be the teacher; restore it, or leave it out with --no-distill."
     else:
         data.write_text(data.read_text() + "w9 w8,red\n")
-        said = "has changed since, so its numbers do not compare; put the old one back."
+        said = "has changed since, so its numbers cannot be compared; restore it."
     before = contents(tmp_path)
     assert said in sentence(finetune(run, *options, data=source))
     assert contents(tmp_path) == before
@@ -328,7 +331,7 @@ def test_bad_input_writes_nothing(
 def test_a_run_that_evaluates_on_everything_leaves_nothing_to_train_on(tmp_path: Path) -> None:
     m, out = material(), tmp_path / "run"
     assert program(*prune_command(m.bert, m.data_csv, out, "--keep", "11", "--calibration", training())).code == 0
-    assert "and none is left to train on; give other data" in sentence(finetune(out, data=m.data_csv))
+    assert "so none is left to train on; use other data" in sentence(finetune(out, data=m.data_csv))
 
 
 def test_a_run_that_went_on_shows_no_recovery_of_what_it_was(run: Path) -> None:
@@ -342,17 +345,38 @@ def test_a_run_that_went_on_shows_no_recovery_of_what_it_was(run: Path) -> None:
 # --- the parts of a target ---
 
 
+def test_progress_says_the_loss_and_the_last_metric(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", -1)  # every line
+    with progress.live_curve("Pruning") as observer:
+        for logs in (
+            {"step": 1, "loss": 0.5},
+            {"step": 2, "eval_metric": 0.75, "eval_loss": 0.4},
+            {"step": 3, "loss": 0.25},
+            {"step": 3, "train_runtime": 1.0},
+            {"step": 1, "loss": 0.125},  # of a second training
+        ):
+            observer.log({**logs, "steps": 3, "metric": "accuracy"})
+    assert capsys.readouterr().err.splitlines() == [
+        "Training: step 1 of 3, loss 0.5",
+        "Training: step 2 of 3, loss 0.5, accuracy 0.75 on held-out data at step 2",
+        "Training: step 3 of 3, loss 0.25, accuracy 0.75 on held-out data at step 2",
+        "Training: step 1 of 3, loss 0.125",
+    ]
+
+
 def test_parts_of_a_target() -> None:
     heads = Experiment(model="m", data="d", keep=0.5, max_drop=0.1)
-    plan = plan_rounds(heads, {"units": {"heads": [12, 6]}}, 3)
+    plan = split_target(heads, {"units": {"heads": [12, 6]}}, 3)
     assert [part["keep"] for part in plan] == [10, 8, 6]
     assert all(part["max_drop"] is None for part in plan)
     left = 1.0
-    for part in plan_rounds(Experiment(model="m", data="d", keep_flops=(0.8, 0.4)), {}, 3):
+    for part in split_target(Experiment(model="m", data="d", keep_flops=(0.8, 0.4)), {}, 3):
         left *= part["keep_flops"][0]
     assert left == pytest.approx(0.4)
     fast = 1.0
-    for part in plan_rounds(Experiment(model="m", data="d", speedup=3.0), {}, 4):
+    for part in split_target(Experiment(model="m", data="d", speedup=3.0), {}, 4):
         fast *= part["speedup"][0]
     assert fast == pytest.approx(3.0)
 

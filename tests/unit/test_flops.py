@@ -11,7 +11,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 import headprune
-from headprune.measure import costs, operations
+from headprune.measure import costs, flop_count
 from headprune.measure.costs import default_tokens, flops
 from helpers import all_units, assert_unchanged, families, flat, identical, outputs, some_heads, state_of
 from zoo import BART, BERT, CLIP_TOWER, GQA, LABELS, VISION, VOCAB, ZOO, text_batch
@@ -158,9 +158,9 @@ def test_half_precision() -> None:
 def test_the_model_runs_once_for_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only heads change between steps; anything else that changes is counted again."""
     model, calls = build("BertForTokenClassification"), []
-    operations._known.clear()  # which other tests may have filled
-    real = operations._count
-    monkeypatch.setattr(operations, "_count", lambda *args: (calls.append(1), real(*args))[1])
+    flop_count._cache.clear()  # which other tests may have filled
+    real = flop_count._count
+    monkeypatch.setattr(flop_count, "_count", lambda *args: (calls.append(1), real(*args))[1])
     for unit in all_units(headprune.resolve(model)):
         headprune.remove(model, unit)
         assert flops(model, headprune.resolve(model), tokens=TOKENS).total == truth(model, text())
@@ -192,7 +192,7 @@ def test_where_the_forward_needs_numbers_the_weights_are_counted() -> None:
     model = build("BertForSequenceClassification")
     expected = flops(model, headprune.resolve(model), tokens=TOKENS)
     asking = AskingBert(model.config).eval()
-    assert operations.count(asking, headprune.resolve(asking), [{"input_ids": ids().to("meta")}]) is None
+    assert flop_count.count(asking, headprune.resolve(asking), [{"input_ids": ids().to("meta")}]) is None
     assert flops(asking, headprune.resolve(asking), tokens=TOKENS) == expected
     assert flops(asking, headprune.resolve(asking), batch={"input_ids": ids()}) == expected
 
@@ -202,7 +202,7 @@ def test_hooks_of_others_do_not_see_the_count() -> None:
     for module in (model, model.bert.encoder.layer[0]):
         module.register_forward_hook(lambda *_: seen.append(1))
         module.register_forward_pre_hook(lambda *_: seen.append(1), with_kwargs=True)
-    assert operations.count(model, headprune.resolve(model), costs.example_inputs(model, TOKENS)) is not None
+    assert flop_count.count(model, headprune.resolve(model), costs.example_inputs(model, TOKENS)) is not None
     assert seen == []
     truth(model, text())
     assert len(seen) == 4
@@ -267,7 +267,7 @@ def test_counting_leaves_nothing_behind(kind: str, config: Any, inputs: dict[str
     twin = copy.deepcopy(model)
     model.train()
     before = state_of(model)
-    assert operations.count(model, headprune.resolve(model), costs.like(model, inputs)) is not None
+    assert flop_count.count(model, headprune.resolve(model), costs.sample_shapes(model, inputs)) is not None
     assert flops(twin, headprune.resolve(twin), batch=inputs) == flops(model, headprune.resolve(model), batch=inputs)
     assert_unchanged(model, before)
     assert model.training
@@ -280,10 +280,10 @@ def test_counting_leaves_nothing_behind(kind: str, config: Any, inputs: dict[str
 @pytest.mark.parametrize("entry", families())
 def test_every_family_is_counted_by_running_it(entry: Any) -> None:
     model = entry.build()
-    counted = operations.count(model, headprune.resolve(model), costs.example_inputs(model, None))
+    counted = flop_count.count(model, headprune.resolve(model), costs.example_inputs(model, None))
     if entry.name in ("bert-decoder-cross", "gpt2-cross"):
         assert counted is None  # their cross attention has nothing to look at
-        counted = operations.count(model, headprune.resolve(model), costs.like(model, entry.batch(0)))
+        counted = flop_count.count(model, headprune.resolve(model), costs.sample_shapes(model, entry.batch(0)))
     assert counted is not None
     assert all(cost > 0 for cost in counted.units)
 

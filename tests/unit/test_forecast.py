@@ -13,18 +13,18 @@ import torch
 import transformers
 
 import headprune
+from headprune.checkpoint.save_load import load_structure
 from headprune.measure.costs import total_parameters
 from headprune.repair.dense_targets import DenseTargets
-from headprune.runs.experiment import in_precision_of
+from headprune.runs.experiment import cast_like_checkpoint
 from headprune.search.config import PruneConfig
-from headprune.search.forecast import Calibration, Need, Shape, backward, plan
+from headprune.search.forecast import Calibration, Need, Shape, forecast, shared_terms
 from headprune.search.forecast import repair_passes as planned_passes
 from headprune.search.pruner import Pruner
 from headprune.signals.tokens import draws_for
-from headprune.store.checkpoint import load_structure
 from headprune.tasks import task_of
 from headprune.units import all_sites
-from runs import headprune as program
+from run_helpers import headprune as program
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
@@ -83,7 +83,9 @@ def structures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plans(structures: dict[str, Any]) -> dict[str, dict[str, Need]]:
-    return {name: {need.schedule: need for need in plan(model, Calibration())} for name, model in structures.items()}
+    return {
+        name: {need.schedule: need for need in forecast(model, Calibration())} for name, model in structures.items()
+    }
 
 
 def tiny(**settings: Any) -> Any:
@@ -110,7 +112,7 @@ def test_terms_of_a_7b_by_hand(plans: dict[str, dict[str, Need]]) -> None:
     assert terms["weights"] == terms["dense copy"] == 4 * CONFIGS["Llama-2-7B"][1]
     assert plans["Llama-2-7B"]["greedy"].phases["fitting"]["moments"] == 2 * 4096**2 * 8
     maps = 4 * 4096 + 2 * 11008 + 4096  # what q, k, v, o, gate, up and down give
-    assert terms["kept for backward"] == 32 * 128 * 32 * (maps + 4096 + 11008) * 4
+    assert terms["saved for backward"] == 32 * 128 * 32 * (maps + 4096 + 11008) * 4
     assert terms["logits"] == 3 * 32 * 8 * 32000 * 4 + 32 * 128 * 4096 * 4  # 8 tokens of each are 32 MB in float32
     assert plans["Llama-2-7B"]["greedy"].phases["evaluating"]["logits"] == 2 * 32 * 8 * 32000 * 4
     held = plans["Llama-2-7B"]["rounds"].phases["repairing"]
@@ -128,17 +130,17 @@ def test_small_logits_and_those_of_other_tasks_are_counted_whole() -> None:
     data = Calibration(samples=4, length=8, batch_size=4)
     shape = Shape.of(tiny(), torch.float32)
     assert shape.in_blocks
-    assert backward(shape, data)["logits"] == 3 * 4 * 8 * 50 * 4
+    assert shared_terms(shape, data)["logits, backward"] == 3 * 4 * 8 * 50 * 4
     masked = transformers.BertForMaskedLM(
         transformers.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
     )
     data = Calibration(samples=32, length=128, batch_size=32)
-    assert backward(Shape.of(masked, torch.float32), data)["logits"] == 3 * 32 * 128 * 30522 * 4
+    assert shared_terms(Shape.of(masked, torch.float32), data)["logits, backward"] == 3 * 32 * 128 * 30522 * 4
 
 
-def test_a_sweep_needs_as_much_whatever_the_depth() -> None:
+def test_layerwise_needs_as_much_whatever_the_depth() -> None:
     needs = [
-        {need.schedule: need.memory for need in plan(tiny(num_hidden_layers=layers), Calibration())}
+        {need.schedule: need.memory for need in forecast(tiny(num_hidden_layers=layers), Calibration())}
         for layers in (2, 4)
     ]
     assert needs[0]["layerwise"] == needs[1]["layerwise"]
@@ -184,7 +186,7 @@ def test_scoring_takes_as_many_passes_as_planned(schedule: str) -> None:
     next(pruner)
     with Counter(model, 3) as count:
         pruner.state.scorer.scores(pruner.state.sites)
-    needs = {need.schedule: need for need in plan(tiny(), Calibration(samples=6, length=8, batch_size=3))}
+    needs = {need.schedule: need for need in forecast(tiny(), Calibration(samples=6, length=8, batch_size=3))}
     planned = needs[schedule].per_step
     if schedule == "rounds":  # without the repair
         shape = Shape.of(tiny(), torch.float32)
@@ -244,14 +246,14 @@ def test_a_backward_pass_keeps_about_what_the_plan_says() -> None:
     data = batches(1, 4)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         headprune.score(model, data, criterion="residual-gradient(residual=False)")
-    planned = data[0]["input_ids"].numel() * Shape.of(model, torch.float32).kept * 4
+    planned = data[0]["input_ids"].numel() * Shape.of(model, torch.float32).saved * 4
     assert 0.85 < sum(storage.nbytes() for storage in held.values()) / planned < 1.0
 
 
 def test_the_copy_to_write_is_the_model_in_the_other_precision(tmp_path: Path) -> None:
     model = tiny(tie_word_embeddings=True)
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(tmp_path)
-    written = in_precision_of(tmp_path, model)
+    written = cast_like_checkpoint(tmp_path, model)
     expected = copy.deepcopy(model).to(torch.bfloat16)
     assert written.lm_head.weight is written.model.embed_tokens.weight
     assert [name for name, _ in written.named_buffers()] == [name for name, _ in expected.named_buffers()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headprune.hooks.streams import streams
+from headprune.hooks.residual_stream import streams
 from headprune.layerwise.site_passes import SitePasses
 from headprune.repair.dense_targets import DenseTargets
 from headprune.repair.front_to_back import remove_front_to_back, running_order
@@ -205,7 +205,7 @@ def test_means_go_into_biases() -> None:
     bare, batches, task, _dense = pruned("bert")
     model = ZOO["bert"].build()
     sites = all_sites(model)
-    gone = [Member(site.index, member) for site in all_sites(bare) for member in site.gone]
+    gone = [Member(site.index, member) for site in all_sites(bare) for member in site.removed]
     repairs = remove_front_to_back(model, sites, gone, batches, task, "mean")
     assert {repair.kind for repair in repairs} == {"mean"}
     old = bare.state_dict()

@@ -11,13 +11,13 @@ import pytest
 import torch
 import transformers
 
-import fresh
+import forked_python
 import headprune
-from gating import DROPLESS, QUIET, gates_after, rows, trainer_of
+from gate_helpers import DROPLESS, QUIET, gates_after, rows, trainer_of
 from headprune.errors import GateError
-from headprune.gates.learned import NAME
+from headprune.training.learned_gates import NAME
 from helpers import difference, identical, outputs
-from recovering import build, labelled, same, weights
+from recovery_helpers import build, labelled, same, weights
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "gates_together.py"
 
@@ -236,9 +236,10 @@ def test_gates_are_there_only_with_a_trainer() -> None:
         _ = headprune.GateCallback(l0=0.1).gates
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
     """The data is shared out, gradients are averaged, and every process holds the same gates."""
-    for done in fresh.run_together(PROGRAM, tmp_path, processes=2):
+    for done in forked_python.run_together(PROGRAM, tmp_path, processes=2):
         assert done.returncode == 0, done.stderr[-3000:]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headprune.errors import GateError
-from headprune.gates.hard_concrete import HardConcrete
+from headprune.training.hard_concrete import HardConcrete
 
 ALPHAS = torch.linspace(-4, 4, 17, dtype=torch.float64)
 # Every noise of a fine grid stands for the same share of draws, so that a mean over it is an integral.

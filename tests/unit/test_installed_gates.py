@@ -8,7 +8,7 @@ import torch
 import headprune
 from headprune.errors import GateError
 from helpers import difference, gated_outputs, gates_without, hook_count, identical, outputs
-from scoring import labelled
+from score_helpers import labelled
 from zoo import ZOO
 
 FAMILIES = ("bert", "albert", "llama-gqa", "t5", "gpt2", "vit")

@@ -12,15 +12,15 @@ import torch
 import headprune
 from headprune.errors import HeadpruneError
 from headprune.measure import latency, timing
-from headprune.measure.curves import rising
-from headprune.measure.latency import LatencyTable, latency_table, straight
+from headprune.measure.curves import isotonic
+from headprune.measure.latency import LatencyTable, interpolate, latency_table
 from headprune.measure.savings import measure_speedup, shares
 from headprune.measure.sublayers import counts_of, fewest_of, with_units
 from headprune.units import all_sites
 from helpers import assert_unchanged, state_of
-from runs import bert, material
-from runs import headprune as program
-from scoring import labelled
+from run_helpers import bert, material
+from run_helpers import headprune as program
+from score_helpers import labelled
 from zoo import ZOO
 
 NANO = 1e-9
@@ -41,12 +41,12 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every call runs, and takes a nanosecond for each parameter."""
     runs: list[Any] = []
 
-    def once(run: timing.Timed, clock: Any) -> float:
+    def time_once(run: timing.TimedCall, clock: Any) -> float:
         run.module(*run.before(run.args), **run.before(run.kwargs))
         runs.append(run)
         return seconds_of(run.module)
 
-    monkeypatch.setattr(timing, "once", once)
+    monkeypatch.setattr(timing, "time_once", time_once)
     return runs
 
 
@@ -129,7 +129,7 @@ def test_threads_are_put_back() -> None:
     with timing.using_threads(before + 1) as used:
         assert used == torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
-    assert timing.own_clock(1, torch.device("cpu")) is not timing.own_clock(2, torch.device("cpu"))
+    assert timing.choose_clock(1, torch.device("cpu")) is not timing.choose_clock(2, torch.device("cpu"))
 
 
 def test_numbers_below_one_are_refused() -> None:
@@ -138,16 +138,16 @@ def test_numbers_below_one_are_refused() -> None:
 
 
 def test_short_runs_have_more_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "once", lambda run, clock: 0.5)
-    run = timing.Timed(torch.nn.Identity())
-    assert len(timing.turns({"a": run, "b": run}, 2)["a"]) == 2
-    assert len(timing.turns({"a": run, "b": run}, 2, seconds_at_least=5.0)["a"]) == 5
-    assert len(timing.turns({"a": run, "b": run}, 2, seconds_at_least=1e9)["a"]) == 2 * timing.MORE
+    monkeypatch.setattr(timing, "time_once", lambda run, clock: 0.5)
+    run = timing.TimedCall(torch.nn.Identity())
+    assert len(timing.time_in_turns({"a": run, "b": run}, 2)["a"]) == 2
+    assert len(timing.time_in_turns({"a": run, "b": run}, 2, seconds_at_least=5.0)["a"]) == 5
+    assert len(timing.time_in_turns({"a": run, "b": run}, 2, seconds_at_least=1e9)["a"]) == 2 * timing.MORE
 
 
 def test_a_clock_is_read_before_and_after() -> None:
     ticks = iter([1.0, 4.0])
-    assert timing.once(timing.Timed(torch.nn.Identity(), (torch.zeros(1),)), lambda: next(ticks)) == 3.0
+    assert timing.time_once(timing.TimedCall(torch.nn.Identity(), (torch.zeros(1),)), lambda: next(ticks)) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -155,18 +155,18 @@ def test_a_clock_is_read_before_and_after() -> None:
     [([1, 2, 3], [1, 2, 3]), ([1, 3, 2], [1, 2.5, 2.5]), ([3, 2, 1], [2, 2, 2]), ([], [])],
 )
 def test_rising(values: list[float], expected: list[float]) -> None:
-    assert rising(values) == expected
+    assert isotonic(values) == expected
 
 
 def test_straight_lines() -> None:
-    assert [straight([0, 2, 4], [0.0, 1.0, 5.0], place) for place in (0, 1, 2, 3, 4)] == [0.0, 0.5, 1.0, 3.0, 5.0]
+    assert [interpolate([0, 2, 4], [0.0, 1.0, 5.0], place) for place in (0, 1, 2, 3, 4)] == [0.0, 0.5, 1.0, 3.0, 5.0]
 
 
 def test_curves_bend_as_whole_models_do() -> None:
     """Alone the time falls by the units; in the model half of them take three quarters."""
     curve = latency.Curve("heads", "encoder self", (0, 1), (0, 2, 4), (0.0, 1.0, 2.0))
     wholes = {"dense": 5.0, "heads": 1.0, 0.25: 3.0, 0.5: 4.0, 0.75: 4.5}
-    (bent,) = latency.fitted([curve], ["heads"], wholes)
+    (bent,) = latency.fit_curves([curve], ["heads"], wholes)
     assert bent.seconds == (0.0, 1.5, 2.0)
 
 
@@ -190,7 +190,7 @@ def test_speedup_and_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     pruned = with_units(dense, sites, {site.index: len(site.units()) // 2 for site in sites})
     batch, slower = labelled(ZOO["bert"], 0), iter(range(1, 1000))
     monkeypatch.setattr(
-        timing, "once", lambda run, clock: ((next(slower) + 1) // 2) * (4.0 if run.module is dense else 1.0)
+        timing, "time_once", lambda run, clock: ((next(slower) + 1) // 2) * (4.0 if run.module is dense else 1.0)
     )
     assert measure_speedup(dense, pruned, batch) == 4.0
     found = shares(dense, pruned, batch)

@@ -12,10 +12,10 @@ from torch import nn
 
 import headprune
 from headprune.hooks.layer_cache import LayerCache
-from headprune.hooks.paths import layer_path
+from headprune.hooks.module_paths import layer_path
 from headprune.measure.evaluator import Evaluator
 from helpers import all_units, identical, outputs
-from runs import counted_calls
+from run_helpers import counted_calls
 from zoo import CLIP_TOWER, VOCAB, ZOO, image_batch, spread, text_batch
 
 ROOM = 1 << 30
@@ -77,10 +77,10 @@ def test_a_tower_is_not_computed_again_for_the_other_one() -> None:
         site = next(site for site in headprune.resolve(model) if site.path.startswith(path))
         headprune.remove(model, site.units()[0])
         with counted_calls({layer: model.get_submodule(layer).layer_norm1 for layer in layers}) as counts:
-            quality = evaluator(model, headprune.resolve(model), [site.index])
+            predictions = evaluator(model, headprune.resolve(model), [site.index])
         assert {layer for layer, count in counts.items() if count} == wanted
         truth = Evaluator(batches, cache_bytes=0)(model, headprune.resolve(model))
-        assert torch.equal(quality.embeddings, truth.embeddings)
+        assert torch.equal(predictions.embeddings, truth.embeddings)
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "whisper", "gpt2-cross", "clip", "albert"])

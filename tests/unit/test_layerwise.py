@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import headprune
+from headprune.checkpoint.layer_files import LayerFiles, load_on_disk
+from headprune.checkpoint.save_load import save_weights_of
 from headprune.criteria.elimination_math import eliminate
 from headprune.errors import ScheduleError, UnsupportedModelError
 from headprune.layerwise.activation_store import ActivationStore
@@ -25,8 +27,6 @@ from headprune.search.config import PruneConfig
 from headprune.search.layerwise.choose import choose_units, precision_for
 from headprune.search.layerwise.prune_layer import PrunedLayer
 from headprune.search.layerwise.pruning import LayerwisePruning
-from headprune.store.checkpoint import save_weights_of
-from headprune.store.layer_files import LayerFiles, load_on_disk
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import task_of
 from headprune.units import sites_of
@@ -89,15 +89,15 @@ def test_layers_one_by_one_are_the_whole_model(name: str, tmp_path: Path) -> Non
     layers = [path for stack in stacks_of(model, sites_of(model, KINDS)).values() for path in stack]
     (tmp_path / "parts").mkdir()
     storage = OnDisk(model, layers, tmp_path / "parts")
-    sweep = LayerwisePruning(
+    pruning = LayerwisePruning(
         model, batches, settings, task, storage=storage, structure=dense, scratch=tmp_path / "parts"
     )
-    for pruned in sweep.layers(sweep.widths()):
+    for pruned in pruning.layers(pruning.widths()):
         assert all(repair.weight is None and repair.bias is None for repair in pruned.repairs)  # nothing piles up
     assert set(storage.there) == {1}
     save_weights_of(model, tmp_path / "pruned", storage.write_weights)
     same_weights(headprune.load(tmp_path / "pruned"), slow)
-    assert torch.equal(sweep.quality("pruned").predictions, result_predictions(slow, batches))
+    assert torch.equal(pruning.predictions("pruned").values, result_predictions(slow, batches))
 
 
 class OnDisk(LayerFiles):
@@ -121,7 +121,7 @@ class OnDisk(LayerFiles):
 def result_predictions(model: Any, batches: Sequence[Mapping[str, Any]]) -> torch.Tensor:
     from headprune.measure.evaluator import Evaluator
 
-    return Evaluator(batches, task_of(model))(model, ()).predictions
+    return Evaluator(batches, task_of(model))(model, ()).values
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_every_way_reaches_the_budget(criterion: str, repair: str) -> None:
     heads = [site.size for site in sites_of(model, KINDS) if site.kind == "heads"]
     assert len(set(heads)) == 1  # the same share everywhere
     assert result.result.model_flops <= 0.6 * result.trajectory[0].model_flops
-    errors = [(own["error"], own["error_without"]) for own in result.result.compensation]
+    errors = [(own["error"], own["error_without"]) for own in result.result.repairs]
     assert all(after <= before for after, before in errors)
     assert bool(errors) == (repair != "none")
 
@@ -179,7 +179,7 @@ def test_what_cannot_be_walked_through_is_refused(monkeypatch: pytest.MonkeyPatc
     put = ActivationStore.put
     monkeypatch.setattr(ActivationStore, "put", lambda self, number, tensor: put(self, number, tensor * 1.5))
     monkeypatch.setenv("HEADPRUNE_CACHE", str(tmp_path / "other"))
-    with pytest.raises(UnsupportedModelError, match="something else than the model"):
+    with pytest.raises(UnsupportedModelError, match="outputs are different layer by layer"):
         require_walkable(model)
 
 
@@ -206,16 +206,16 @@ def test_padding_changes_no_width() -> None:
     assert found[0] == found[1]
 
 
-def test_logits_of_a_sweep_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_of_layerwise_pruning_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = []
     for limit in (1 << 28, 0):
-        monkeypatch.setattr("headprune.hooks.logits.LIMIT", limit)
-        monkeypatch.setattr("headprune.hooks.logits.BLOCK", 4 * 3 * 61 * 2)  # two tokens at a time
+        monkeypatch.setattr("headprune.hooks.logit_blocks.LIMIT", limit)
+        monkeypatch.setattr("headprune.hooks.logit_blocks.BLOCK", 4 * 3 * 61 * 2)  # two tokens at a time
         model, batches = ZOO["llama"].build().eval(), batches_of("llama")
-        sweep = LayerwisePruning(model, batches, config(), task_of(model))
-        for _ in sweep.layers(sweep.widths()):
+        pruning = LayerwisePruning(model, batches, config(), task_of(model))
+        for _ in pruning.layers(pruning.widths()):
             pass
-        losses.append(sweep.quality("pruned").loss)
+        losses.append(pruning.predictions("pruned").loss)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -226,11 +226,11 @@ def test_logits_of_a_sweep_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
         ({"keep_flops": 0.5, "criterion": "elimination"}, "no backward pass"),
         ({"speedup": 2.0}, "keep_flops or keep_parameters"),
         ({"keep_flops": (0.8, 0.5)}, "one point"),
-        ({"units": "heads"}, "say how much may be left"),
+        ({"units": "heads"}, "set a budget with"),
         ({"keep_flops": 0.5, "max_drop": 0.1}, "without max_drop"),
     ],
 )
-def test_what_a_sweep_cannot_do_is_said(settings: dict[str, Any], words: str) -> None:
+def test_what_the_layerwise_schedule_cannot_do_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ScheduleError, match=words):
         headprune.prune(ZOO["bert"].build(), batches_of("bert"), schedule="layerwise", **settings)
 

@@ -1,4 +1,4 @@
-"""Sweeps as runs: written layer by layer, resumed at the layer they were at, and readable as every other run."""
+"""Layer-wise runs: written layer by layer, resumed at the layer where they stopped, and readable as every other run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import headprune as library
+from headprune.checkpoint.layer_files import ONEDNN_CACHE
 from headprune.runs import layerwise
 from headprune.runs.experiment import run_experiment
 from headprune.search.config import Experiment
 from headprune.search.layerwise.prune_layer import PrunedLayer
-from headprune.store.layer_files import PROGRAMS
-from runs import headprune, material, steps_of
+from headprune.search.observers import Observer
+from run_helpers import headprune, material, steps_of
 
 
 def experiment(model: str | None = None, **settings: Any) -> Experiment:
@@ -39,23 +40,26 @@ class _KilledError(Exception):
     pass
 
 
-def killed_after(layers: int) -> Any:
-    def on_layer(done: int, of: int, swept: PrunedLayer) -> None:
-        if done == layers:
-            raise _KilledError
+class KilledAfter(Observer):
+    """Ends a run after so many layers."""
 
-    return on_layer
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+
+    def layer(self, done: int, layers: int, pruned: PrunedLayer) -> None:
+        if done == self.layers:
+            raise _KilledError
 
 
 def same_runs(one: Path, other: Path) -> None:
     files = sorted(file.name for file in (one / "model").glob("*.safetensors"))
     assert files == sorted(file.name for file in (other / "model").glob("*.safetensors"))
     names = [f"model/{name}" for name in (*files, "config.json")]
-    for name in ("steps.jsonl", "curve.csv", "sweep/layers.jsonl", "sweep/widths.json", *names):
+    for name in ("steps.jsonl", "curve.csv", "layers/layers.jsonl", "layers/widths.json", *names):
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
-def test_a_sweep_goes_on_at_the_layer_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_resumes_at_its_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after the first layer and again after the second, with activations in files in between: what comes out is
     that of one process, and no layer was pruned twice."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -70,21 +74,24 @@ def test_a_sweep_goes_on_at_the_layer_it_was_at(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(layerwise.LayerFolder, "keep", keep)
     for layers, more in ((1, {}), (2, {"activations_on_disk": True})):
         with pytest.raises(_KilledError):
-            run_experiment(experiment(**more), parts, publish=False, on_layer=killed_after(layers))
-    torn = parts / "sweep" / "layers.jsonl"
+            run_experiment(experiment(**more), parts, publish=False, observer=KilledAfter(layers))
+        if layers == 1:
+            (parts / "layers").rename(parts / "sweep")  # as earlier versions called it
+    torn = parts / "layers" / "layers.jsonl"
     torn.write_text(torn.read_text() + '{"layer": "model.la')
-    (parts / "sweep" / "activations").mkdir()
-    (parts / "sweep" / "activations" / "dense-000000.safetensors").write_bytes(b"half")
+    (parts / "layers" / "activations").mkdir()
+    (parts / "layers" / "activations" / "dense-000000.safetensors").write_bytes(b"half")
     record = run_experiment(experiment(), parts, publish=False)
     same_runs(whole, parts)
     assert taken == list(dict.fromkeys(taken))
-    assert len(taken) == len((whole / "sweep" / "layers.jsonl").read_text().splitlines())
-    assert not list(parts.glob("sweep/*.safetensors"))
+    assert len(taken) == len((whole / "layers" / "layers.jsonl").read_text().splitlines())
+    assert not list(parts.glob("layers/*.safetensors"))
+    assert not (parts / "sweep").exists()
     assert record["result"]["steps"] == 1
     assert run_experiment(experiment(), parts, publish=False) == record  # a finished run is left alone
 
 
-def test_the_program_sweeps(tmp_path: Path) -> None:
+def test_prune_with_the_layerwise_schedule(tmp_path: Path) -> None:
     """Everything that other runs have is there, and the model in the folder says what the journal measured."""
     out = tmp_path / "run"
     words = ["--schedule", "layerwise", "--keep-parameters", "0.9", "--round-to", "2", "--units", "heads,neurons"]
@@ -109,7 +116,7 @@ def test_the_program_sweeps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
 def test_precision_of_the_checkpoint_is_kept(tmp_path: Path, stored: torch.dtype) -> None:
     """Computed in float32, stored as it was; and killed in between the same, since what goes on is what was stored."""
-    from runs import tokenizer
+    from run_helpers import tokenizer
     from zoo import ZOO
 
     source = tmp_path / "half"
@@ -118,14 +125,14 @@ def test_precision_of_the_checkpoint_is_kept(tmp_path: Path, stored: torch.dtype
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_experiment(experiment(str(source)), whole, publish=False)
     with pytest.raises(_KilledError):
-        run_experiment(experiment(str(source)), parts, publish=False, on_layer=killed_after(1))
+        run_experiment(experiment(str(source)), parts, publish=False, observer=KilledAfter(1))
     run_experiment(experiment(str(source)), parts, publish=False)
     same_runs(whole, parts)
     model = library.load(whole / "model")
     assert {parameter.dtype for parameter in model.parameters()} == {stored}
 
 
-def test_a_smaller_vocabulary_and_a_sweep_do_not_go_together(tmp_path: Path) -> None:
+def test_a_smaller_vocabulary_is_refused(tmp_path: Path) -> None:
     out, words = tmp_path / "run", str(material().root / "words.txt")
     given = ["--schedule", "layerwise", "--keep-flops", "0.7", "--vocabulary", words]
     done = headprune("prune", material().bert, "--data", material().data_csv, "--out", out, *given)
@@ -134,7 +141,7 @@ def test_a_smaller_vocabulary_and_a_sweep_do_not_go_together(tmp_path: Path) -> 
     assert not out.exists()
 
 
-def test_nothing_is_lost_by_what_a_sweep_refuses(tmp_path: Path) -> None:
+def test_a_refused_command_leaves_the_run_as_it_was(tmp_path: Path) -> None:
     """A bad command, even with --overwrite, leaves the run as it was; another target needs --overwrite."""
     out, data = tmp_path / "run", material().data_csv
     words = [
@@ -171,8 +178,8 @@ def test_layers_without_their_weights_are_done_again(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     run_experiment(experiment(), whole, publish=False)
     with pytest.raises(_KilledError):
-        run_experiment(experiment(), parts, publish=False, on_layer=killed_after(2))
-    (parts / "sweep" / "layer-00000.safetensors").unlink()
+        run_experiment(experiment(), parts, publish=False, observer=KilledAfter(2))
+    (parts / "layers" / "layer-00000.safetensors").unlink()
     run_experiment(experiment(), parts, publish=False)
     same_runs(whole, parts)
 
@@ -184,4 +191,4 @@ def test_programs_of_shapes_that_have_gone_are_not_kept(tmp_path: Path, monkeypa
     monkeypatch.delenv("LRU_CACHE_CAPACITY")
     run_experiment(experiment(), tmp_path / "run")
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
-    assert os.environ["LRU_CACHE_CAPACITY"] == str(PROGRAMS)
+    assert os.environ["LRU_CACHE_CAPACITY"] == str(ONEDNN_CACHE)

@@ -12,12 +12,12 @@ import torch
 
 import headprune
 from headprune.errors import EquivalenceError, GateError, ScheduleError
-from headprune.gates.config import SETTINGS
-from headprune.gates.learned import NAME
 from headprune.measure.costs import flops, total_parameters
+from headprune.training.gate_config import SETTINGS
+from headprune.training.learned_gates import NAME
 from headprune.units import all_sites
 from helpers import difference, gated_outputs, hook_count, identical, outputs
-from scoring import labelled
+from score_helpers import labelled
 from zoo import ZOO
 
 
@@ -365,7 +365,7 @@ def test_fewer_units_than_have_to_stay_are_refused(monkeypatch: pytest.MonkeyPat
         first, *others = headprune.resolve(model)
         return [first, *(dataclasses.replace(site, obstacle="it is made so") for site in others)]
 
-    monkeypatch.setattr("headprune.gates.learned.sites_of", obstructed)
+    monkeypatch.setattr("headprune.training.learned_gates.sites_of", obstructed)
     with pytest.raises(ScheduleError, match="8 units of this model have to stay, so 6 cannot be kept"):
         gates_of("bert", l0=None, keep=0.5)
     assert len(gates_of("bert", l0=None, keep=0.75)[1]) == 4
@@ -402,7 +402,7 @@ def test_what_the_model_saw_last_is_compared_where_no_batch_is_given(monkeypatch
     model, gates = gates_of()
     set_biases(gates)
     model(**labelled(ZOO["bert"], 0))
-    monkeypatch.setattr("headprune.gates.closing._fold", lambda *parts: None)
+    monkeypatch.setattr("headprune.training.gate_removal._fold", lambda *parts: None)
     with pytest.raises(EquivalenceError):
         gates.remove()
 
@@ -469,7 +469,7 @@ def test_removing_gives_what_the_closed_gates_gave(name: str, setting: str) -> N
     assert gates.remove(verify=batch) is model
     assert hook_count(model) == 0
     assert difference(outputs(model, batch), expected) < 1e-5
-    gone = {(site.index, head) for site in headprune.resolve(model) for head in site.gone}
+    gone = {(site.index, head) for site in headprune.resolve(model) for head in site.removed}
     assert gone == {tuple(member) for member in closed}
 
 
@@ -495,7 +495,7 @@ def test_a_removal_that_is_wrong_is_undone(monkeypatch: pytest.MonkeyPatch) -> N
     batch = ZOO["bert"].batch(0)
     set_biases(gates)
     before, names = outputs(model, batch), set(model.state_dict())
-    monkeypatch.setattr("headprune.gates.closing._fold", lambda *parts: None)
+    monkeypatch.setattr("headprune.training.gate_removal._fold", lambda *parts: None)
     with pytest.raises(EquivalenceError):
         gates.remove(verify=batch)
     assert set(model.state_dict()) == names

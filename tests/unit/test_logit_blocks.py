@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import headprune
-from headprune.hooks import logits
+from headprune.hooks import logit_blocks
 from headprune.measure.evaluator import Evaluator
-from scoring import labelled
+from score_helpers import labelled
 from zoo import ZOO
 
 
@@ -23,25 +23,25 @@ def test_blocks_give_the_quality_of_whole_logits(name: str, tokens: int) -> None
     sites = headprune.resolve(model)
     whole = Evaluator([batch])(model, sites)
     made: list[int] = []
-    part = logits.States.part
+    part = logit_blocks.States.part
 
-    def counted(self: logits.States, first: int, end: int) -> torch.Tensor:
+    def counted(self: logit_blocks.States, first: int, end: int) -> torch.Tensor:
         made.append(end - first)
         return part(self, first, end)
 
     size = len(batch["input_ids"]) * model.config.vocab_size * 4 * tokens
     with (
-        mock.patch.object(logits, "LIMIT", 0),
-        mock.patch.object(logits, "BLOCK", size),
-        mock.patch.object(logits.States, "part", counted),
+        mock.patch.object(logit_blocks, "LIMIT", 0),
+        mock.patch.object(logit_blocks, "BLOCK", size),
+        mock.patch.object(logit_blocks.States, "part", counted),
     ):
         found = Evaluator([batch])(model, sites)
     assert max(made) == tokens
     assert sum(made) == batch["input_ids"].shape[1] + 1  # the last token is tried first
     assert found.samples == whole.samples
-    assert torch.equal(found.predictions, whole.predictions)
+    assert torch.equal(found.values, whole.values)
     assert torch.equal(found.labels, whole.labels)
-    assert torch.equal(found.owners, whole.owners)
+    assert torch.equal(found.sample_ids, whole.sample_ids)
     assert found.loss_parts is not None
     assert whole.loss_parts is not None
     assert torch.equal(found.loss_parts[1], whole.loss_parts[1])
@@ -63,6 +63,6 @@ def test_a_head_that_looks_at_the_place_of_tokens_runs_whole() -> None:
     model.__class__ = Odd
     sites = headprune.resolve(ZOO["llama-gqa"].build())
     whole = Evaluator([batch])(model, sites)
-    with mock.patch.object(logits, "LIMIT", 0):
+    with mock.patch.object(logit_blocks, "LIMIT", 0):
         found = Evaluator([batch])(model, sites)
     assert found.loss == whole.loss

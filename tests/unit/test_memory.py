@@ -15,8 +15,8 @@ from headprune.search.config import Experiment, PruneConfig
 from headprune.search.memory import DEFAULT, cache_bytes, parse_memory, token_bytes
 from headprune.search.pruner import Pruner
 from headprune.signals.tokens import TOKEN_BYTES
-from runs import material
-from scoring import labelled
+from run_helpers import material
+from score_helpers import labelled
 from zoo import ZOO
 
 

@@ -15,20 +15,20 @@ import torch
 from typer.testing import CliRunner
 
 import headprune
-import runs
+import run_helpers
 from headprune.cli.main import app
 from headprune.errors import DataError, RegistrationError, ScheduleError
 from headprune.measure.costs import flops
 from headprune.repair.apply import plan_repairs
 from headprune.repair.front_to_back import remove_front_to_back, running_order
 from headprune.repair.regression import Sums, fit
-from headprune.repair.remove import remove_and_repair
+from headprune.repair.remove import remove_from_sites
 from headprune.search.budget import Prices
 from headprune.search.methods import METHODS, Method, method_named, register_method
 from headprune.search.selection import choose
 from headprune.tasks import task_of
 from headprune.units import Member, all_sites
-from scoring import labelled, some_batches
+from score_helpers import labelled, some_batches
 from zoo import ZOO
 
 NAMES = ["headprune", "kwon", "flap", "wanda-sp", "ziplm", "osscar", "llm-pruner", "magnitude", "random"]
@@ -142,7 +142,7 @@ def test_every_method_meets_a_budget(name: str, family: str) -> None:
     )
     left = flops(model, all_sites(model)).total / dense
     assert share - 0.2 < left <= share
-    kinds = {repair["kind"] for step in result.trajectory for repair in step.compensation}
+    kinds = {repair["kind"] for step in result.trajectory for repair in step.repairs}
     wanted = METHODS[name].repair
     if wanted == "mean" and family == "llama-gqa":
         assert kinds <= {"none"}  # it has no biases
@@ -158,14 +158,16 @@ def test_a_run_goes_on_where_it_was_interrupted(name: str, tmp_path: Path) -> No
 
     def prune(out: Path) -> list[dict[str, Any]]:
         budget = ("--method", name, "--keep-flops", "0.8,0.6", "--round-to", "1")
-        done = runs.headprune(*runs.prune_command(runs.material().bert, runs.material().data_tsv, out, *budget))
+        done = run_helpers.headprune(
+            *run_helpers.prune_command(run_helpers.material().bert, run_helpers.material().data_tsv, out, *budget)
+        )
         assert done.code == 0, done.err
-        return [{key: step[key] for key in ("removed", "metric", "compensation")} for step in runs.steps_of(out)]
+        return [{key: step[key] for key in ("removed", "metric", "compensation")} for step in run_helpers.steps_of(out)]
 
     whole = prune(tmp_path / "whole")
     assert len(whole) == 3
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
-    runs.interrupt(tmp_path / "again", 2)
+    run_helpers.interrupt(tmp_path / "again", 2)
     again = prune(tmp_path / "again")
     assert again == whole
     assert json.loads((tmp_path / "again" / "run.json").read_text())["settings"]["method"] == name
@@ -250,6 +252,6 @@ def test_sites_are_solved_one_after_the_other_on_what_the_last_one_gives(word: A
         (found,) = (repair for repair in repairs if repair.site == index)
         assert found.kind == planned.kind == word
         assert found.error == pytest.approx(planned.error)
-        remove_and_repair(by_hand, sites, own, repair=word, batches=batches, task=task)
+        remove_from_sites(by_hand, sites, own, repair=word, batches=batches, task=task)
     for one, other in zip(model.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

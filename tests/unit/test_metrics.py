@@ -15,10 +15,10 @@ import headprune
 from headprune.errors import DataError
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS, agreement, choose_metric
-from headprune.measure.quality import Quality
+from headprune.measure.predictions import Predictions
 from oracles import IGNORED
-from runs import bert
-from scoring import labelled
+from run_helpers import bert
+from score_helpers import labelled
 from zoo import VOCAB, ZOO, text_batch
 
 LABELS = [0, 0, 1, 1, 1, 2, 2, 0]
@@ -28,18 +28,18 @@ PREDICTIONS = [0, 1, 1, 1, 0, 2, 1, 0]
 TASK = headprune.task_of(bert())
 
 
-class Told(Quality):
-    """What a model would have said."""
+class FixedPredictions(Predictions):
+    """Predictions that are given instead of computed."""
 
     def __init__(self, labels: list[Any], predictions: list[Any]) -> None:
         super().__init__(TASK)
-        self._labels, self._predictions = [torch.tensor(labels)], [torch.tensor(predictions)]
+        self._labels, self._values = [torch.tensor(labels)], [torch.tensor(predictions)]
         self.samples = len(labels)
-        self._owners = [torch.arange(self.samples)]
+        self._sample_ids = [torch.arange(self.samples)]
 
 
 def value(name: str, labels: Any = None, predictions: Any = None) -> float:
-    return METRICS[name].of(Told(labels or LABELS, predictions or PREDICTIONS)).value
+    return METRICS[name].of(FixedPredictions(labels or LABELS, predictions or PREDICTIONS)).value
 
 
 def test_accuracy() -> None:
@@ -84,8 +84,8 @@ TASKS = {"bert": "accuracy", "vit": "accuracy", "gpt2": "perplexity", "llama-gqa
 @pytest.mark.parametrize("name", TASKS)
 def test_the_usual_metric_of_a_task(name: str) -> None:
     model = ZOO[name].build()
-    quality = Evaluator([labelled(ZOO[name], 0)])(model, headprune.resolve(model))
-    assert choose_metric(None, quality).name == TASKS[name]
+    predictions = Evaluator([labelled(ZOO[name], 0)])(model, headprune.resolve(model))
+    assert choose_metric(None, predictions).name == TASKS[name]
 
 
 def masked_lm() -> Any:
@@ -103,35 +103,37 @@ def masked_batch(hidden: int) -> dict[str, torch.Tensor]:
 def test_a_masked_language_model_is_judged_by_perplexity(hidden: int) -> None:
     """With one hidden token per text there are as many predictions as samples, as a classifier has."""
     model = masked_lm()
-    quality = Evaluator([masked_batch(hidden)])(model, headprune.resolve(model))
-    assert choose_metric(None, quality).name == "perplexity"
+    predictions = Evaluator([masked_batch(hidden)])(model, headprune.resolve(model))
+    assert choose_metric(None, predictions).name == "perplexity"
 
 
 def test_a_causal_language_model_on_pairs_of_tokens_is_judged_by_perplexity() -> None:
     model = ZOO["gpt2"].build()
     ids = torch.tensor([[7, 8], [9, 10]])
-    quality = Evaluator([{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])(model, headprune.resolve(model))
-    assert choose_metric(None, quality).name == "perplexity"
+    predictions = Evaluator([{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])(
+        model, headprune.resolve(model)
+    )
+    assert choose_metric(None, predictions).name == "perplexity"
 
 
 def test_unknown_metrics_are_refused_with_the_nearest_name() -> None:
-    quality = Told(LABELS, PREDICTIONS)
+    predictions = FixedPredictions(LABELS, PREDICTIONS)
     with pytest.raises(DataError, match="no metric 'matthew'; did you mean 'matthews'"):
-        choose_metric("matthew", quality)
+        choose_metric("matthew", predictions)
     with pytest.raises(DataError, match="no metric 'xyz'; there are: accuracy, subset_accuracy, f1, matthews"):
-        choose_metric("xyz", quality)
+        choose_metric("xyz", predictions)
 
 
 def test_without_labels_only_fidelity_can_be_measured() -> None:
     model = ZOO["bert"].build()
-    quality = Evaluator([ZOO["bert"].batch(0)])(model, headprune.resolve(model))
-    assert quality.labels is None
-    assert choose_metric(None, quality).name == "fidelity"
+    predictions = Evaluator([ZOO["bert"].batch(0)])(model, headprune.resolve(model))
+    assert predictions.labels is None
+    assert choose_metric(None, predictions).name == "fidelity"
     with pytest.raises(DataError, match="no labels, so accuracy cannot be measured"):
-        choose_metric("accuracy", quality)
-    own = choose_metric(lambda labels, predictions: 1.0, quality)
+        choose_metric("accuracy", predictions)
+    own = choose_metric(lambda labels, predictions: 1.0, predictions)
     with pytest.raises(DataError, match="needs labels"):
-        own.of(quality)
+        own.of(predictions)
 
 
 # --- perplexity ---
@@ -160,23 +162,23 @@ def by_hand(model: Any, batches: list[Any]) -> float:
 def test_perplexity_is_that_of_a_plain_loop(name: str) -> None:
     """Texts of different lengths: a mean of means would be another number."""
     model, batches = ZOO[name].build(), [labelled(ZOO[name], 0), labelled(ZOO[name], 1)]
-    quality = Evaluator(batches)(model, headprune.resolve(model))
-    assert METRICS["perplexity"].of(quality).value == pytest.approx(by_hand(model, batches), rel=1e-5)
-    assert quality.loss != pytest.approx(quality.counted_loss, rel=1e-4)
+    predictions = Evaluator(batches)(model, headprune.resolve(model))
+    assert METRICS["perplexity"].of(predictions).value == pytest.approx(by_hand(model, batches), rel=1e-5)
+    assert predictions.loss != pytest.approx(predictions.counted_loss, rel=1e-4)
 
 
 def test_perplexity_of_a_masked_language_model() -> None:
     model, batches = masked_lm(), [masked_batch(3), masked_batch(1)]
-    quality = Evaluator(batches)(model, headprune.resolve(model))
-    assert METRICS["perplexity"].of(quality).value == pytest.approx(by_hand(model, batches), rel=1e-5)
+    predictions = Evaluator(batches)(model, headprune.resolve(model))
+    assert METRICS["perplexity"].of(predictions).value == pytest.approx(by_hand(model, batches), rel=1e-5)
 
 
 def test_perplexity_of_knowing_nothing_is_the_vocabulary() -> None:
     model = ZOO["gpt2"].build()
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    quality = Evaluator([labelled(ZOO["gpt2"], 0)])(model, headprune.resolve(model))
-    assert METRICS["perplexity"].of(quality).value == pytest.approx(VOCAB, rel=1e-5)
+    predictions = Evaluator([labelled(ZOO["gpt2"], 0)])(model, headprune.resolve(model))
+    assert METRICS["perplexity"].of(predictions).value == pytest.approx(VOCAB, rel=1e-5)
 
 
 # --- agreement ---
@@ -184,27 +186,29 @@ def test_perplexity_of_knowing_nothing_is_the_vocabulary() -> None:
 
 def test_agreement_is_the_share_of_equal_predictions() -> None:
     labels = [0] * 4
-    assert agreement(Told(labels, [0, 1, 2, 1]), Told(labels, [0, 1, 1, 1])) == 0.75
-    assert agreement(Told(labels, [0, 1, 2, 1]), Quality(headprune.task_of(bert()))) is None
+    assert agreement(FixedPredictions(labels, [0, 1, 2, 1]), FixedPredictions(labels, [0, 1, 1, 1])) == 0.75
+    assert agreement(FixedPredictions(labels, [0, 1, 2, 1]), Predictions(headprune.task_of(bert()))) is None
 
 
 def test_agreement_of_regressors_is_their_correlation() -> None:
     one, other = [1.0, 2.0, 4.0], [1.1, 1.9, 3.0]
-    assert agreement(Told(one, one), Told(one, other)) == pytest.approx(numpy.corrcoef(one, other)[0, 1])
-    assert agreement(Told(one, one), Told(one, one)) == pytest.approx(1.0)
+    assert agreement(FixedPredictions(one, one), FixedPredictions(one, other)) == pytest.approx(
+        numpy.corrcoef(one, other)[0, 1]
+    )
+    assert agreement(FixedPredictions(one, one), FixedPredictions(one, one)) == pytest.approx(1.0)
 
 
 # --- intervals ---
 
 
-def bootstrap(name: str, told: Told, draws: int = 1000) -> tuple[float, float]:
+def bootstrap(name: str, told: FixedPredictions, draws: int = 1000) -> tuple[float, float]:
     """The slow, obvious way: draw as many samples with replacement, again and again."""
     generator = torch.Generator().manual_seed(0)
     labels, predictions = told.labels, told.predictions
     values = []
     for _ in range(draws):
         rows = torch.randint(0, len(labels), (len(labels),), generator=generator)
-        values.append(METRICS[name].of(Told(labels[rows].tolist(), predictions[rows].tolist())).value)
+        values.append(METRICS[name].of(FixedPredictions(labels[rows].tolist(), predictions[rows].tolist())).value)
     found = torch.tensor(values).quantile(torch.tensor([0.025, 0.975]))
     return float(found[0]), float(found[1])
 
@@ -220,27 +224,27 @@ def test_intervals_are_those_of_the_bootstrap(name: str) -> None:
         labels = torch.randint(0, 3, (120,), generator=generator)
         wrong = torch.rand(120, generator=generator) < 0.3
         predictions = torch.where(wrong, torch.randint(0, 3, (120,), generator=generator), labels)
-    told = Told(labels.tolist(), predictions.tolist())
+    told = FixedPredictions(labels.tolist(), predictions.tolist())
     measured = METRICS[name].of(told)
     low, high = bootstrap(name, told)
     assert measured.interval.low == pytest.approx(low, abs=(high - low) / 6)
     assert measured.interval.high == pytest.approx(high, abs=(high - low) / 6)
-    assert float(measured.outcomes.mean()) == pytest.approx(measured.value)
-    assert len(measured.outcomes) == 120
+    assert float(measured.per_sample.mean()) == pytest.approx(measured.value)
+    assert len(measured.per_sample) == 120
 
 
 def test_the_interval_of_accuracy_is_wilsons() -> None:
     """Of 10 in 10: the lower end is n / (n + z^2)."""
-    measured = METRICS["accuracy"].of(Told([1] * 10, [1] * 10))
+    measured = METRICS["accuracy"].of(FixedPredictions([1] * 10, [1] * 10))
     assert (measured.value, measured.interval.high) == (1.0, 1.0)
     assert measured.interval.low == pytest.approx(10 / (10 + 1.959964**2), rel=1e-6)
 
 
 def test_tokens_of_one_sample_are_not_independent() -> None:
     """Two samples of many tokens, one right and one wrong throughout, know little, however many tokens there are."""
-    told = Told([1] * 200, [1] * 100 + [0] * 100)
-    told._owners, told.samples = [torch.arange(200) // 100], 2
-    apart = METRICS["accuracy"].of(Told([1] * 200, [1] * 100 + [0] * 100)).interval
+    told = FixedPredictions([1] * 200, [1] * 100 + [0] * 100)
+    told._sample_ids, told.samples = [torch.arange(200) // 100], 2
+    apart = METRICS["accuracy"].of(FixedPredictions([1] * 200, [1] * 100 + [0] * 100)).interval
     together = METRICS["accuracy"].of(told).interval
     assert together.high - together.low > 5 * (apart.high - apart.low)
 
@@ -308,7 +312,10 @@ def test_a_constant_prediction_correlates_with_nothing(constant: float, rounding
     labels = numpy.linspace(-1, 1, 28)
     said = constant * (1 + rounding * numpy.cos(numpy.arange(28)))
     assert value("pearson", labels.tolist(), said.tolist()) == 0.0
-    assert agreement(Told(labels.tolist(), labels.tolist()), Told(labels.tolist(), said.tolist())) == 0.0
+    assert (
+        agreement(FixedPredictions(labels.tolist(), labels.tolist()), FixedPredictions(labels.tolist(), said.tolist()))
+        == 0.0
+    )
     small = [constant + 1e-3 * label for label in labels.tolist()]  # a small effect is none that is rounded away
     assert value("pearson", labels.tolist(), small) == pytest.approx(1.0, abs=0.01)
 

@@ -17,7 +17,7 @@ from headprune.units import FeedForward, Layout, Member, Site, all_sites, famili
 from headprune.units.cutting.record import from_ranges, to_ranges
 from headprune.units.spec import ForwardNeeds
 from helpers import assert_unchanged, outputs, state_of
-from neurons import first_layer, kept_units, layers_of, scattered
+from neuron_helpers import first_layer, kept_units, layers_of, scattered
 from zoo import GQA, ZOO, _model
 
 BITNET = _model("BitNetForCausalLM", "BitNetConfig", **GQA)
@@ -66,7 +66,9 @@ def test_a_layer_that_cannot_be_pruned_says_so() -> None:
 
 
 def test_units_of_neurons_go_together() -> None:
-    with pytest.raises(HeadSelectionError, match=r"Neuron \(0, 5\) goes with others.*\[4, 5, 6, 7\].*add \[4, 6, 7\]"):
+    with pytest.raises(
+        HeadSelectionError, match=r"Neuron \(0, 5\) is part of a group.*\[4, 5, 6, 7\].*add \[4, 6, 7\]"
+    ):
         check_removable([layer(group=4)], [Member(0, 5)])
 
 

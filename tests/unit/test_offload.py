@@ -15,7 +15,7 @@ import headprune
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.offload import input_device, is_offloaded, state_of
 from headprune.surgery.remove_units import remove_units
-from scoring import labelled
+from score_helpers import labelled
 from zoo import ZOO
 
 HEADS = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 3)]  # all of a layer, and some of another

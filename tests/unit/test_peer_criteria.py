@@ -12,12 +12,12 @@ import torch
 import headprune
 import peer_oracles
 from headprune.criteria import make
-from headprune.criteria.fisher import swapped
+from headprune.criteria.fisher import swap_units
 from headprune.errors import CriterionError, DataError
 from headprune.units import Member, all_sites
 from neuron_oracles import neuron_oracle
 from oracles import Oracle
-from scoring import differing, is_language_model, labelled, model_of, scores, some_batches
+from score_helpers import differing, is_language_model, labelled, model_of, scores, some_batches
 from zoo import ZOO
 
 ORACLES: dict[str, Any] = {
@@ -62,7 +62,7 @@ def test_fisher_of_shards_adds_up() -> None:
 def test_an_exchange_is_never_worse_than_the_smallest_squares(seed: int, count: int) -> None:
     gradients = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     smallest = gradients.square().sum(0).argsort()[:count].tolist()
-    found = swapped(gradients, count)
+    found = swap_units(gradients, count)
     assert len(set(found)) == count
     assert peer_oracles.effect(gradients, found) <= peer_oracles.effect(gradients, smallest) + 1e-12
     best = min(peer_oracles.effect(gradients, units) for units in itertools.combinations(range(7), count))
@@ -72,7 +72,7 @@ def test_an_exchange_is_never_worse_than_the_smallest_squares(seed: int, count: 
 def test_units_that_stand_in_for_each_other_do_not_leave_together() -> None:
     """Two equal gradients add up to four times the square of one; two opposite ones to nothing."""
     gradients = torch.tensor([[1.0, 1.0, -1.1]], dtype=torch.float64)
-    assert swapped(gradients, 2) in ([0, 2], [1, 2])
+    assert swap_units(gradients, 2) in ([0, 2], [1, 2])
 
 
 def test_what_is_exchanged_stays_at_its_site_in_whole_units() -> None:

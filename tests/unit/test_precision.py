@@ -11,7 +11,7 @@ import torch
 import headprune
 from headprune.signals.moments import gather
 from headprune.tasks import task_of
-from scoring import labelled
+from score_helpers import labelled
 from zoo import ZOO
 
 HALF = [torch.bfloat16, torch.float16]

@@ -10,11 +10,11 @@ import torch
 import headprune
 from headprune.criteria import make
 from headprune.criteria.scoring_pass import ScoringPass
-from headprune.hooks.paths import layer_path
+from headprune.hooks.module_paths import layer_path
 from headprune.signals import predicted_scores
 from headprune.tasks import task_of
 from oracles import relative_differences
-from scoring import labelled
+from score_helpers import labelled
 from zoo import ZOO
 
 

@@ -14,16 +14,16 @@ import torch
 import headprune
 from headprune.errors import DataError, ReplayError, ScheduleError
 from headprune.measure.trajectory import Step
+from headprune.run_folder import Run
 from headprune.runs.experiment import Experiment, settings_of
-from headprune.runs.journal import Run
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.observers import Observer
 from headprune.search.pruner import Pruner
 from headprune.search.settings import command_words, migrated
 from helpers import assert_unchanged, identical, kept_heads, outputs, state_of
-from runs import headprune as program
-from runs import material, prune_command, removal_order, steps_of
-from scoring import labelled
+from run_helpers import headprune as program
+from run_helpers import material, prune_command, removal_order, steps_of
+from score_helpers import labelled
 from zoo import ZOO
 
 
@@ -116,16 +116,25 @@ def test_a_model_put_back_can_be_pruned_again() -> None:
     assert len(first.trajectory) == 13
 
 
-def test_sites_are_resolved_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"rescore": "every"}, 5),
+        ({"keep_flops": 0.6, "rounds": 3}, 3),
+        ({"keep_flops": 0.6, "rounds": 3, "repair": "none"}, 3),
+    ],
+    ids=["greedy", "rounds", "rounds-unrepaired"],
+)
+def test_sites_are_resolved_once_a_step(options: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first step, and when the units of a step have gone; all else is handed on."""
     model, surveyed = ZOO["bert"].build(), list[Any]()
     module: Any = importlib.import_module("headprune.units.resolve")  # whose name is that of a function, too
     read = module.attention_sites
     monkeypatch.setattr(module, "attention_sites", lambda own, family: (surveyed.append(own), read(own, family))[1])
     evaluation = [labelled(ZOO["bert"], 2)]
-    pruner = Pruner(model, [labelled(ZOO["bert"], 0)], PruneConfig(rescore="every"), evaluation=evaluation)
+    pruner = Pruner(model, [labelled(ZOO["bert"], 0)], PruneConfig(**options), evaluation=evaluation)
     next(pruner)
-    for _ in range(5):
+    for _ in range(steps):
         surveyed.clear()
         next(pruner)
         assert [own for own in surveyed if own is model] == [model]
@@ -138,14 +147,14 @@ def test_a_replayed_repair_must_do_what_the_journal_says() -> None:
     model = ZOO["bert"].build()
     steps = headprune.prune(copy.deepcopy(model), batches(), keep=8, rescore="every").trajectory
     Pruner(copy.deepcopy(model), batches()).replay(steps)  # as it was written
-    (repair,) = steps[2].compensation
+    (repair,) = steps[2].repairs
     wrong = {**repair, "error": repair["error"] + 0.01 * repair["error_without"]}
-    changed = [*steps[:2], dataclasses.replace(steps[2], compensation=(wrong,)), *steps[3:]]
+    changed = [*steps[:2], dataclasses.replace(steps[2], repairs=(wrong,)), *steps[3:]]
     with pytest.raises(ReplayError, match=r"Step 2 cannot be repeated: at site \d"):
         Pruner(copy.deepcopy(model), batches()).replay(changed)
     other = {**repair, "kind": "mean"}
-    changed = [*steps[:2], dataclasses.replace(steps[2], compensation=(other,)), *steps[3:]]
-    with pytest.raises(ReplayError, match=r"Step 2 .* the journal says mean"):
+    changed = [*steps[:2], dataclasses.replace(steps[2], repairs=(other,)), *steps[3:]]
+    with pytest.raises(ReplayError, match=r"Step 2 .* the journal has mean"):
         Pruner(copy.deepcopy(model), batches()).replay(changed)
 
 
@@ -175,7 +184,7 @@ def test_a_config_is_declared_once() -> None:
     )
     words = command_words(changed.settings())
     assert words[:5] == ["headprune", "prune", m.bert, "--data", m.data_csv]
-    assert " ".join(words[5:]) == "--criterion hies(alpha=0.7) --keep 0.5 --knee --every 3 --seed 5"
+    assert " ".join(words[5:]) == "--criterion hies(alpha=0.7) --every 3 --keep 0.5 --knee --seed 5"
 
 
 def test_the_command_of_a_run_repeats_it(tmp_path: Path) -> None:
@@ -187,7 +196,7 @@ def test_the_command_of_a_run_repeats_it(tmp_path: Path) -> None:
 
 
 def headprune_settings(folder: Path) -> Any:
-    from headprune.store.rundir import read_run
+    from headprune.run_folder import read_run
 
     return read_run(folder)[0]["settings"]
 

@@ -15,12 +15,12 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import OfflineModeIsEnabled
 
 import headprune
-import runs
+import run_helpers
 from headprune.errors import CheckpointError
-from headprune.report.page import write_report
+from headprune.reports.page import write_report
 from headprune.runs import hub
 from helpers import contents
-from made_up_runs import make_run
+from synthetic_runs import make_run
 
 EXPORT: dict[str, Any] = {
     "runtime": "onnx",
@@ -81,7 +81,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Hub:
 def run(tmp_path: Path) -> Path:
     """A run as `prune` leaves it, with a model of its own."""
     folder = make_run(tmp_path / "run", samples=40)
-    model = headprune.load(runs.material().bert)
+    model = headprune.load(run_helpers.material().bert)
     headprune.remove(model, [(0, 1), (1, 0)])
     headprune.save(model, folder / "model")
     return folder
@@ -176,7 +176,7 @@ def one_sentence(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["a/b/c", "", "sp ace", "x" * 200])
 def test_bad_names_are_refused(name: str, run: Path, taken: Hub) -> None:
-    with pytest.raises(CheckpointError, match="is no name for a repository") as error:
+    with pytest.raises(CheckpointError, match="is not a valid repository name") as error:
         headprune.push_to_hub(run, name, token="t")
     one_sentence(str(error.value))
     assert not taken.repositories
@@ -199,7 +199,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, run: Path, taken: Hub) -> N
     with pytest.raises(CheckpointError, match="no model to upload"):
         headprune.push_to_hub(run, "me/pruned", token="t")
     unfinished = make_run(tmp_path / "unfinished", stop=None)
-    with pytest.raises(CheckpointError, match="has not come to its end"):
+    with pytest.raises(CheckpointError, match="is not finished"):
         headprune.push_to_hub(unfinished, "me/pruned", token="t")
     assert not taken.repositories
 

@@ -10,15 +10,15 @@ import torch
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 
 from headprune.errors import TrainingError
-from headprune.recovery.losses import (
+from headprune.tasks import task_of
+from headprune.training.losses import (
     bernoulli_divergence,
     distillation,
     divergence,
     hidden_error,
     relative_error,
 )
-from headprune.tasks import task_of
-from subjects import CASES, TaskCase
+from task_models import CASES, TaskCase
 from zoo import ZOO, text_batch
 
 EXACT = 1e-12  # float64, a few operations

@@ -17,8 +17,8 @@ from headprune.repair import regression as regression_module
 from headprune.repair.regression import SITE_RIDGES, Repair, RepairKind, Sums, best_ridge, fit, least_squares
 from headprune.signals.moments import Moments, gather
 from helpers import outputs
-from runs import counted_calls
-from scoring import labelled
+from run_helpers import counted_calls
+from score_helpers import labelled
 from zoo import ZOO
 
 
@@ -320,9 +320,9 @@ def test_compensation_without_data_or_by_an_unknown_word_is_refused() -> None:
     model = ZOO["bert"].build()
     with pytest.raises(DataError, match=r"repair='lstsq' needs calibration data; give it as batches"):
         headprune.remove(model, [(0, 0)], repair="lstsq")
-    with pytest.raises(DataError, match=r"There is no compensation 'least'; choose one of lstsq, mean, none"):
+    with pytest.raises(DataError, match=r"There is no repair 'least'; choose one of lstsq, mean, none"):
         headprune.remove(model, [(0, 0)], repair="least", batches=[labelled(ZOO["bert"], 0)])  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"There is no compensation 'least'"):
+    with pytest.raises(DataError, match=r"There is no repair 'least'"):
         headprune.prune(model, [labelled(ZOO["bert"], 0)], repair="least")  # type: ignore[arg-type]
     assert [site.heads for site in headprune.resolve(model)] == [4, 4, 4]
 

@@ -11,15 +11,16 @@ from typer.testing import CliRunner
 
 import headprune
 from headprune.cli.main import app
-from headprune.cli.renamed import current_words
+from headprune.cli.renamed_options import current_words
 from headprune.errors import HeadSelectionError
-from headprune.report.loading import load_runs
+from headprune.reports.run_view import load_runs
 from headprune.runs.experiment import experiment_of, run_experiment
-from headprune.runs.studies.asked import read_sweep
+from headprune.runs.studies.spec import read_study
 from headprune.search.config import Experiment, PruneConfig
 from headprune.search.methods import Method
 from headprune.search.settings import migrated
-from runs import material
+from run_helpers import material
+from score_helpers import labelled
 from zoo import ZOO
 
 
@@ -43,10 +44,28 @@ def test_remove_takes_the_old_name() -> None:
         headprune.remove(ZOO["bert"].build(), [(9, 9)], compensate="mean")
 
 
+def test_attributes_of_results_have_their_old_names() -> None:
+    model, batches = ZOO["bert"].build().eval(), [labelled(ZOO["bert"], 0)]
+    result = headprune.score(model, batches, criterion="gnorm")
+    (dense,) = headprune.prune(model, batches, criterion="gnorm", keep=1.0).trajectory
+    with pytest.warns(FutureWarning, match=r"ScoreResult\.measured is called metric_value now"):
+        assert result.measured.value == result.metric_value.value
+    with pytest.warns(FutureWarning, match="per_sample"):
+        assert result.metric_value.outcomes.equal(result.metric_value.per_sample)
+    with pytest.warns(FutureWarning, match="values"):
+        assert result.quality.predictions.equal(result.quality.values)
+    with pytest.warns(FutureWarning, match="sample_ids"):
+        assert result.quality.owners.equal(result.quality.sample_ids)
+    with pytest.warns(FutureWarning, match="repairs"):
+        assert dense.compensation == dense.repairs == ()
+    with pytest.warns(FutureWarning, match="per_sample"):
+        assert dense.outcomes.equal(dense.per_sample)
+
+
 def test_a_file_of_a_study_takes_the_old_name(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text("criteria: [gnorm]\ncompensate: mean\n")
     with pytest.warns(FutureWarning, match="repair"):
-        assert read_sweep(tmp_path / "study.yaml") == {"criteria": ["gnorm"], "repair": "mean"}
+        assert read_study(tmp_path / "study.yaml") == {"criteria": ["gnorm"], "repair": "mean"}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +75,10 @@ def test_a_file_of_a_study_takes_the_old_name(tmp_path: Path) -> None:
         ("prune M --compensate=none --round=4", "prune M --repair=none --round-to=4"),
         ("prune M --schedule sweep", "prune M --schedule layerwise"),
         ("prune M --schedule=sweep", "prune M --schedule=layerwise"),
-        ("compare --sweep sweep --alpha sweep", "compare --sweep sweep --alpha sweep"),
+        ("compare --sweep s.yaml --alpha sweep", "compare --study s.yaml --alpha auto"),
+        ("compare --study sweep --out sweep", "compare --study sweep --out sweep"),
+        ("finetune R --rounds 3 --evaluations 2", "finetune R --cycles 3 --evals-per-epoch 2"),
+        ("train M --evaluation dev.csv --evaluations=2", "train M --eval-data dev.csv --evals-per-epoch=2"),
         ("prune M --repair none --schedule greedy", "prune M --repair none --schedule greedy"),
     ],
 )

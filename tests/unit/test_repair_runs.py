@@ -11,9 +11,9 @@ import torch
 
 import headprune
 from helpers import identical, outputs
-from runs import headprune as program
-from runs import interrupt, material, prune_command, same_but_timing, steps_of
-from scoring import labelled
+from run_helpers import headprune as program
+from run_helpers import interrupt, material, prune_command, same_but_timing, steps_of
+from score_helpers import labelled
 from zoo import ZOO
 
 
@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("compensated") / "run"
     done = program(*prune_command(material().bert, material().data_tsv, out, "--keep", "0.5"))
     assert done.code == 0, done.err
-    assert "Criterion residual-gradient, compensation lstsq." in done.out
+    assert "Criterion residual-gradient, repair lstsq." in done.out
     return out
 
 
@@ -62,9 +62,9 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(run: Path, tmp_path: Path,
 
 def test_the_report_and_the_card_name_the_compensation(run: Path) -> None:
     page = (run / "report.html").read_text()
-    assert "by residual-gradient with least-squares compensation" in " ".join(page.split())
-    assert "Compensation made up for" in page
-    assert "compensation `lstsq`" in (run / "model" / "README.md").read_text()
+    assert "by residual-gradient with least-squares repair" in " ".join(page.split())
+    assert "Repair undid" in page
+    assert "repair `lstsq`" in (run / "model" / "README.md").read_text()
 
 
 def test_another_compensation_is_another_run(run: Path) -> None:
@@ -78,7 +78,7 @@ def test_another_compensation_is_another_run(run: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "word", "sentence"),
     [
-        ("bert", "least", "There is no compensation 'least'; choose one of lstsq, mean, none, dense, scale."),
+        ("bert", "least", "There is no repair 'least'; choose one of lstsq, mean, none, dense, scale."),
         ("llama", "mean", "this model has none; use 'lstsq' or 'none'."),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_criterion_with_a_plus_sign_is_for_compare_alone(tmp_path: Path) -> No
     command = prune_command(material().bert, material().data_tsv, tmp_path / "out")
     done = program(*command, "--criterion", "gnorm+lstsq")
     assert done.code == 2
-    assert "its compensation is named apart: --repair" in done.err
+    assert "its repair with --repair" in done.err
 
 
 def test_compare_runs_each_name_with_its_own_compensation(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_half_precision_weights_stay_finite_and_are_checked_as_rounded(tmp_path:
     model = ZOO["bert"].build().to(torch.bfloat16)
     batches = [labelled(ZOO["bert"], seed) for seed in range(2)]
     result = headprune.prune(model, batches, criterion="magnitude", keep=4)
-    entries = [entry for step in result.trajectory for entry in step.compensation]
+    entries = [entry for step in result.trajectory for entry in step.repairs]
     assert len(entries) == 8
     assert all(entry["error"] <= entry["error_without"] for entry in entries)
     assert all(torch.isfinite(p).all() and p.dtype == torch.bfloat16 for p in result.model.parameters())

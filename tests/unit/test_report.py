@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from browser import Browser, Page, find_browser
-from headprune.report.loading import load_runs
-from headprune.report.page import write_report
-from made_up_runs import EVIL, make_run
+from headprune.reports.page import write_report
+from headprune.reports.run_view import load_runs
+from synthetic_runs import EVIL, make_run
 
 READY = "document.body && document.body.dataset.ready === 'yes'"
 
@@ -128,7 +128,7 @@ def test_one_run_is_drawn_with_its_stop(page: Page, tmp_path: Path) -> None:
     assert cells(page).count("#0072B2") == 6
     assert status(page).startswith("Step 6 of 12, the stop: 6 of 12 heads left, accuracy ")
     text = page.evaluate("document.body.innerText")
-    for expected in ("6 of 12 heads removed", "What was saved", "batch of 32", "embeddings", "torch version", "4% of"):
+    for expected in ("6 of 12 heads removed", "Savings", "batch of 32", "embeddings", "torch version", "4% of"):
         assert expected in text.replace("\n", " ")
     assert "headprune prune org/tiny-bert --data data.csv --out" in text
 
@@ -275,7 +275,7 @@ def test_choosing_another_run(page: Page, many_page: Path) -> None:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_screens(browser: Browser, many_page: Path, tmp_path: Path, width: int, dark: bool) -> None:
+def test_screens(browser: Browser, many_page: Path, width: int, dark: bool) -> None:
     with browser.page() as page:
         page.emulate(width=width, dark=dark)
         page.open(many_page, READY)
@@ -284,7 +284,6 @@ def test_screens(browser: Browser, many_page: Path, tmp_path: Path, width: int, 
         assert page.evaluate("document.querySelector('#chart-metric svg').getBoundingClientRect().right") <= width
         ink = page.evaluate("getComputedStyle(document.querySelector('#chart-metric svg .role-axis-label text')).fill")
         assert ink == ("rgb(236, 236, 236)" if dark else "rgb(27, 27, 27)")
-        assert page.screenshot(tmp_path / f"{width}.png").read_bytes()[:4] == b"\x89PNG"
         assert page.errors == []
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from headprune.measure.intervals import wilson
-from headprune.report.loading import ReportRun, entries, load_runs
-from headprune.report.page import write_report
+from headprune.reports.page import write_report
+from headprune.reports.run_view import RunView, entries, load_runs
 from headprune.runs.experiment import Experiment
-from made_up_runs import make_run
+from synthetic_runs import make_run
 
 
 def compared_runs(folder: Path, *, trials: int = 2, samples: int = 64) -> Path:
@@ -108,10 +108,10 @@ def test_which_runs_saw_the_same_samples(tmp_path: Path) -> None:
         name: {"model": "m", "data": "d", **Experiment(model="m", data="d").settings(), **one}
         for name, one in options.items()
     }
-    kinds = {ReportRun(name, tmp_path, {"settings": one}, []).samples for name, one in settings.items()}
+    kinds = {RunView(name, tmp_path, {"settings": one}, []).samples for name, one in settings.items()}
     assert len(kinds) == len(options)
     apart = [{**settings["base"], "calibration": "c", "calibration_samples": n} for n in (8, 64)]
-    assert len({ReportRun("x", tmp_path, {"settings": one}, []).samples for one in apart}) == 1
+    assert len({RunView("x", tmp_path, {"settings": one}, []).samples for one in apart}) == 1
 
 
 def test_the_page_of_a_comparison_says_what_is_real(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_the_page_of_a_comparison_says_what_is_real(tmp_path: Path) -> None:
     text = write_report([tmp_path / "runs"], tmp_path / "report.html").read_text()
     assert "Best: <strong>good</strong>" in text
     assert "<p>good is ahead of dense by " in text
-    assert "good and unknown cannot be paired: what they did on each sample is not known." in text
+    assert "good and unknown cannot be paired: their values per sample are not known." in text
     low, high = wilson(90, 100)
     assert f"<td>90.00%<small>[{100 * low:.1f}, {100 * high:.1f}]</small>" in text
     assert "<td>90.00%</td>" in "".join(text.split('<td class="name">unknown</td>')[1].split("</tr>")[0].split("\n"))

@@ -16,15 +16,16 @@ import torch
 import headprune
 from browser import Browser, find_browser
 from headprune.errors import RunError
-from headprune.report.card import model_card
-from headprune.report.exports import NAME, NOTHING, card_section, columns, exports_of, rows, uses, with_exports
-from headprune.report.loading import load_runs
-from headprune.report.page import write_report
-from headprune.report.recovery import origin
-from made_up_runs import EVIL, make_run
-from runs import headprune as program
-from runs import material, prune_command
+from headprune.reports.card import run_card
+from headprune.reports.exports import NO_VALUE, columns, exports_of, rows, uses
+from headprune.reports.page import write_report
+from headprune.reports.recovery import origin
+from headprune.reports.run_view import load_runs
+from headprune.run_folder.exports import NAME
+from run_helpers import headprune as program
+from run_helpers import material, prune_command
 from snippets import executed
+from synthetic_runs import EVIL, make_run
 
 READY = "document.body && document.body.dataset.ready === 'yes'"
 ONNX: dict[str, Any] = {
@@ -109,14 +110,14 @@ def without(record: dict[str, Any], *path: str) -> dict[str, Any]:
 
 def test_the_page_has_every_number(tmp_path: Path) -> None:
     text = told(exported(make_run(tmp_path / "run"), ONNX, {**GGUF, "check": ONNX["check"]}))
-    table = text.split("In other runtimes")[1].split("Use it like this")[0]
+    table = text.split("In other runtimes")[1].split("How to use the model")[0]
     assert (
-        "time and size runtime MB milliseconds, batch of 1 milliseconds, batch of 32 milliseconds, 20 tokens written "
-        f"ONNX Runtime 418.11 → 301.02 14.10 → 9.42 1.50x 402.50 → 251.25 1.60x {NOTHING} "
-        f"llama.cpp, int8 recovered 71.50 {NOTHING} {NOTHING} 88.40 "
+        "time and size runtime MB milliseconds, batch of 1 milliseconds, batch of 32 milliseconds, 20 tokens generated "
+        f"ONNX Runtime 418.11 → 301.02 14.10 → 9.42 1.50x 402.50 → 251.25 1.60x {NO_VALUE} "
+        f"llama.cpp, int8 recovered 71.50 {NO_VALUE} {NO_VALUE} 88.40 "
     ) in table
     assert (
-        "compared with PyTorch runtime accuracy in PyTorch accuracy there agreement largest difference "
+        "compared with PyTorch runtime accuracy in PyTorch accuracy exported agreement largest difference "
         "ONNX Runtime 91.51% [89.5, 93.2] 91.62% [89.6, 93.3] 99.89% 3.1e-07 of 0.0001 allowed "
         "llama.cpp, int8 recovered 91.51%"
     ) in table
@@ -128,7 +129,7 @@ def test_the_page_has_every_number(tmp_path: Path) -> None:
 def test_writing_and_other_metrics_have_their_columns() -> None:
     assert columns([ONNX])[-1] == "largest difference"
     assert columns([GGUF])[-4:] == [
-        *("perplexity there", "agreement", "largest difference", "tokens as in PyTorch"),
+        *("perplexity exported", "agreement", "largest difference", "tokens equal to PyTorch"),
     ]
     assert [tuple(cell) for cell in rows([GGUF])[0]] == [
         ("llama.cpp, int8", "recovered"),
@@ -143,7 +144,7 @@ def test_writing_and_other_metrics_have_their_columns() -> None:
     both = rows([ONNX, GGUF])
     assert "metric in PyTorch" in columns([ONNX, GGUF])
     assert [cell.text for cell in both[0]][-5:] == [
-        *("accuracy 91.51%", "accuracy 91.62%", "99.89%", "3.1e-07", NOTHING),
+        *("accuracy 91.51%", "accuracy 91.62%", "99.89%", "3.1e-07", NO_VALUE),
     ]
     assert all(len(row) == len(columns([ONNX, GGUF])) for row in both)
     point = rows([{**ONNX, "of": "models/speedup-1.5"}])
@@ -159,7 +160,7 @@ def test_data_without_a_metric_has_no_column_for_it() -> None:
 def test_a_run_that_was_not_exported_says_nothing_of_runtimes(tmp_path: Path) -> None:
     text = told(make_run(tmp_path / "run"))
     assert "In other runtimes" not in text
-    assert "Use it like this" not in text  # it has no model either
+    assert "How to use the model" not in text  # it has no model either
     assert exports_of(tmp_path / "run") == []
 
 
@@ -197,32 +198,26 @@ def test_exports_of_one_model(tmp_path: Path) -> None:
 
 
 def test_the_card_has_the_table_before_its_use(tmp_path: Path) -> None:
-    run = load_runs([make_run(tmp_path / "run")])[0]
-    card = model_card(run.record)
-    once = with_exports(card, [ONNX])
-    assert "\n\n## Runtimes\n\n| runtime | MB |" in once
+    folder = make_run(tmp_path / "run")
+    before = run_card(folder)
+    card = run_card(exported(folder, ONNX, GGUF))  # of which one is of another model
+    assert "\n\n## Runtimes\n\n| runtime | MB |" in card
     assert (
         "| ONNX Runtime | 418.11 → 301.02 | 14.10 → 9.42 1.50x | 402.50 → 251.25 1.60x "
         "| 91.51% \\[89.5, 93.2\\] | 91.62% \\[89.6, 93.3\\] | 99.89% | 3.1e-07 of 0.0001 allowed |\n"
-    ) in once
-    assert once.index("## Runtimes") < once.index("\n\n## Use\n")
-    assert once.replace(card_section([ONNX]) + "\n", "") == card
-    assert with_exports(once, []) == card
+    ) in card
+    assert card.index("## Runtimes") < card.index("\n\n## Use\n")
+    section = card[card.index("## Runtimes") : card.index("## Use\n")]
+    assert "llama.cpp" not in section
+    assert card.replace(section, "") == before
+    (folder / NAME).unlink()
+    assert run_card(folder) == before
 
 
-def test_an_earlier_section_is_replaced(tmp_path: Path) -> None:
-    card = model_card(load_runs([make_run(tmp_path / "run")])[0].record)
-    again = with_exports(with_exports(card, [ONNX]), [ONNX, GGUF])
-    assert again == with_exports(card, [ONNX, GGUF])
-    assert again.count("## Runtimes") == 1
-    alone = with_exports("# A card\n\nOf somebody.\n", [ONNX])
-    assert alone.startswith("# A card\n\nOf somebody.\n\n## Runtimes\n")
-    assert with_exports(alone, [ONNX]) == alone
-
-
-def test_folders_of_a_machine_are_not_in_the_card() -> None:
-    assert "exports/onnx" not in card_section([ONNX])
-    assert "runs/one" not in card_section([ONNX])
+def test_folders_of_a_machine_are_not_in_the_card(tmp_path: Path) -> None:
+    card = run_card(exported(make_run(tmp_path / "run"), ONNX))
+    assert "exports/onnx" not in card
+    assert "runs/one" not in card
 
 
 # --- how it is used ---
@@ -268,8 +263,8 @@ def test_the_code_on_the_page_runs(real: Path, tmp_path: Path) -> None:
 def test_an_export_as_it_is_made(real: Path, tmp_path: Path) -> None:
     """What an export measures is what a page reads, and the code there needs neither headprune nor PyTorch."""
     pytest.importorskip("onnxruntime")
-    from headprune.runtimes.exporting import export
-    from headprune.runtimes.spec import RUNTIMES
+    from headprune.exports.export_model import export
+    from headprune.exports.runtime import RUNTIMES
 
     model = headprune.load(real / "model")
     batch = {"input_ids": torch.randint(5, 60, (4, 9)), "labels": torch.tensor([0, 1, 2, 0])}
@@ -329,13 +324,13 @@ def test_each_run_of_a_page_has_its_own(tmp_path: Path) -> None:
         (run / "model").mkdir()
         (run / "model" / "config.json").write_text('{"architectures": ["BertForMaskedLM"], "model_type": "bert"}')
     text = told(folder)
-    used = text.split("Use it like this")[1].split("How it was made")[0]
-    assert text.split("In other runtimes")[1].split("Use it like this")[0].count("ONNX Runtime 418.11") == 2
+    used = text.split("How to use the model")[1].split("How it was made")[0]
+    assert text.split("In other runtimes")[1].split("How to use the model")[0].count("ONNX Runtime 418.11") == 2
     assert '"to/gnorm/model.onnx"' in used
     assert '"to/his/model.onnx"' in used
     assert "r0" not in used
     exported(folder / "r0", ONNX)
-    assert "r0/model" in told(folder).split("Use it like this")[1].split("How it was made")[0]
+    assert "r0/model" in told(folder).split("How to use the model")[1].split("How it was made")[0]
 
 
 # --- in a browser ---

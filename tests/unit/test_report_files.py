@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from huggingface_hub import ModelCard, ModelCardData
 from rich.console import Console
 
 from headprune.cli import main as cli
-from headprune.cli.tables import print_run
+from headprune.cli.run_summary import print_run
 from headprune.errors import RunError
 from headprune.measure.intervals import wilson
-from headprune.report.card import model_card
-from headprune.report.loading import load_runs
-from headprune.report.page import charts, render, write_report
-from headprune.report.words import removed_text
+from headprune.reports.card import model_card, run_card
+from headprune.reports.format import removed_text
+from headprune.reports.page import charts, render, write_report
+from headprune.reports.run_view import load_runs
+from headprune.run_folder import Run
 from headprune.runs.experiment import Experiment
-from headprune.runs.journal import Run
-from made_up_runs import EVIL, make_run
+from synthetic_runs import EVIL, make_run
 
 # --- what is shown ---
 
@@ -66,11 +67,11 @@ def test_the_page_says_what_made_up_for_the_heads(tmp_path: Path) -> None:
     """The median of the removals up to the stop, the sixth of twelve; those after it do not count."""
     shares = [0.5, 0.9, 0.7, 0.8, 0.6, 0.75, *[0.0] * 6]
     text = said_first(make_run(tmp_path / "run", criterion="his", repair="lstsq", repaired=shares))
-    assert "removed</strong> by his with least-squares compensation: accuracy" in text
-    assert "Compensation made up for 72.50% of the squared change of site outputs on the calibration data" in text
+    assert "removed</strong> by his with least-squares repair: accuracy" in text
+    assert "Repair undid 72.50% of the squared change of site outputs on the calibration data" in text
     text = said_first(make_run(tmp_path / "mean", criterion="his", repair="mean"))
     assert "removed</strong> by his with the mean moved into the bias: accuracy" in text
-    assert "made up for" not in text
+    assert "Repair undid" not in text
 
 
 def test_the_page_of_a_run_without_compensation_says_nothing_of_it(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_a_site_that_could_not_be_measured_does_not_count(tmp_path: Path) -> Non
     lines[4]["compensation"] = [{"site": 0, "kind": "none", "error_without": None, "error": None}]
     lines[5]["compensation"] = [{"site": 0, "kind": "lstsq", "error_without": 0.0, "error": 0.0}]
     (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert load_runs([folder])[0].made_up == 0.5
+    assert load_runs([folder])[0].repaired_share == 0.5
 
 
 def test_the_command_of_a_run_from_before_compensation_asks_for_none(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_the_console_says_how_heads_were_compensated(tmp_path: Path, repair: str
         forget_compensation(folder)
     text = io.StringIO()
     print_run(folder, json.loads((folder / "run.json").read_text()), Console(file=text, width=160))
-    assert f"Criterion hies(alpha=0.7), compensation {repair or 'none'}." in text.getvalue()
+    assert f"Criterion hies(alpha=0.7), repair {repair or 'none'}." in text.getvalue()
 
 
 # --- figures ---
@@ -250,7 +251,7 @@ def test_one_wide_interval_does_not_flatten_the_curves(tmp_path: Path) -> None:
 def test_the_command_parses_again(tmp_path: Path, settings: dict[str, Any]) -> None:
     columns = {"text_column": "a text", "label_column": "y"} if settings else {}
     experiment = Experiment(model="org/tiny", data="data.csv", **{**columns, **settings})
-    values = dict(experiment.asked)
+    values = dict(experiment.explicit)
     run = load_runs([make_run(tmp_path / "my run", steps=1, **values)])[0]
     words = shlex.split(run.command)
     assert words[:3] == ["headprune", "prune", "org/tiny"]
@@ -281,20 +282,84 @@ def test_model_card_says_what_how_and_costs(tmp_path: Path) -> None:
     assert header["base_model"] == "org/tiny-bert"
     assert {"headprune", "pruned"} <= set(header["tags"])
     assert "# tiny-bert, 6 of 12 attention heads removed" in body
-    assert "criterion `hies(alpha=0.7)`, compensation `lstsq`, schedule `greedy`" in body
+    assert "criterion `hies(alpha=0.7)`, repair `lstsq`, schedule `greedy`" in body
     assert "16 calibration samples, 64 evaluation samples" in body
     assert "| parameters | 1,120,000 | 1,060,000 |" in body
-    assert "| milliseconds, batch of 32, 1 CPU threads | 4.0 | 3.0 |" in body
+    assert "| milliseconds, batch of 32 | 4.0 | 3.0 |" in body
+    assert "| MFLOPs, one sequence of 32 tokens | 9.000 | 9.000 |" in body
     mask = json.loads((tmp_path / "run" / "run.json").read_text())["result"]["mask"]
     for site, row in enumerate(mask):
         assert f"{site}: {[head for head, kept in enumerate(row) if not kept]}" in body
+
+
+def evaluated(folder: Path, task: str = "sequence-classification", **options: Any) -> tuple[ModelCard, dict[str, Any]]:
+    """The card as the hub's library reads it, and the result of the run."""
+    record = json.loads((make_run(folder, **options) / "run.json").read_text())
+    return ModelCard(model_card({**record, "task": task})), record["result"]
+
+
+def test_the_model_index_has_what_was_measured(tmp_path: Path) -> None:
+    read, result = evaluated(tmp_path / "run", data="/home/me/reviews.tsv", split="test")
+    assert read.data.model_name == "tiny-bert-pruned"
+    assert read.data.metrics == ["accuracy"]
+    assert read.data.datasets is None  # which is for those of the hub
+    (found,) = read.data.eval_results
+    assert (found.task_type, found.dataset_type, found.dataset_name) == ("text-classification", "csv", "reviews.tsv")
+    assert (found.metric_type, found.metric_value, found.dataset_split) == ("accuracy", result["pruned"], "test")
+    assert "/home/me" not in read.content
+    assert ModelCardData(**yaml.safe_load(read.data.to_yaml())).eval_results == read.data.eval_results
+
+
+def test_the_model_index_names_data_sets_and_metrics_as_the_hub_does(tmp_path: Path) -> None:
+    read, _ = evaluated(tmp_path / "run", data="stanfordnlp/imdb", measured="matthews")
+    (found,) = read.data.eval_results
+    assert (found.dataset_type, found.dataset_name) == ("stanfordnlp/imdb", "stanfordnlp/imdb")
+    assert read.data.datasets == ["stanfordnlp/imdb"]
+    assert (found.metric_type, found.metric_name) == ("matthews_correlation", "matthews")
+
+
+def test_what_was_not_measured_is_not_in_the_model_index(tmp_path: Path) -> None:
+    assert evaluated(tmp_path / "nan", values=[0.9] + [math.nan] * 12)[0].data.eval_results is None
+    assert evaluated(tmp_path / "task", task="")[0].data.eval_results is None
+
+
+def test_a_recovered_model_has_its_own_value(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    recovery = {
+        "settings": {"distill": 1.0, "hidden": 0.0, "lora": 0, "epochs": 1, "learning_rate": 1e-4, "seed": 0},
+        "samples": {"training": 100, "evaluation": 64},
+        "metric": "accuracy",
+        "steps": 7,
+        "best_step": 7,
+        **{name: {"value": value, "interval": None} for name, value in (("dense", 0.9), ("recovered", 0.875))},
+    }
+    record = json.loads((folder / "run.json").read_text())
+    read = ModelCard(model_card({**record, "task": "sequence-classification"}, recovery=recovery))
+    assert [one.metric_value for one in read.data.eval_results] == [0.875]
+    assert "## Recovery\n\nTrained all weights on 100 samples from the dense model: 1 epochs" in read.content
+    assert "\n\n| | dense | recovered |\n|---|---|---|\n| accuracy | 90.00% | 87.50% |\n\n## Use\n" in read.content
+    assert "## Recovery" not in run_card(folder)
+    assert "## Recovery" in run_card(folder, "finetuned/model", recovery=recovery)
+
+
+def test_the_card_of_a_point_is_that_of_a_run_that_stops_there(tmp_path: Path) -> None:
+    """The journal of the longer run says all of it."""
+    options: dict[str, Any] = {"neurons": (1000, 1000, 2000), "samples": 64, "savings": False}
+    folder = make_run(tmp_path / "run", stop=0.75, **options)
+    record = json.loads((folder / "run.json").read_text())
+    record["points"] = [{"label": "flops-0.8", "step": 6}]
+    (folder / "run.json").write_text(json.dumps(record))
+    other = json.loads((make_run(tmp_path / "other", stop=0.5, **options) / "run.json").read_text())
+    assert other["result"]["step"] == 6
+    other["result"]["rule"] = "the point flops-0.8 of its budget"
+    assert run_card(folder, "models/flops-0.8") == model_card(other)
 
 
 def test_model_card_of_a_run_from_before_compensation(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", criterion="gnorm")
     forget_compensation(folder)
     body = model_card(json.loads((folder / "run.json").read_text()))
-    assert "criterion `gnorm`, compensation `none`, schedule `greedy`" in body
+    assert "criterion `gnorm`, repair `none`, schedule `greedy`" in body
 
 
 def test_model_card_of_a_ragged_model_claims_no_padding(tmp_path: Path) -> None:

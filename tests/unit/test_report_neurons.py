@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from browser import Browser, Page, find_browser
-from headprune.report.figures import GONE, KEPT, NEW
-from headprune.report.page import charts, load_runs, write_report
-from made_up_runs import make_run
+from headprune.reports.figures import KEPT, NEW, REMOVED
+from headprune.reports.page import charts, load_runs, write_report
+from synthetic_runs import make_run
 
 PROGRAM, MISSING = find_browser()
 NEURONS = (1536, 1536, 3072)
@@ -54,7 +54,7 @@ def test_the_strip_follows_the_slider(page: Page, tmp_path: Path) -> None:
         for colour, parts in (
             (KEPT, [width / dense for width, dense in zip(steps[step].widths.values(), NEURONS, strict=True)]),
             (NEW, [(before[s] - w) / d for (s, w), d in zip(steps[step].widths.items(), NEURONS, strict=True)]),
-            (GONE, [1 - before[s] / d for s, d in zip(before, NEURONS, strict=True)]),
+            (REMOVED, [1 - before[s] / d for s, d in zip(before, NEURONS, strict=True)]),
         ):
             actual = [width / full for found, width in bars(page) if found == colour]
             assert actual == pytest.approx([part for part in parts if part > 1e-4], abs=0.01)

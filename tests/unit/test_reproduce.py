@@ -26,7 +26,7 @@ from headprune.errors import HeadpruneError
 from headprune.papers import ReproductionError, __main__, gradients, langid, reproduce_greedy_gnorm
 from headprune.papers.figures import box_rows, figure3, figure4, figure5
 from headprune.papers.panels import CRITERIA, Panel
-from headprune.papers.paper import MODELS, find_model
+from headprune.papers.paper_models import MODELS, find_model
 from headprune.papers.protocol import PROTOCOLS, comparisons, find_protocol, prepare_data
 from headprune.papers.published import (
     mask_of_order,
@@ -39,9 +39,9 @@ from headprune.papers.published import (
 )
 from headprune.papers.runs import run_panels
 from headprune.papers.tables import make_tables
-from headprune.runs.journal import read_run
-from headprune.runs.studies.plan import plan_group
-from headprune.runs.studies.summary import Compared
+from headprune.run_folder import read_run
+from headprune.runs.studies.study_runs import make_group
+from headprune.runs.studies.summary import GroupResult
 from helpers import SHARED
 
 FOLDER = SHARED / "reference" / "greedy-gnorm"
@@ -459,7 +459,7 @@ def data_for_figure2(folder: Path) -> Path:
 
 
 def test_figure_2_shows_the_pruned_site_and_all_others(tmp_path: Path) -> None:
-    task = gradients.given_task(stand_in(tmp_path / "model", 3), data_for_figure2(tmp_path))
+    task = gradients.load_task(stand_in(tmp_path / "model", 3), data_for_figure2(tmp_path))
     measured = gradients.measure_change(task, "a stand-in")
     (removed,) = measured.change.removed
     chart = gradients.figure2(measured)
@@ -519,12 +519,12 @@ def test_commands_are_those_of_the_notebooks(tmp_path: Path, monkeypatch: pytest
         words = shlex.split(curves.command())[1:]
         asked: list[Any] = []
         monkeypatch.setattr(
-            "headprune.runs.studies.summary.run_study",
-            lambda groups, executor, asked=asked, **_: [asked.append(one) or Compared(one, []) for one in groups],
+            "headprune.runs.studies.run_study.run_study",
+            lambda groups, executor, asked=asked, **_: [asked.append(one) or GroupResult(one, []) for one in groups],
         )
-        monkeypatch.setattr("headprune.cli.tables.print_comparison", lambda *_: None)
+        monkeypatch.setattr("headprune.cli.comparison_table.print_comparison", lambda *_: None)
         app(words, standalone_mode=False)
-        expected = plan_group(curves.experiment, curves.criteria, Path("runs"), trials=curves.trials)
+        expected = make_group(curves.experiment, curves.criteria, Path("runs"), trials=curves.trials)
         assert [group.experiment for group in asked] == [curves.experiment]
         runs = [[(job.name, job.experiment) for job in group.jobs] for group in (*asked, expected)]
         assert runs[0] == runs[1]

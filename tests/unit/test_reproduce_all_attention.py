@@ -193,13 +193,16 @@ def test_a_damaged_file_of_results(tmp_path: Path) -> None:
 BAD = {
     "no file": (["--data", "{root}/none.txt"], "There is no file"),
     "a folder": (["--data", "{root}"], "cannot be read"),
-    "too short": (["--data", "{root}/short.txt"], "has 5 bytes, and 2,560 are needed"),
+    "too short": (
+        ["--data", "{root}/short.txt"],
+        "has 5 bytes, but training and validation need 2,560;",
+    ),
     "no text": (["--data", "{root}/binary.txt"], "is not a text in UTF-8; give a text file."),
     "no scale": (["--scale", "0"], "--scale multiplies the steps and must be above 0"),
     "no number": (["--scale", "nan"], "--scale multiplies the steps and must be above 0"),
     "no end": (["--scale", "inf"], "--scale multiplies the steps and must be above 0"),
     "no seed": (["--seed", "-1"], "--seed must be 0 or more"),
-    "of the other paper": (["--runs", "{root}"], "all-attention does not take --runs; leave it out."),
+    "of the other paper": (["--runs", "{root}"], "all-attention has no option --runs; leave it out."),
 }
 
 
@@ -218,7 +221,7 @@ def test_bad_input(case: str, tmp_path: Path) -> None:
 def test_options_and_papers_that_do_not_go_together(tmp_path: Path) -> None:
     call = ["--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, ["reproduce", "greedy-gnorm", "--seed", "1", *call])
-    assert str(result.exception) == "greedy-gnorm does not take --seed; leave it out."
+    assert str(result.exception) == "greedy-gnorm has no option --seed; leave it out."
     result = CliRunner().invoke(app, ["reproduce", "another", *call])
     assert str(result.exception) == "There is no reproduction of 'another'; there are: greedy-gnorm, all-attention."
 
@@ -273,7 +276,7 @@ def test_training_learns_and_is_the_same_twice(text_file: Path) -> None:
         model: Any = build("all-attention", SMALL)
         before = window_losses(model, text, SMALL).mean()
         losses: list[float] = []
-        train(model, text, SMALL, steps=40, rate=0.01, seed=0, watch=losses.append)
+        train(model, text, SMALL, steps=40, rate=0.01, seed=0, on_loss=losses.append)
         assert len(losses) == 40
         found.append(window_losses(model, text, SMALL).mean())
         assert found[-1] < before - 1

@@ -23,8 +23,8 @@ from headprune.search.settings import command_words
 from headprune.search.step_rule import StepRule
 from headprune.units import Member, Site
 from headprune.units.spec import ForwardNeeds
-from runs import material
-from scoring import labelled
+from run_helpers import material
+from score_helpers import labelled
 from zoo import ZOO
 
 SITES, HEADS = 4, 8
@@ -66,7 +66,7 @@ def run_of(
         known = (scores(len(steps)) if due else known).masked_fill(gone, torch.nan)
         sites = made_sites(gone)
         if word == "auto":
-            removed = rescore.together(rule, steps, known, sites, without, None)
+            removed = rescore.choose_together(rule, steps, known, sites, without, None)
         else:
             removed = rule.choose(known, sites)
         for member in removed:
@@ -126,7 +126,7 @@ def test_scores_ahead_decide_who_is_next() -> None:
     def dear(site: Any, lost: Sequence[int]) -> torch.Tensor:
         return torch.full((HEADS - len(lost),), 10 * float(known.max()), dtype=torch.float64)
 
-    removed = rescore.together(StepRule(), steps, known, sites, dear, None)
+    removed = rescore.choose_together(StepRule(), steps, known, sites, dear, None)
     assert removed == [Member(site, 0) for site in range(SITES)]  # and then all that is left is dear
 
 
@@ -158,15 +158,17 @@ def test_units_that_go_together_are_compared_as_units() -> None:
     old = torch.arange(SITES * HEADS, dtype=torch.float64).view(SITES, HEADS) // 4
     new = torch.where(old == 0, old, 7 - old)
     step = made_step(1, (), SITES * HEADS, old)
-    assert rescore._next(2, step, new, sites, 1) == 1
-    assert rescore._next(2, step, old, sites, 1) == 4
+    assert rescore._update_trust(2, step, new, sites, 1) == 1
+    assert rescore._update_trust(2, step, old, sites, 1) == 4
 
 
 def test_a_target_is_not_overshot() -> None:
     sites = made_sites(torch.zeros(SITES, HEADS, dtype=torch.bool))
     steps = [made_step(0, (), SITES * HEADS, None), *(made_step(n, (), SITES * HEADS, ORDER) for n in range(1, 6))]
     for most in (1, 3, 5):
-        assert len(rescore.together(StepRule(), steps, ORDER, sites, lambda site, lost: None, most)) == min(most, SITES)
+        assert len(rescore.choose_together(StepRule(), steps, ORDER, sites, lambda site, lost: None, most)) == min(
+            most, SITES
+        )
 
 
 def test_units_per_step_count() -> None:
@@ -182,7 +184,7 @@ def test_ways_to_score_again(word: Any) -> None:
 
 @pytest.mark.parametrize("word", ["", "0", 0, -1, "2.5", "often", "²"])
 def test_what_is_no_way_to_score_again(word: Any) -> None:
-    with pytest.raises(ScheduleError, match="use 'every', 'auto' or a number of steps"):
+    with pytest.raises(ScheduleError, match="rescore takes 'every', 'auto' or a number of steps"):
         PruneConfig(rescore=word)
 
 
@@ -280,7 +282,11 @@ def test_a_run_goes_further_as_if_it_had_never_stopped(
     first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a budget ended in the middle of a step, that step is taken again."""
-    for name, limit in {"CALM": 1.0, "ALIKE": 0.0, "SHARE": 2}.items():  # so that 1, 2, 4, 2, 1 go, to the last two
+    for name, limit in {
+        "SCORE_SHARE": 1.0,
+        "ALIKE": 0.0,
+        "SHARE": 2,
+    }.items():  # so that 1, 2, 4, 2, 1 go, to the last two
         monkeypatch.setattr(rescore, name, limit)
 
     def run(keep: int, out: Path) -> list[str]:

@@ -1,88 +1,74 @@
-"""Imports point one way: a room knows only the rooms before it."""
+"""Rooms import only the rooms that the table in tests/rooms.py allows, and CONTRIBUTING.md shows that table."""
 
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 
-import headprune
 from headprune import discovery
-
-ROOT = Path(headprune.__file__).parent
-# The way of the data; what stands beside each other may not know each other.
-ORDER = (
-    {"errors", "defaults", "lazy"},
-    {"extras", "distributed", "cache"},
-    {"batches"},
-    {"hooks"},
-    {"models"},
-    {"units"},
-    {"discovery"},
-    {"tasks"},
-    {"surgery"},
-    {"vocabulary"},
-    {"signals"},
-    {"layerwise"},
-    {"measure"},
-    {"criteria"},
-    {"repair"},
-    {"search"},
-    {"store"},
-    {"gates"},
-    {"data"},
-    {"recovery"},
-    {"runtimes"},
-    {"report"},
-    {"runs"},
-    {"papers"},
-    {"cli"},
-    {"__main__"},
+from rooms import (
+    COMMON,
+    CONTRIBUTING,
+    EXCEPTIONS,
+    FILES,
+    MAY_IMPORT,
+    ROOT,
+    allowed,
+    forbidden,
+    imported_rooms,
+    room_of,
+    sentence,
+    with_table,
 )
-PLACE = {room: place for place, rooms in enumerate(ORDER) for room in rooms}
+
+TREES = {file: ast.parse(file.read_text()) for file in FILES}
 
 
-def room_of(file: Path) -> str:
-    inside = file.relative_to(ROOT)
-    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+def test_rooms_import_only_what_the_table_allows() -> None:
+    rooms = {room_of(file) for file in FILES}
+    assert rooms - set(COMMON) == MAY_IMPORT.keys(), "a room has a line in tests/rooms.py, and a line has a room"
+    wrong = {file: forbidden(room_of(file), imported_rooms(tree)) for file, tree in TREES.items()}
+    assert {str(file.relative_to(ROOT)): rooms for file, rooms in wrong.items() if rooms} == {}
 
 
-def imported(tree: ast.AST) -> set[str]:
-    """Rooms that a module imports from, wherever in its code."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            module = node.module or ""
-            names = [f"{module}.{alias.name}" for alias in node.names] if module == "headprune" else [module]
-        else:
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("headprune.")}
-    return found - {"__version__"}
+def test_the_table_allows_no_more_than_there_is() -> None:
+    real: dict[str, set[str]] = {room: set() for room in MAY_IMPORT}
+    for file, tree in TREES.items():
+        real.setdefault(room_of(file), set()).update(imported_rooms(tree))
+    unused = {room: allowed(room) - real[room] - set(COMMON) for room in MAY_IMPORT}
+    assert {room: others for room, others in unused.items() if others} == {}
 
 
-FILES = sorted(file for file in ROOT.rglob("*.py") if room_of(file) != "__init__")
+def test_the_table_points_one_way() -> None:
+    order = list(MAY_IMPORT)
+    for room, others in MAY_IMPORT.items():
+        assert set(others.split()) <= set(order[: order.index(room)]), room
 
 
-def against(room: str, others: set[str]) -> set[str]:
-    """Rooms that this one may not import from; a config is declared before what it declares is made."""
-    allowed = {"discovery"} if room == "units" else set()  # asked, inside a function, where a class is not in the table
-    return {other for other in others - allowed if other != room and PLACE[other] >= PLACE[room]}
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_imports_point_one_way(file: Path) -> None:
-    room = room_of(file)
-    assert room in PLACE, f"{room} is a new room: say where it stands"
-    assert against(room, imported(ast.parse(file.read_text()))) == set()
+def test_exceptions_are_imported_inside_functions() -> None:
+    for file, tree in TREES.items():
+        first = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        rooms = imported_rooms(ast.Module(first, type_ignores=[]))
+        assert {room for room in rooms if (room_of(file), room) in EXCEPTIONS} == set(), file
 
 
 def test_a_wrong_import_would_be_seen() -> None:
-    assert against("units", imported(ast.parse("def late():\n    from headprune.cli.main import app"))) == {"cli"}
-    assert against("tasks", imported(ast.parse("from headprune import defaults, search"))) == {"search"}
-    assert against("search", imported(ast.parse("import headprune.units.spec"))) == set()
+    assert forbidden("units", imported_rooms(ast.parse("def f():\n    from headprune.cli.main import app"))) == {"cli"}
+    assert forbidden("tasks", imported_rooms(ast.parse("from headprune import defaults, search"))) == {"search"}
+    assert forbidden("search", imported_rooms(ast.parse("import headprune.units.spec"))) == set()
+    assert forbidden("extras", {"errors", "batches"}) == {"batches"}
+
+
+def test_contributing_has_the_table() -> None:
+    text = CONTRIBUTING.read_text()
+    assert with_table(text) == text, "run: python tests/rooms.py --write"
+
+
+def test_every_room_says_in_one_sentence_what_it_is() -> None:
+    texts = {room: sentence(room) for room in [*COMMON, *MAY_IMPORT]}
+    bad = {room: text for room, text in texts.items() if not text.endswith(".") or ". " in text or "|" in text}
+    assert bad == {}
 
 
 def reaching_into_discovery(tree: ast.Module) -> set[str]:
@@ -101,9 +87,9 @@ def reaching_into_discovery(tree: ast.Module) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if room_of(file) != "discovery"], ids=str)
-def test_discovery_has_one_door(file: Path) -> None:
-    assert reaching_into_discovery(ast.parse(file.read_text())) == set()
+def test_discovery_has_one_door() -> None:
+    reaching = {file: reaching_into_discovery(tree) for file, tree in TREES.items() if room_of(file) != "discovery"}
+    assert {str(file.relative_to(ROOT)): names for file, names in reaching.items() if names} == {}
 
 
 @pytest.mark.parametrize(
@@ -149,8 +135,8 @@ def registrations(tree: ast.AST) -> list[str]:
 def test_hooks_are_registered_in_their_room_alone() -> None:
     elsewhere = {
         str(file.relative_to(ROOT)): names
-        for file in FILES
-        if room_of(file) != "hooks" and (names := registrations(ast.parse(file.read_text())))
+        for file, tree in TREES.items()
+        if room_of(file) != "hooks" and (names := registrations(tree))
     }
     assert elsewhere == {}
     assert registrations(ast.parse("module.forward = run\ntensor.register_hook(note)")) == ["register_hook", "forward"]

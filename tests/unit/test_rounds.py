@@ -93,15 +93,15 @@ class _Nothing:
     """An evaluator that looks at nothing, so that only the passes of the calibration data are counted."""
 
     def __call__(self, model: Any, sites: Any, changed: Any) -> Any:
-        from headprune.measure.quality import Quality
+        from headprune.measure.predictions import Predictions
         from headprune.tasks import task_of
 
-        quality = Quality(task_of(model))
+        predictions = Predictions(task_of(model))
         batch = data("bert")[0]
         with torch.no_grad():
             logits = torch.zeros(len(batch["labels"]), 3)
-        quality.add(batch, {"logits": logits}, logits)
-        return quality
+        predictions.add(batch, {"logits": logits}, logits)
+        return predictions
 
     def forget(self) -> None:
         pass
@@ -207,7 +207,7 @@ def test_a_drop_of_the_metric_ends_rounds_too() -> None:
     options = {"keep_flops": whole(0.2, model), "rounds": 4, "round_to": 2}
     result = headprune.prune(model, data("llama-gqa"), metric="fidelity", max_drop=0.0, explore=True, **options)
     steps = result.trajectory
-    curve = [step.metric for step in steps], [step.flops for step in steps], [step.outcomes for step in steps]
+    curve = [step.metric for step in steps], [step.flops for step in steps], [step.per_sample for step in steps]
     assert len(steps) == 5
     assert result.stopped_at == Stop(None, 0.0, False).decide(result.metric, *curve).step
     assert result.stopped_at < 4, "the metric never fell, so that this shows nothing"
@@ -248,7 +248,7 @@ def test_experts_are_pruned_and_left_without_repair() -> None:
     before = sum(site.size for site in all_sites(model))
     result = headprune.prune(model, batches, keep_flops=0.9, rounds=1, round_to=2)
     assert sum(site.size for site in all_sites(model)) < before
-    kinds = {repair["site"]: repair["kind"] for repair in result.trajectory[1].compensation}
+    kinds = {repair["site"]: repair["kind"] for repair in result.trajectory[1].repairs}
     experts = [site.index for site in all_sites(model) if "expert_" in site.path]
     assert experts
     assert all(kinds.get(index, "none") == "none" for index in experts)

@@ -16,14 +16,15 @@ import pytest
 import torch
 
 import headprune
+from headprune.checkpoint.fingerprint import fingerprint
 from headprune.errors import NonFiniteError, RunError
-from headprune.runs.experiment import Experiment, fingerprint
-from headprune.runs.journal import Run, read_run
+from headprune.run_folder import Run, read_run
+from headprune.runs.experiment import Experiment
 from headprune.signals import GateGradients
 from helpers import contents
-from runs import STEP_KEYS, in_fork, interrupt, material, prune_command, same_but_timing, steps_of
-from runs import headprune as program
-from scoring import labelled
+from run_helpers import STEP_KEYS, in_fork, interrupt, material, prune_command, same_but_timing, steps_of
+from run_helpers import headprune as program
+from score_helpers import labelled
 from zoo import ZOO
 
 SETTINGS = {"criterion": "gnorm", "seed": 0}
@@ -174,7 +175,7 @@ def test_a_journal_without_compensation_is_read_and_gone_on_with(tmp_path: Path)
     for line in lines:
         assert line.pop("compensation") == []
     (tmp_path / "run" / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:6]))
-    assert [step.compensation for step in read_run(tmp_path / "run")[1]] == [()] * 6
+    assert [step.repairs for step in read_run(tmp_path / "run")[1]] == [()] * 6
     result = go(tmp_path / "run", **published)
     assert [{**line, "compensation": []} for line in lines] == [step.to_json() for step in result.trajectory]
 
@@ -597,7 +598,7 @@ def test_a_run_is_a_model_to_go_on_from(tmp_path: Path) -> None:
     interrupt(tmp_path / "one", 2)
     done = program("inspect", tmp_path / "one")
     assert done.code == 2
-    assert "has not come to its end, so it has no model" in " ".join(done.err.split())
+    assert "is not finished, so it has no model" in " ".join(done.err.split())
 
 
 def test_data_that_changed_is_refused(tmp_path: Path) -> None:

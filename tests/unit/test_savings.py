@@ -13,8 +13,8 @@ from torch import nn
 import headprune
 from headprune.measure.savings import SMALL_SHARE, _peak_memory, _TensorMeter, savings
 from helpers import flat
-from runs import bert
-from scoring import labelled
+from run_helpers import bert
+from score_helpers import labelled
 from zoo import ZOO, text_batch
 
 

@@ -23,8 +23,8 @@ from headprune.search.stop import Stop, knee
 from headprune.units.members import Head
 from headprune.units.spec import ForwardNeeds
 from helpers import difference, identical, kept_heads, outputs
-from runs import removal_order
-from scoring import labelled
+from run_helpers import removal_order
+from score_helpers import labelled
 from zoo import ZOO
 
 ACCURACY, PERPLEXITY = METRICS["accuracy"], METRICS["perplexity"]
@@ -88,7 +88,7 @@ def test_heads_that_cannot_be_removed_are_never_chosen() -> None:
 
 WRONG = {
     "kind": (lambda: PruneConfig(schedule="gready"), "no schedule 'gready'; choose one of greedy, one-shot"),
-    "every": (lambda: StepRule(every=0), "At least one unit must go per step, but every is 0"),
+    "every": (lambda: StepRule(every=0), "At least one unit must be removed per step, but every is 0"),
     "minimum": (lambda: StepRule(min_per_site=-1), "min_per_site must not be negative"),
     "text": (lambda: Stop(keep="half"), "a share such as 0.5 or a number of heads such as 36, not 'half'"),
     "yes": (lambda: Stop(keep=True), "a share such as 0.5 or a number of heads such as 36, not True"),
@@ -173,13 +173,13 @@ def test_a_drop_within_its_interval_does_not_end_the_run() -> None:
 
 def test_limits_smaller_than_the_noise_are_said(caplog: pytest.LogCaptureFixture) -> None:
     Stop(max_drop=0.01).check(ACCURACY, 0.9, outcomes([58], 64)[0])
-    assert "64 samples know the accuracy to within 0.07" in caplog.text
-    assert "cannot be told from noise; about " in caplog.text
+    assert "64 samples determine the accuracy only to within 0.07" in caplog.text
+    assert "cannot be told from noise; use about " in caplog.text
     caplog.clear()
     Stop(max_drop=0.01).check(ACCURACY, 0.9, outcomes([9000], 10000)[0])
     assert caplog.text == ""
     Stop(keep=0).check(ACCURACY, 0.9, None)
-    assert "keep=0 leaves no head at all" in caplog.text
+    assert "keep=0 leaves no head;" in caplog.text
 
 
 def test_a_dense_metric_that_is_no_number_has_no_drop() -> None:

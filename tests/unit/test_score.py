@@ -10,7 +10,7 @@ import torch
 import headprune
 from headprune.errors import CriterionError
 from oracles import relative_differences
-from scoring import EVERY, FROM_TOKENS, floor_of, labelled, model_of, oracle_of, some_batches
+from score_helpers import EVERY, FROM_TOKENS, floor_of, labelled, model_of, oracle_of, some_batches
 from zoo import LABELS, ZOO, text_batch
 
 

@@ -10,7 +10,7 @@ import torch
 
 import headprune
 from headprune.errors import DataError, NonFiniteError
-from scoring import EVERY, labelled, model_of
+from score_helpers import EVERY, labelled, model_of
 from zoo import LABELS, ZOO
 
 

@@ -16,7 +16,7 @@ import headprune
 from headprune.criteria import make
 from headprune.criteria.scoring_pass import ScoringPass
 from headprune.errors import EquivalenceError, NonFiniteError
-from headprune.hooks import logits
+from headprune.hooks import logit_blocks
 from headprune.measure.savings import _TensorMeter
 from headprune.repair.dense_targets import DenseTargets
 from headprune.repair.front_to_back import running_order
@@ -24,7 +24,7 @@ from headprune.signals.objectives import TokenSigns, sign_gradient, start_backwa
 from headprune.signals.sensitivity import Sensitivity
 from headprune.tasks import task_of
 from headprune.units import all_sites
-from scoring import labelled, tokens_of
+from score_helpers import labelled, tokens_of
 from zoo import ZOO
 
 CRITERIA = [
@@ -71,8 +71,8 @@ def batches_of(name: str) -> list[Batch]:
 @contextmanager
 def in_blocks(model: Any, rows: int = 3, tokens: int = 2) -> Iterator[None]:
     with (
-        mock.patch.object(logits, "LIMIT", 0),
-        mock.patch.object(logits, "BLOCK", rows * tokens * model.config.vocab_size * 4),
+        mock.patch.object(logit_blocks, "LIMIT", 0),
+        mock.patch.object(logit_blocks, "BLOCK", rows * tokens * model.config.vocab_size * 4),
     ):
         yield
 
@@ -104,7 +104,7 @@ def test_scores_and_quality_are_those_of_whole_logits(name: str, labels: Any) ->
         assert one is not None
         assert other is not None
         assert torch.equal(one, other)
-    assert torch.equal(found.quality.owners, whole.quality.owners)
+    assert torch.equal(found.quality.sample_ids, whole.quality.sample_ids)
     assert found.loss == pytest.approx(whole.loss, rel=tolerance(name))
     assert found.tokens == whole.tokens
 
@@ -185,8 +185,8 @@ def test_no_gradient_of_logits_that_are_not_finite_passes_for_one(objective: str
     task, head = task_of(model), model.lm_head
     head.register_forward_hook(lambda m, a, out: out.index_fill(-1, torch.tensor([7]), torch.inf))
     with in_blocks(model):
-        states = logits.forward(model, task, task.inputs(batch))
-        assert isinstance(states, logits.States)
+        states = logit_blocks.forward(model, task, task.inputs(batch))
+        assert isinstance(states, logit_blocks.States)
         targets = targets_of(task, batch, states, "given")
         root, gradient = start_backward(objective, "sample", task, states, targets, batch)
     assert root is states.hidden
@@ -208,9 +208,9 @@ def test_a_head_that_looks_at_the_place_of_tokens_scores_whole() -> None:
     batches, sites = batches_of("llama-gqa"), headprune.resolve(built("llama-gqa"))
     results, ran = [], []
     model.model.layers[0].register_forward_hook(lambda *_: ran.append(1))
-    with mock.patch("headprune.criteria.scoring.asked_sites", return_value=sites):
+    with mock.patch("headprune.criteria.scoring.sites_of_kinds", return_value=sites):
         for limit in (1 << 28, 0):
-            with mock.patch.object(logits, "LIMIT", limit):
+            with mock.patch.object(logit_blocks, "LIMIT", limit):
                 results.append(headprune.score(model, batches, criteria=["gnorm", "his", "entropy"], task="causal-lm"))
     whole, found = results
     assert len(ran) == 2 * len(batches)
@@ -308,7 +308,7 @@ def test_scores_in_blocks_need_a_fraction_of_the_logits() -> None:
 
 
 def unmeasured(model: Any, data: list[Batch], criterion: str) -> None:
-    """Scores alone, without the quality of the model."""
+    """Scores alone, without predictions of the model."""
     made = ScoringPass(model, all_sites(model), {criterion: make(criterion)}, task_of(model), "given")
     made.run(data, measure=False)
 

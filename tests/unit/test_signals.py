@@ -12,7 +12,7 @@ import headprune
 from headprune.signals.entropy import row_entropies
 from headprune.signals.gradient_norms import gram_is_cheaper, gram_matrix, squared_block_norms
 from oracles import SOFTMAX, softmax_replaced
-from scoring import labelled, model_of
+from score_helpers import labelled, model_of
 from zoo import VOCAB, ZOO, text_batch
 
 # --- the exact fast form --------------------------------------------------------------------------------------------

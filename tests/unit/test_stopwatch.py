@@ -59,7 +59,7 @@ def test_the_clock_says_how_far_the_table_is_off(watch: Stopwatch, monkeypatch: 
         seen.update(runs)
         return {"dense": [4.0, 2.0, 3.0], "pruned": [9.0, 1.0, 5.0]}
 
-    monkeypatch.setattr(stopwatch, "turns", turns)
+    monkeypatch.setattr(stopwatch, "time_in_turns", turns)
     assert watch.share(model, all_sites(model)) == 0.5
     assert seen["dense"].module is watch.dense
     assert seen["pruned"].module is model

@@ -16,18 +16,18 @@ from headprune.errors import DataError
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS, choose_metric
 from helpers import kept_heads
-from runs import bert
-from scoring import model_of
-from subjects import CASES, MyGPT, TaskCase
+from run_helpers import bert
+from score_helpers import model_of
+from task_models import CASES, MyGPT, TaskCase
 from zoo import LABELS, ZOO, text_batch
 
 BY_NAME = {case.id: case for case in CASES}
 
 
-def measured(model: Any, batch: Any, metric: str | None = None) -> tuple[str, float]:
-    quality = Evaluator([batch])(model, headprune.resolve(model))
-    chosen = choose_metric(metric, quality)
-    return chosen.name, chosen.of(quality).value
+def metric_value(model: Any, batch: Any, metric: str | None = None) -> tuple[str, float]:
+    predictions = Evaluator([batch])(model, headprune.resolve(model))
+    chosen = choose_metric(metric, predictions)
+    return chosen.name, chosen.of(predictions).value
 
 
 def said(model: Any, batch: Any) -> torch.Tensor:
@@ -118,7 +118,7 @@ def test_his_of_multiple_choice_is_the_gradient_at_a_gate() -> None:
 
 def test_regression_with_a_column_of_labels() -> None:
     case = BY_NAME["sequence-classification-regression-column-electra"]
-    name, value = measured(case.build(), case.batch(0))
+    name, value = metric_value(case.build(), case.batch(0))
     assert name == "pearson"
     assert -1 <= value <= 1
 
@@ -128,18 +128,18 @@ def test_multi_label_has_one_definition() -> None:
     model, batch = case.build(), case.batch(0)
     predicted = (said(model, batch) > 0).long()
     expected = f1_score(batch["labels"], predicted, average="macro", zero_division=0)
-    assert measured(model, batch) == ("f1", pytest.approx(expected))
+    assert metric_value(model, batch) == ("f1", pytest.approx(expected))
     scored = headprune.score(model, [batch], criterion="his")
-    assert (scored.metric.name, scored.measured.value) == ("f1", pytest.approx(expected))
+    assert (scored.metric.name, scored.metric_value.value) == ("f1", pytest.approx(expected))
     assert headprune.prune(case.build(), [batch], keep=11).trajectory[0].metric == pytest.approx(expected)
     subset = float((predicted == batch["labels"].long()).all(1).double().mean())
-    assert measured(model, batch, "subset_accuracy")[1] == subset == scored.accuracy
+    assert metric_value(model, batch, "subset_accuracy")[1] == subset == scored.accuracy
 
 
 def test_a_sample_whose_label_does_not_count() -> None:
     model, batch = bert(), {**text_batch(0), "labels": torch.tensor([0, -100, 1])}
     right = (said(model, batch).argmax(-1) == batch["labels"])[[0, 2]].double().mean()
-    assert measured(model, batch) == ("accuracy", float(right))
+    assert metric_value(model, batch) == ("accuracy", float(right))
     assert headprune.score(model, [batch], criterion="gnorm").accuracy == float(right)
 
 
@@ -148,7 +148,7 @@ def test_token_classes_are_judged_at_labelled_tokens() -> None:
     model, batch = case.build(), case.batch(0)
     counted = batch["labels"] != -100
     right = (said(model, batch).argmax(-1) == batch["labels"])[counted].double().mean()
-    assert measured(model, batch) == ("accuracy", pytest.approx(float(right)))
+    assert metric_value(model, batch) == ("accuracy", pytest.approx(float(right)))
 
 
 def test_a_subclass_predicts_what_its_class_predicts() -> None:

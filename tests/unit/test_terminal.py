@@ -13,13 +13,14 @@ import transformers
 from rich.console import Console
 
 import headprune
-from headprune.cli.live import LiveCurve
-from headprune.cli.tables import print_inspection, print_scores
+from headprune.cli.inspection_table import print_inspection
+from headprune.cli.progress import Display, LiveCurve
+from headprune.cli.score_map import print_scores
 from headprune.measure.inspection import inspect
 from headprune.measure.intervals import wilson
-from headprune.report.loading import load_runs
-from headprune.report.scores import write_scores
-from made_up_runs import make_run
+from headprune.reports.run_view import load_runs
+from headprune.reports.scores import write_scores
+from synthetic_runs import make_run
 from zoo import ZOO
 
 
@@ -52,7 +53,7 @@ def test_an_inspection_is_whole_on_a_narrow_terminal(width: int) -> None:
 
 def test_a_live_curve_of_values_that_are_no_numbers(tmp_path: Path) -> None:
     known = load_runs([make_run(tmp_path / "known", values=[0.9, *[math.nan] * 12])])[0].steps
-    curve = LiveCurve("x", None, Console(file=io.StringIO()))
+    curve = LiveCurve("x", Display(Console(file=io.StringIO()), None))
     curve.steps = known
     assert len(curve.curve()) == 11
     assert "metric nan (dense 0.9000)" in curve.status().plain
@@ -60,6 +61,23 @@ def test_a_live_curve_of_values_that_are_no_numbers(tmp_path: Path) -> None:
     curve.steps = sure
     low, high = wilson(90, 100)
     assert f"metric 0.9000 \u00b1 {(high - low) / 2:.2g} (dense" in curve.status().plain
+
+
+def test_a_training_is_a_line_now_and_then_where_there_is_no_terminal() -> None:
+    console = Console(file=io.StringIO())
+    curve = LiveCurve("x", Display(console, None))
+    entry = {"loss": 0.51239, "step": 3, "steps": 9}
+    curve.log(entry)  # too soon
+    curve.display.printed -= 11
+    curve.log({"epoch": 1.0, "step": 4, "steps": 9})  # nothing that is shown
+    curve.log(entry)
+    curve.log({**entry, "step": 5})  # too soon again
+    curve.display.printed -= 11
+    curve.log({"eval_metric": 0.75, "metric": "accuracy", "step": 6, "steps": 9})
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "Training: step 3 of 9, loss 0.5124",
+        "Training: step 6 of 9, loss 0.5124, accuracy 0.75 on held-out data at step 6",
+    ]
 
 
 @pytest.mark.parametrize(("width", "cell"), [(160, 3), (80, 2), (50, 1)])

@@ -17,7 +17,7 @@ from headprune.signals.moments import gather
 from headprune.signals.tokens import groups_within
 from headprune.tasks import task_of
 from oracles import relative_differences
-from scoring import FROM_TOKENS, labelled, model_of, tokens_of
+from score_helpers import FROM_TOKENS, labelled, model_of, tokens_of
 from zoo import ZOO
 
 FAMILIES = ["bert", "albert", "llama-gqa", "vit"]

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import headprune
-import headprune.runs.training
-from headprune.report import gates as pictured
-from headprune.report.loading import load_runs
+import headprune.runs.train_gates
+from headprune.reports import gate_training as pictured
+from headprune.reports.run_view import load_runs
 from headprune.units import all_sites
 from helpers import contents
-from recovering import MOMENTS, killed
-from runs import Done, material, prune_command
-from runs import headprune as program
+from recovery_helpers import MOMENTS, killed
+from run_helpers import Done, material, prune_command
+from run_helpers import headprune as program
 
 QUICK = ("--batch-size", "8", "--learning-rate", "1e-3", "--epochs", "2", "--evaluation-samples", "12")
 
@@ -59,7 +59,7 @@ def test_what_a_training_writes(tmp_path: Path) -> None:
     heads = sum(site.size for site in headprune.resolve(dense))
     assert said["units"] == {"heads": [heads, heads // 2]}
     assert sum(site.size for site in headprune.resolve(pruned)) == heads // 2
-    gone = [[site.index, head] for site in headprune.resolve(pruned) for head in site.gone]
+    gone = [[site.index, head] for site in headprune.resolve(pruned) for head in site.removed]
     assert sorted(steps[1]["removed"]) == sorted(gone)
     # What went has the lowest scores, which are log alpha.
     table = steps[1]["scores"]
@@ -75,7 +75,7 @@ def test_what_a_training_writes(tmp_path: Path) -> None:
     assert not (out / "training").exists()
     assert "learned gates (keep 0.5, setting shim)" in (out / "model" / "README.md").read_text()
     page = (out / "report.html").read_text()
-    for part in ("Gates while they learn", "chart-gates-0", '<h2 id="recovered">Recovery</h2>'):
+    for part in ("Gates during training", "chart-gates-0", '<h2 id="recovered">Recovery</h2>'):
         assert part in page
 
 
@@ -135,7 +135,7 @@ def test_a_kill_between_the_removal_and_the_result(original: Path, tmp_path: Pat
     def stop(*parts: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(headprune.runs.training, "_finish", stop)
+    monkeypatch.setattr(headprune.runs.train_gates, "_finish", stop)
     assert train(out).code == 130
     monkeypatch.undo()
     done = train(out)
@@ -174,7 +174,7 @@ def test_other_data_evaluates(tmp_path: Path) -> None:
     out, other = tmp_path / "run", tmp_path / "other.csv"
     lines = Path(material().data_csv).read_text().splitlines(keepends=True)
     other.write_text("".join(lines[:21]))
-    done = train(out, "--evaluation", str(other))
+    done = train(out, "--eval-data", str(other))
     assert done.code == 0, done.err
     samples = record_of(out)["samples"]
     assert samples["evaluation"] == 12
@@ -190,8 +190,8 @@ def test_runs_of_gates_beside_others(original: Path, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "chart-gates-0" in page.read_text()
     assert (tmp_path / "figures" / "gates-0.png").is_file()
-    said = sentence(program("finetune", original, "--data", m.data_csv, "--rounds", "2"))
-    assert "leave out --rounds" in said
+    said = sentence(program("finetune", original, "--data", m.data_csv, "--cycles", "2"))
+    assert "leave out --cycles" in said
     again = sentence(program(*prune_command(m.bert, m.data_csv, original, "--keep", "6")))
     assert "belongs to a run with other settings" in again
 
@@ -235,7 +235,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert "0.01" in sentence(train(out, keep=("--keep-parameters", "0.01")))
     assert "leave none to train on" in sentence(train(out, "--evaluation-samples", "36"))
     assert "nothing.csv" in sentence(train(out, data="nothing.csv"))
-    assert "nothing.csv" in sentence(train(out, "--evaluation", "nothing.csv"))
+    assert "nothing.csv" in sentence(train(out, "--eval-data", "nothing.csv"))
     assert "learning_rate must be" in sentence(train(out, "--learning-rate", "-1"))
     assert "no setting 'other'" in sentence(train(out, "--setting", "other"))
     assert not out.exists()

@@ -17,8 +17,8 @@ import headprune
 from headprune.measure.curves import area
 from headprune.measure.trajectory import Step, curve_csv, removed_until
 from headprune.units.members import Head, Member
-from runs import STEP_KEYS, trapezoids
-from scoring import labelled
+from run_helpers import STEP_KEYS, trapezoids
+from score_helpers import labelled
 from zoo import ZOO
 
 
@@ -55,18 +55,18 @@ REPAIRS = (
 
 
 def test_compensation_survives_the_journal() -> None:
-    before = step(3, 5, 0.5, compensation=REPAIRS)
+    before = step(3, 5, 0.5, repairs=REPAIRS)
     line = json.dumps(before.to_json(), allow_nan=False)
     assert json.loads(line)["compensation"] == list(REPAIRS)
     after = Step.from_json(json.loads(line))
-    assert after.compensation == REPAIRS
+    assert after.repairs == REPAIRS
     assert json.dumps(after.to_json()) == line
 
 
 def test_a_journal_that_knows_of_no_compensation_still_loads() -> None:
     line = step(3, 5, 0.5).to_json()
     del line["compensation"]
-    assert Step.from_json(line).compensation == ()
+    assert Step.from_json(line).repairs == ()
     assert Step.from_json(line).to_json() == {**line, "compensation": []}
 
 
@@ -128,14 +128,14 @@ def test_each_step_tells_how_its_sites_were_compensated(word: Any) -> None:
     batches = [labelled(ZOO["bert"], 0), labelled(ZOO["bert"], 5)]
     result = headprune.prune(ZOO["bert"].build(), batches, repair=word, every=3)
     dense, *rest = result.trajectory
-    assert dense.compensation == ()
+    assert dense.repairs == ()
     left = [4, 4, 4]
     for one in rest:
         touched = sorted({head.site for head in one.removed})
-        assert [repair["site"] for repair in one.compensation] == (touched if word != "none" else [])
+        assert [repair["site"] for repair in one.repairs] == (touched if word != "none" else [])
         for head in one.removed:
             left[head.site] -= 1
-        for repair in one.compensation:
+        for repair in one.repairs:
             assert repair.keys() == {"site", "kind", "error_without", "error"}
             assert 0 <= repair["error"] <= repair["error_without"]
             # A site that is empty has nobody left to take over but the bias.

@@ -16,7 +16,7 @@ import transformers
 import headprune
 from headprune import cache
 from headprune.discovery import attention
-from headprune.discovery.to_full_width import stretched
+from headprune.discovery.to_full_width import scale_to_width
 from headprune.discovery.twin import small_config
 from headprune.errors import HeadpruneError, UnsupportedModelError
 from headprune.repair import remove
@@ -62,8 +62,8 @@ def test_a_registered_table_that_is_wrong_removes_nothing(count: int, reason: st
 @pytest.mark.usefixtures("nothing_proven")
 def test_a_removal_of_the_table_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    right = remove.made_up
-    monkeypatch.setattr(remove, "made_up", lambda *args: made.append(args) or right(*args))
+    right = remove.dummy_batch
+    monkeypatch.setattr(remove, "dummy_batch", lambda *args: made.append(args) or right(*args))
     for _ in range(2):
         headprune.remove(ZOO["bert"].build(), [(0, 0)])
     monkeypatch.setattr(cache, "_memory", {})  # as another process finds it
@@ -86,7 +86,7 @@ def test_where_a_model_does_not_run_on_made_up_inputs_a_batch_has_to_do(monkeypa
         return right(input_ids, **others)
 
     monkeypatch.setattr(model, "forward", picky)
-    with pytest.raises(UnsupportedModelError, match=r"made-up inputs .*not today.*; pass a batch as verify="):
+    with pytest.raises(UnsupportedModelError, match=r"dummy inputs .*not today.*; pass a batch as verify="):
         headprune.remove(model, [(0, 0)])
     assert headprune.resolve(model)[0].heads == 4
     headprune.remove(model, [(0, 0)], verify=batch)
@@ -96,7 +96,7 @@ def test_where_a_model_does_not_run_on_made_up_inputs_a_batch_has_to_do(monkeypa
 @pytest.mark.usefixtures("nothing_proven")
 def test_batches_that_are_given_serve_to_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = ZOO["bert"].build(), ZOO["bert"].batch(1)
-    monkeypatch.setattr(remove, "made_up", lambda *args: pytest.fail("a batch was made up"))
+    monkeypatch.setattr(remove, "dummy_batch", lambda *args: pytest.fail("a batch was made up"))
     headprune.remove(model, [(0, 0)], repair="mean", batches=[batch])
     assert headprune.resolve(model)[0].heads == 3
 
@@ -108,7 +108,7 @@ def test_what_was_discovered_is_read_from_disk_as_it_was(monkeypatch: pytest.Mon
     (file,) = (cache.folder() / "proofs").iterdir()
     assert file.name.startswith("GraniteForCausalLM-")
     monkeypatch.setattr(cache, "_memory", {})  # as another process finds it
-    monkeypatch.setattr(attention, "_made", lambda *args: pytest.fail("it was measured again"))
+    monkeypatch.setattr(attention, "_discover", lambda *args: pytest.fail("it was measured again"))
     assert headprune.survey(model) == first
 
 
@@ -146,7 +146,7 @@ def plain(sites: Sequence[Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("model_type", WIDER)
 def test_a_layout_of_a_narrow_twin_is_that_of_the_wide_model(model_type: str) -> None:
-    """Twice as wide heads: what is stretched from the twin is what an experiment on the wide model itself finds."""
+    """Twice as wide heads: the layout scaled up from the twin is what an experiment on the wide model itself finds."""
     config = transformers.AutoConfig.for_model(model_type, **WIDER[model_type], vocab_size=99)
     if model_type == "falcon":
         config.num_kv_heads = 2
@@ -156,7 +156,7 @@ def test_a_layout_of_a_narrow_twin_is_that_of_the_wide_model(model_type: str) ->
     with torch.device("meta"):
         dense = kind(config)
     assert len(wide.sites[0].layout.members[0]) > len(narrow.sites[0].layout.members[0])
-    assert plain([stretched(site, dense) for site in narrow.sites]) == plain(wide.sites)
+    assert plain([scale_to_width(site, dense) for site in narrow.sites]) == plain(wide.sites)
 
 
 DEEP = {
@@ -173,12 +173,12 @@ def test_a_layout_of_a_shallow_twin_is_that_of_the_deep_model(model_type: str, m
     with torch.device("meta"):
         dense = kind(config)
     deep = attention._on_narrow_twin(kind, config, dense)
-    monkeypatch.setattr(attention, "DEEP", 0)
+    monkeypatch.setattr(attention, "SHORTEN_ABOVE", 0)
     counted: list[int] = []
     right = attention._on_twin
     monkeypatch.setattr(attention, "_on_twin", lambda k, c: counted.append(c.num_hidden_layers) or right(k, c))
     assert plain(attention._on_narrow_twin(kind, config, dense).sites) == plain(deep.sites)
-    assert counted == [attention.LAYERS]
+    assert counted == [attention.SHORT_DEPTH]
     assert len(deep.sites) == 6
 
 
@@ -219,7 +219,7 @@ def test_prune_warns_of_what_it_leaves_whole(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING, logger="headprune"):
         result = headprune.prune(model, [batch], criterion="random", repair="none", keep=0.5)
     assert left[0][0] in caplog.text
-    assert "left whole" in caplog.text
+    assert "are not pruned" in caplog.text
     assert result.trajectory[-1].left < result.trajectory[0].left
 
 

@@ -15,10 +15,10 @@ from torch import nn
 
 import headprune
 from headprune.data.columns import Columns
-from headprune.data.wording import refuse_others, texts_of, tokens_in
+from headprune.data.vocabulary_texts import refuse_changed_tokens, texts_of, tokens_in
 from headprune.errors import CheckpointError, DataError, VocabularyError
-from headprune.vocabulary.ids import named_ids, renumber
-from headprune.vocabulary.rewriting import backend_of, cut, rewritten, state_of
+from headprune.vocabulary.config_ids import renumber, special_ids
+from headprune.vocabulary.tokenizer_json import backend_of, encode, renumber_tokens, state_of
 from helpers import assert_unchanged, contents, outputs
 from helpers import state_of as everything
 from vocabularies import CASES, SIZES, Case, built, gpt2_tokenizer, some_lines, xlm_roberta_tokenizer
@@ -120,11 +120,11 @@ def test_ids_outside_of_the_vocabulary_follow() -> None:
     state = state_of(tokenizer)
     ids = sorted(set(tokenizer("a model", "of heads")["input_ids"]) | {tokenizer.unk_token_id, tokenizer.mask_token_id})
     new = {old: place for place, old in enumerate(ids)}
-    small = backend_of(rewritten(state, new))
+    small = backend_of(renumber_tokens(state, new))
     expected = [new[token] for token in backend_of(state).encode("a model", "of heads").ids]
     assert small.encode("a model", "of heads").ids == expected
-    assert rewritten(state, new)["padding"]["pad_id"] == new[tokenizer.mask_token_id]
-    assert list(cut(small, ["a model"])) == [[new[token] for token in next(cut(backend_of(state), ["a model"]))]]
+    assert renumber_tokens(state, new)["padding"]["pad_id"] == new[tokenizer.mask_token_id]
+    assert list(encode(small, ["a model"])) == [[new[token] for token in next(encode(backend_of(state), ["a model"]))]]
 
 
 def test_truncation_does_not_hide_tokens() -> None:
@@ -152,8 +152,8 @@ def test_ids_of_generation_follow() -> None:
         max_length=9,
     )
     config.forced_decoder_ids = [[1, 9], [2, None]]
-    assert named_ids(config) == {9, 5, 0, 7}
-    renumber(config, {0: 0, 5: 1, 7: 2, 9: 3}, rows=10, left=4)
+    assert special_ids(config) == {9, 5, 0, 7}
+    renumber(config, {0: 0, 5: 1, 7: 2, 9: 3}, rows=10, count=4)
     assert (config.eos_token_id, config.pad_token_id, config.forced_bos_token_id) == ([3, 1], 0, 2)
     assert (config.suppress_tokens, config.begin_suppress_tokens, config.bad_words_ids) == ([1], [], [[1, 3]])
     assert config.forced_decoder_ids == [[1, 3], [2, None]]
@@ -263,7 +263,7 @@ def test_models_and_tokenizers_without_a_vocabulary_are_refused() -> None:
         headprune.shrink_vocabulary(tiny(tokenizer), tf.ByT5Tokenizer(), ["a text"])
     with pytest.raises(VocabularyError, match="not a transformers model"):
         headprune.shrink_vocabulary(nn.Linear(2, 2), tokenizer, ["a text"])  # type: ignore[arg-type]
-    with pytest.raises(VocabularyError, match="only 300; give the model's own"):
+    with pytest.raises(VocabularyError, match="only 300; give the tokenizer of the model"):
         headprune.shrink_vocabulary(tiny(tokenizer, vocab_size=300), tokenizer, some_lines())
     model = tiny(tokenizer)
     model.config.vocab_size += 1
@@ -286,7 +286,7 @@ def test_a_model_that_needs_more_than_text_is_refused() -> None:
 @pytest.mark.parametrize("texts", [[], "one text", [1, 2]])
 def test_texts_must_be_texts(texts: Any) -> None:
     tokenizer = gpt2_tokenizer()
-    with pytest.raises(VocabularyError, match="at least one text"):
+    with pytest.raises(VocabularyError, match="at least one string"):
         headprune.shrink_vocabulary(tiny(tokenizer), tokenizer, texts)
 
 
@@ -379,6 +379,6 @@ def test_data_that_would_change_is_refused() -> None:
     before: Any = SimpleNamespace(rows=[{"input_ids": torch.tensor([2, 9]), "labels": torch.tensor([-100, 7])}])
     after: Any = SimpleNamespace(rows=[{"input_ids": torch.tensor([0, 2]), "labels": torch.tensor([-100, 1])}])
     assert tokens_in(before, task) == {2, 9, 7}
-    refuse_others("data.csv", before, after, task, [2, 7, 9])
-    with pytest.raises(DataError, match=r"Row 0 of data\.csv is cut into other tokens"):
-        refuse_others("data.csv", before, after, task, [2, 8, 9])
+    refuse_changed_tokens("data.csv", before, after, task, [2, 7, 9])
+    with pytest.raises(DataError, match=r"Row 0 of data\.csv is split into other tokens"):
+        refuse_changed_tokens("data.csv", before, after, task, [2, 8, 9])

@@ -14,8 +14,8 @@ import transformers
 import headprune
 from headprune.search.config import Experiment
 from headprune.search.settings import command_words
-from runs import COLOURS, interrupt, material, prune_command, same_but_timing, steps_of
-from runs import headprune as program
+from run_helpers import COLOURS, interrupt, material, prune_command, same_but_timing, steps_of
+from run_helpers import headprune as program
 from zoo import VOCAB
 
 SPECIAL = 5
@@ -59,7 +59,7 @@ def test_the_run_has_the_tokens_of_its_texts(files: Path) -> None:
     full = sum(p.numel() for p in headprune.load(material().bert).parameters())
     assert steps_of(out)[0]["parameters"] == full - gone
     assert steps_of(out)[-1]["parameters"] == sum(p.numel() for p in model.parameters())
-    said = f"The vocabulary was cut to {len(kept)} of {VOCAB} tokens first, which took {gone:,} parameters"
+    said = f"The vocabulary was shrunk to {len(kept)} of {VOCAB} tokens first, which removed {gone:,} parameters"
     assert said in (out / "model" / "README.md").read_text()
     assert said in " ".join(done.out.split())
     inspected = program("inspect", out, "--json").json

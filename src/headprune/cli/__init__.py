@@ -1,1 +1,1 @@
-"""The command line: parse, call, print."""
+"""The command line: parses options, calls the other rooms, prints what they return."""

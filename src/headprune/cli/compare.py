@@ -1,4 +1,4 @@
-"""The verb `compare`: criteria against each other, for one model or for many, here or on Ray."""
+"""The verb `compare`: compares criteria, for one model or for many, on this machine or on Ray."""
 
 from __future__ import annotations
 
@@ -9,53 +9,93 @@ from typing import Annotated, Any
 import typer
 
 from headprune import distributed
-from headprune.cli.options import Json, Overwrite, Plugin, print_json, resumable, with_options
+from headprune.cli.options import OUTPUT, Json, Overwrite, Plugin, print_json, resumable, with_options
+from headprune.config.groups import COMPARE_DEFAULTS, COMPARE_GROUPS
 from headprune.runs.plugins import import_plugins
-from headprune.search.config import VERB_DEFAULTS, stop_settings
 
+CRITERIA, BUDGET, COMPUTE = "Criteria", "Budget", "Compute"
 Budget = list[str] | None
-OTHER_RUN = "Give it several times for several budgets, each with runs of their own."
+REPEAT = "Repeat it for several budgets, each with its own runs."
 
 
-@with_options("criterion", "method", *stop_settings(), **VERB_DEFAULTS["compare"])
+@with_options(*COMPARE_GROUPS, defaults=COMPARE_DEFAULTS)
 def compare(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="Directory for one run per criterion; interrupted ones go on.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="Directory for one run per criterion; interrupted runs are resumed.", rich_help_panel=OUTPUT),
+    ],
     model: Annotated[
-        list[str] | None, typer.Argument(help="Local folders or hub names; one or more, unless a sweep file has them.")
+        list[str] | None,
+        typer.Argument(metavar="MODEL", help="Local folders or hub names; one or more, unless a study file has them."),
     ] = None,
     data: Annotated[
-        list[str] | None, typer.Option(help="Data as for prune; give it several times for several data sets.")
+        list[str] | None,
+        typer.Option(
+            help="Data as for prune; repeat it for several data sets. Needed unless a study file has it.",
+            rich_help_panel="Data",
+        ),
     ] = None,
     criteria: Annotated[
         str | None,
         typer.Option(
-            help="Names with commas between them, such as gnorm,his,inverse:gnorm; with a compensation of its own: "
-            "gnorm+lstsq."
+            help="Names, separated by commas, such as 'gnorm,his,inverse:gnorm'; a name may have its own repair: "
+            "'gnorm+lstsq'. Needed unless a study file has them.",
+            rich_help_panel=CRITERIA,
         ),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="Runs of random, with different seeds.")] = 1,
+    trials: Annotated[
+        int, typer.Option(min=1, help="Runs of 'random', with different seeds.", rich_help_panel=CRITERIA)
+    ] = 1,
+    alpha: Annotated[
+        str | None,
+        typer.Option(help="'auto' chooses the alpha of hies on the calibration data.", rich_help_panel=CRITERIA),
+    ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Seeds with commas between them, each with runs of its own; instead of --seed.")
+        str | None,
+        typer.Option(
+            help="Seeds, separated by commas, each with its own runs; instead of --seed.",
+            rich_help_panel=CRITERIA,
+        ),
+    ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file with models, data, criteria, seeds, budgets and other options.", rich_help_panel=CRITERIA
+        ),
     ] = None,
     keep_parameters: Annotated[
-        Budget, typer.Option(help=f"Compare at this share of the parameters, not along curves. {OTHER_RUN}")
+        Budget,
+        typer.Option(
+            help=f"Compare at this share of the parameters, not along curves. {REPEAT}", rich_help_panel=BUDGET
+        ),
     ] = None,
-    keep_flops: Annotated[Budget, typer.Option(help="The same for FLOPs of a forward pass.")] = None,
-    keep_memory: Annotated[Budget, typer.Option(help="The same for bytes of weights.")] = None,
-    speedup: Annotated[Budget, typer.Option(help="The same for how many times as fast, measured here.")] = None,
-    alpha: Annotated[str | None, typer.Option(help="'sweep' picks the alpha of hies on the calibration data.")] = None,
-    sweep: Annotated[
-        Path | None, typer.Option(help="YAML file with models, data, criteria, seeds, budgets and other options.")
+    keep_flops: Annotated[
+        Budget, typer.Option(help="The same for FLOPs of a forward pass.", rich_help_panel=BUDGET)
+    ] = None,
+    keep_memory: Annotated[Budget, typer.Option(help="The same for bytes of weights.", rich_help_panel=BUDGET)] = None,
+    speedup: Annotated[
+        Budget,
+        typer.Option(help="The same for the measured speed-up on this machine.", rich_help_panel=BUDGET),
     ] = None,
     on: Annotated[
-        str | None, typer.Option(help="'ray' runs several at once on this machine; ray://HOST:PORT on a cluster.")
+        str | None,
+        typer.Option(
+            help="'ray' runs several at once on this machine; 'ray://HOST:PORT', 'HOST:PORT' or 'auto' on a cluster.",
+            rich_help_panel=COMPUTE,
+        ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once, where Ray is started here; as many as fit by default.")
+        int | None,
+        typer.Option(
+            min=1, help="Runs at once, where Ray is started here; as many as fit by default.", rich_help_panel=COMPUTE
+        ),
     ] = None,
     cpus: Annotated[
-        int | None, typer.Option(min=1, help="Threads of each run; 1 on Ray by default, else what torch takes.")
+        int | None,
+        typer.Option(
+            min=1, help="Threads of each run; by default 1 on Ray, else what torch uses.", rich_help_panel=COMPUTE
+        ),
     ] = None,
     plugin: Plugin = None,
     overwrite: Overwrite = False,
@@ -63,135 +103,125 @@ def compare(
     *,
     options: dict[str, Any],
 ) -> None:
-    """Run several criteria from the same dense model on the same data, and say which is best."""
-    from headprune.cli.early import check_early, quiet_transformers, without_compensation
+    """Run several criteria from the same dense model on the same data, and rank them."""
+    from headprune.cli.preflight import check_early, quiet_transformers, without_repair
     from headprune.criteria.registry import split_names
-    from headprune.errors import CriterionError, SweepError
-    from headprune.runs.studies.asked import parse_seeds, study_of
+    from headprune.errors import CriterionError, StudyError
+    from headprune.runs.studies.spec import parse_seeds, study_of
 
-    own = {"keep_parameters": keep_parameters, "keep_flops": keep_flops, "keep_memory": keep_memory, "speedup": speedup}
+    budgets = {"keep_parameters": keep_parameters, "keep_flops": keep_flops, "keep_memory": keep_memory}
     seed = options.pop("seed")
-    if seeds is not None and _given(context, "seed"):
-        raise SweepError("--seed and --seeds are both given; leave one of them out.")
-    named = {
+    if seeds is not None and _on_command_line(context, "seed"):
+        raise StudyError("--seed and --seeds are both given; leave one of them out.")
+    lists = {
         "models": model,
         "data": data,
         "criteria": None if criteria is None else split_names(criteria),
         "seeds": [seed] if seeds is None else parse_seeds(seeds),
-        **own,
+        **budgets,
+        "speedup": speedup,
         "trials": trials,
         "plugin": plugin,
     }
-    asked = {**options, **named}
-    if sweep is not None:
-        asked = _with_file(context, sweep, asked)
-    import_plugins(asked["plugin"])
-    study = study_of(asked)
-    for subject in study.subjects:
-        texts = {name: str(value) for budget in study.budgets for name, value in budget.items()}
-        names = without_compensation(study.criteria)
-        check_early(subject["model"], {**study.settings, **subject, **texts}, criteria=names, reports=True)
+    study_options = {**options, **lists}
+    if study is not None:
+        study_options = _with_file(context, study, study_options)
+    import_plugins(study_options["plugin"])
+    parsed_study = study_of(study_options)
+    for subject in parsed_study.subjects:
+        texts = {name: str(value) for budget in parsed_study.budgets for name, value in budget.items()}
+        names = without_repair(parsed_study.criteria)
+        check_early(subject["model"], {**parsed_study.settings, **subject, **texts}, criteria=names, reports=True)
     if on is not None and distributed.launched():
-        raise SweepError("Ray starts processes of its own; give --on without torchrun or accelerate launch.")
-    executor = _executor(on, workers, cpus, asked["plugin"])
-    if alpha not in (None, "sweep"):
-        raise CriterionError(
-            f"--alpha takes the word sweep, not {alpha!r}; one value goes into the name: hies(alpha=0.7)."
-        )
-    if alpha is not None and (study.size > 1 or study.budgets[0]):
-        raise SweepError("--alpha sweep is for one comparison along curves: one model, data set and seed, no budget.")
+        raise StudyError("Ray starts its own processes; use --on without torchrun or accelerate launch.")
+    executor = _executor(on, workers, cpus, study_options["plugin"])
+    if alpha not in (None, "auto"):
+        raise CriterionError(f"--alpha takes only auto, not {alpha!r}; set a value in the name: hies(alpha=0.7).")
+    if alpha is not None and (parsed_study.size > 1 or parsed_study.budgets[0]):
+        raise StudyError("--alpha auto is for one comparison along curves: one model, data set and seed, no budget.")
 
-    from headprune.cli.tables import print_comparison
-    from headprune.runs.compare import check_sweep, expand, sweep_alpha, with_alpha
-    from headprune.runs.studies.plan import plan_study
-    from headprune.runs.studies.summary import run_study, write_index
+    from headprune.cli.comparison_table import print_comparison
+    from headprune.runs.compare import check_alpha_choice, choose_alpha, with_alpha
+    from headprune.runs.studies.run_study import run_study
+    from headprune.runs.studies.study_runs import expand, make_groups
+    from headprune.runs.studies.summary import write_index
 
     quiet_transformers()
-    groups = plan_study(study, out)
+    groups = make_groups(parsed_study, out)
     distributed.start()
-    swept = None
-    if alpha == "sweep":
+    choice = None
+    if alpha == "auto":
         experiment = groups[0].experiment
-        names = expand(study.criteria, experiment.repair)
-        swept = experiment.with_options(repair=check_sweep(names, experiment.repair))
+        names = expand(parsed_study.criteria, experiment.repair)
+        choice = experiment.with_options(repair=check_alpha_choice(names, experiment.repair))
     with resumable(out):
-        if swept is not None:
-            best, areas = sweep_alpha(swept)
-            listed = ", ".join(f"{a:g}: {area:.4f}" for a, area in areas.items())
-            typer.echo(f"alpha of hies = {best:g}, by weighted area on the calibration data ({listed})", err=True)
-            groups = plan_study(dataclasses.replace(study, criteria=tuple(with_alpha(names, best))), out)
-        with _watch(groups, curve=on is None and len(groups) == 1) as watch:
-            found = run_study(groups, executor, watch=watch, overwrite=overwrite)
-    if len(found) == 1:
-        rows: Any = found[0].rows
+        if choice is not None:
+            best, areas = choose_alpha(choice)
+            areas_text = ", ".join(f"{a:g}: {area:.4f}" for a, area in areas.items())
+            typer.echo(f"alpha of hies = {best:g}, by weighted area on the calibration data ({areas_text})", err=True)
+            groups = make_groups(dataclasses.replace(parsed_study, criteria=tuple(with_alpha(names, best))), out)
+        with _progress(groups, curve=on is None and len(groups) == 1) as observer:
+            results = run_study(groups, executor, observer=observer, overwrite=overwrite)
+    if len(results) == 1:
+        rows: Any = results[0].rows
         if as_json:
             print_json({"runs": str(out), "criteria": [row.to_json() for row in rows]})
-        elif study.budgets[0]:
-            from headprune.cli.studies import print_at_budget
+        elif parsed_study.budgets[0]:
+            from headprune.cli.study_tables import print_at_budget
 
             print_at_budget(out, rows)
         else:
             print_comparison(out, rows)
         return
-    index = distributed.on_main(lambda: write_index(study, out, found))
+    index = distributed.on_main(lambda: write_index(parsed_study, out, results))
     if as_json:
         print_json({"runs": str(out), **index})
     else:
-        from headprune.cli.studies import print_study
+        from headprune.cli.study_tables import print_study
 
-        print_study(out, found)
+        print_study(out, results)
 
 
-def _given(context: typer.Context, name: str) -> bool:
-    """Whether an option stands on the command line."""
+def _on_command_line(context: typer.Context, name: str) -> bool:
+    """Whether an option is on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _with_file(context: typer.Context, sweep: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """What a sweep file asks for; what stands on the command line takes the place of its entry of the same name."""
-    from headprune.errors import SweepError
-    from headprune.runs.studies.asked import read_sweep
+def _with_file(context: typer.Context, study: Path, study_options: dict[str, Any]) -> dict[str, Any]:
+    """The options with those of a study file; options on the command line have priority."""
+    from headprune.errors import StudyError
+    from headprune.runs.studies.spec import read_study
 
     parameters = {"models": ("model",), "seeds": ("seeds", "seed")}
-    said = {name for name in asked if any(_given(context, one) for one in parameters.get(name, (name,)))}
-    found = read_sweep(sweep)
-    if "pairs" in found and said & {"models", "data"}:
-        raise SweepError(f"{sweep} has pairs of models and data; leave out MODEL and --data.")
-    return {**asked, **{name: value for name, value in found.items() if name not in said}}
+    on_command_line = {
+        name for name in study_options if any(_on_command_line(context, each) for each in parameters.get(name, (name,)))
+    }
+    content = read_study(study)
+    if "pairs" in content and on_command_line & {"models", "data"}:
+        raise StudyError(f"{study} has pairs of models and data; leave out MODEL and --data.")
+    return {**study_options, **{name: value for name, value in content.items() if name not in on_command_line}}
 
 
 def _executor(on: str | None, workers: int | None, cpus: int | None, plugins: list[str] | None) -> Any:
-    """Where the runs are done; refused before torch is imported where that cannot be."""
-    from headprune.errors import SweepError
+    """The executor of the runs; raises before torch is imported."""
+    from headprune.errors import StudyError
 
     if on is not None:
-        from headprune.runs.studies.on_ray import OnRay
+        from headprune.runs.studies.ray_executor import RayExecutor
 
-        return OnRay(on, workers=workers, cpus=cpus or 1, plugins=plugins or ())
+        return RayExecutor(on, workers=workers, cpus=cpus or 1, plugins=plugins or ())
     if workers is not None:
-        raise SweepError("--workers goes with --on ray; without it runs are done one after the other.")
+        raise StudyError("--workers needs --on ray; without it one run follows the other.")
 
-    from headprune.runs.studies.running import OneAfterTheOther
+    from headprune.runs.studies.run_study import SerialExecutor
 
-    return OneAfterTheOther(threads=cpus)
+    return SerialExecutor(threads=cpus)
 
 
-def _watch(groups: Any, *, curve: bool) -> Any:
+def _progress(groups: Any, *, curve: bool) -> Any:
     """The curve of one run after the other, or the table of all."""
-    from contextlib import contextmanager
+    from headprune.cli.progress import live_curve, progress_table
 
-    from headprune.cli.live import live_curve
-    from headprune.cli.studies import progress_table
-    from headprune.runs.compare import Told
-
-    if not curve:
-        return progress_table()
-
-    @contextmanager
-    def told() -> Any:
-        budget = groups[0].experiment.budget
-        with live_curve("Comparing", None if budget is None else budget.measure) as on_step:
-            yield Told(on_step.start, on_step)
-
-    return told()
+    budget = groups[0].experiment.budget
+    return live_curve("Comparing", None if budget is None else budget.measure) if curve else progress_table()

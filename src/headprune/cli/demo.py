@@ -1,27 +1,46 @@
-"""The demo: real weights and real data that come with package installs, pruned from end to end."""
+"""The demo: prunes a real model on real data, both of which are installed with Python packages."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from headprune.cli.live import live_curve
-from headprune.cli.tables import print_comparison, print_run, print_scores, progress_bar
+from headprune.cli.progress import live_curve, progress_bar
+from headprune.cli.score_map import print_scores
 from headprune.criteria.scoring import score
-from headprune.measure.comparing import Comparison
+from headprune.errors import CheckpointError
+from headprune.measure.compare_curves import Comparison
 from headprune.papers import langid
-from headprune.runs.compare import compare, write_comparison
+from headprune.reports.format import measured_text, removed_text
+from headprune.runs.compare import compare
 from headprune.runs.experiment import Experiment, run_experiment
+from headprune.snippets.checkpoints import transformers_snippet
 
-LESSONS = 640  # strings that the first classifier is fitted to
-FIRST_LOOK = 64  # strings that the first heat map is made of
-FIRST_CRITERION = "his"
+HEAD_SAMPLES = 640  # strings that the first classifier is fitted to
+HEAT_MAP_SAMPLES = 64
+HEAT_MAP_CRITERION = "his"
+HEADS_PER_STEP = 4
+MAX_DROP = 0.05
+RANDOM = "random+none"
+SPEEDUP = 2.0
+TIMED_TOKENS = 32  # most strings are shorter
 
 
-def run_demo(out: Path, console: Console | None = None) -> list[Comparison]:
-    """Fine-tune once, prune, compare with random; everything is kept in `out`."""
+class DemoResult(NamedTuple):
+    curves: list[Comparison]  # of heads by the default criterion, and at random
+    fast: dict[str, Any]  # the record of the run that makes the model twice as fast
+    printed: str  # by the code that loads its model without headprune
+
+
+def run_demo(out: Path, console: Console | None = None) -> DemoResult:
+    """Fine-tune a model, prune it by two criteria to the last head, and make it twice as fast; all files are in
+    `out`."""
     console = console or Console()
     data = langid.prepare_data(out / "data")
     model = prepare_model(out / "model", data, console)
@@ -30,56 +49,132 @@ def run_demo(out: Path, console: Console | None = None) -> list[Comparison]:
         data=str(data / "dev.tsv"),
         calibration=str(data / "train.tsv"),
         evaluation_samples=256,
-        max_drop=0.05,
-        every=2,  # half the time of one by one
-        explore=True,
         max_length=langid.MAX_LENGTH,
         seed=langid.SEED,
     )
-    own = str(experiment.criterion)
+    curves = compare_with_random(experiment, out / "runs", console)
+    fast = make_fast(experiment, out / "fast", console)
+    printed = show_plain_loading(out / "fast" / "model", fast["task"], console)
     console.print(
-        "\nPruning: score, remove the two least important heads, let the others take over what they can, score again.",
-        highlight=False,
-    )
-    with live_curve(own) as on_step:
-        record = run_experiment(experiment, out / "runs" / own, on_step=on_step)
-    print_run(out / "runs" / own, record, console)
-    console.print("\nThe same with heads removed at random, and nothing that takes over:", highlight=False)
-    with live_curve("random") as on_step:
-        rows: list[Any] = compare(experiment, [own, "random+none"], out / "runs", on_run=on_step.start, on_step=on_step)
-    write_comparison(out / "runs", rows)
-    print_comparison(out / "runs", rows, console)
-    console.print(
-        f"The report on both, to open in a browser, is {out / 'runs' / 'report.html'}.\n"
         f"\nTry next:\n"
-        f"  headprune inspect {out / 'runs' / own / 'model'}\n"
+        f"  headprune inspect {out / 'fast' / 'model'}\n"
         f"  headprune score {model} --data {data / 'dev.tsv'} --criterion his\n"
-        f"  headprune compare {model} --data {data / 'dev.tsv'} --criteria residual-gradient+lstsq,gnorm,his "
-        f"--out {out / 'compare'}",
+        f"  headprune finetune {out / 'fast'}",
         highlight=False,
         soft_wrap=True,
     )
-    return rows
+    return DemoResult(curves, fast, printed)
 
 
 def prepare_model(folder: Path, data: Path, console: Console) -> Path:
-    """The fine-tuned classifier, from an earlier demo if there is one. There is something to see before it is there: a
-    classifier fitted in a second, and the scores of the heads under it."""
+    """The fine-tuned classifier, from an earlier demo if there is one. Before the training it shows scores of the heads
+    with a classifier that is fitted in a second."""
     if (folder / "config.json").is_file():
         console.print(f"Using the fine-tuned model in {folder}.", highlight=False)
         return folder
     model = langid.pretrained()
     examples = langid.read(model, data / "train.tsv", langid.LESSON_LENGTH)
     console.print(
-        f"all-MiniLM-L6-v2, with a classifier for {len(langid.LANGUAGES)} languages fitted to {LESSONS} strings. "
-        "Its heads before anything else is trained:",
+        f"all-MiniLM-L6-v2 learns to tell {len(langid.LANGUAGES)} languages apart. First only its last layer is fitted "
+        f"to {HEAD_SAMPLES} strings. How much each attention head then matters:",
         highlight=False,
     )
-    langid.fit_classifier(model, examples.sample(LESSONS, langid.SEED).batches(langid.BATCH))
-    shown = langid.read(model, data / "dev.tsv").sample(FIRST_LOOK, langid.SEED)
-    print_scores(model, FIRST_CRITERION, score(model, shown.batches(langid.BATCH), criterion=FIRST_CRITERION), console)
-    console.print(f"\nFine-tuning all of it on {len(examples)} strings, once over them.", highlight=False)
+    langid.fit_classifier(model, examples.sample(HEAD_SAMPLES, langid.SEED).batches(langid.BATCH))
+    batches = langid.read(model, data / "dev.tsv").sample(HEAT_MAP_SAMPLES, langid.SEED).batches(langid.BATCH)
+    scores = score(model, batches, criterion=HEAT_MAP_CRITERION, progress=False)
+    print_scores(model, HEAT_MAP_CRITERION, scores, console)
+    console.print(f"\n[bold]1. Fine-tune[/bold] the whole model on {len(examples):,} strings.", highlight=False)
     with progress_bar("Fine-tuning", len(examples)) as advance:
         langid.fine_tune(model, examples, advance)
     langid.save_model(model, folder)
     return folder
+
+
+def compare_with_random(experiment: Experiment, out: Path, console: Console) -> list[Comparison]:
+    """The curve of the papers: the metric over the heads removed, by a criterion and at random."""
+    experiment = experiment.with_options(max_drop=MAX_DROP, every=HEADS_PER_STEP, explore=True)
+    name = str(experiment.criterion)
+    console.print(
+        f"\n[bold]2. Remove attention heads[/bold], {HEADS_PER_STEP} at a time, to the last: score them, remove the "
+        "least important, refit the others by least squares, measure. Then the same at random, without the refit.",
+        highlight=False,
+    )
+    with live_curve(name) as observer:
+        rows: list[Any] = compare(experiment, [name, RANDOM], out, observer=observer)
+    by_name = {row.name: row.removable[f"{MAX_DROP:.0%}"] for row in rows}
+    heads = json.loads((out / name / "run.json").read_text())["result"]["heads_before"]
+    console.print(
+        f"   {by_name[name]} of {heads} heads can be removed before the accuracy has fallen by {100 * MAX_DROP:.0f} "
+        f"points; at random {by_name[RANDOM]}.\n   Both curves are in {out / 'report.html'}, to open in a browser.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return rows
+
+
+def make_fast(experiment: Experiment, out: Path, console: Console, speedup: float = SPEEDUP) -> dict[str, Any]:
+    """Make the same model twice as fast: a budget for heads and neurons together."""
+    console.print(
+        "\n[bold]3. Make the model twice as fast[/bold] on this machine, by removing heads and neurons together. On "
+        f"the command line that is\n   headprune prune {experiment.model} --data {experiment.data} "
+        f"--speedup {speedup:g} --out {out}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    with live_curve("Pruning", "latency") as observer:
+        record = run_experiment(
+            experiment.with_options(speedup=speedup, latency_tokens=TIMED_TOKENS), out, observer=observer
+        )
+    result = record["result"]
+    dense, pruned = (
+        measured_text(result["metric"], result[which], result[f"{which}_interval"]) for which in ("dense", "pruned")
+    )
+    console.print(
+        f"   Removed {removed_text(result)}.\n"
+        f"   It takes {record['savings']['shares']['latency']:.0%} of the dense model's time: "
+        f"{1 / record['savings']['shares']['latency']:.2f} times as fast.\n"
+        f"   {result['metric'].capitalize()} {dense} before, {pruned} after; in brackets the 95% interval.",
+        highlight=False,
+        markup=False,
+    )
+    return record
+
+
+def show_plain_loading(folder: Path, task: str, console: Console) -> str:
+    """Show the code that loads a checkpoint in plain transformers, and its output without headprune."""
+    config = json.loads((folder / "config.json").read_text())
+    code = transformers_snippet(config, task, str(folder))
+    lines = [line for line in code.splitlines() if line]
+    console.print(
+        f"\n[bold]4. Use it without headprune.[/bold] {len(lines)} lines of Python, run here in a process that cannot "
+        "import headprune:\n",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print("\n".join(f"   {line}" for line in lines), highlight=False, markup=False, soft_wrap=True)
+    printed = run_without_headprune(code)
+    console.print(f"   -> {printed}", highlight=False, markup=False, soft_wrap=True)
+    if config.get("auto_map"):
+        console.print(
+            "\n   Its layers differ in width, which the config of transformers' class cannot express. So the folder "
+            "carries the\n   code that builds them, and trust_remote_code lets transformers run it; headprune.load "
+            "runs no such code.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return printed
+
+
+def run_without_headprune(code: str) -> str:
+    """The last line that Python code prints in a new process that cannot import headprune."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\nsys.modules['headprune'] = None\n{code}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"},
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise CheckpointError(f"Without headprune the saved model did not load: {reason}")
+    return (done.stdout.strip().splitlines() or [""])[-1]

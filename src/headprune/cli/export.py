@@ -1,4 +1,4 @@
-"""The verb that exports models to other runtimes."""
+"""The verb `export`: writes a model for another runtime."""
 
 from __future__ import annotations
 
@@ -8,37 +8,69 @@ from typing import Annotated, Any
 
 import typer
 
-from headprune.cli.options import COLUMNS, Json, Overwrite, Plugin, print_json, with_options
+from headprune.cli.options import OUTPUT, Json, Overwrite, Plugin, print_json, with_options
+from headprune.config.groups import ComputeOptions, DataOptions, ModelOptions
+from headprune.config.option import from_run, only
 from headprune.runs.plugins import import_plugins
 
 
-@with_options(declared=None, of_the_run=(*COLUMNS, "task", "batch_size", "max_length", "processor"))
+@with_options(from_run(ModelOptions), from_run(DataOptions), from_run(only(ComputeOptions, "batch_size")))
 def export(
-    model: Annotated[str, typer.Argument(help="A run, a folder of one of its models, another model, or a hub name.")],
-    to: Annotated[str, typer.Option(help="Where it is to run: onnx, openvino, gguf or torch.")],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-    quantize: Annotated[str | None, typer.Option(help="Weights in fewer bits: int8; for gguf q8_0 or q4_0.")] = None,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A run, a folder of one of its models, another model, or a hub name.")
+    ],
+    to: Annotated[
+        str,
+        typer.Option(help="Runtime to export to: onnx, openvino, gguf or torch.", rich_help_panel=OUTPUT),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to write, created once the export has passed its check; by default RUN/exports/RUNTIME, "
+            "for a model of a run.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(help="Weights in fewer bits: 'int8'; for gguf 'q8_0' or 'q4_0'.", rich_help_panel=OUTPUT),
+    ] = None,
     data: Annotated[
-        str | None, typer.Option(help="What to check it on; the run's own evaluation samples by default.")
+        str | None,
+        typer.Option(help="Data to check it on; by default the run's evaluation samples.", rich_help_panel="Data"),
     ] = None,
     dense: Annotated[
-        str | None, typer.Option(help="Model to compare times with; the one that the run started from by default.")
+        str | None,
+        typer.Option(
+            help="Model to compare times with; by default the one that the run started from.", rich_help_panel="Model"
+        ),
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Check on this many samples, drawn by the seed.")] = None,
-    metric: Annotated[str | None, typer.Option(help="What is measured; the run's metric by default.")] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Check on this many samples, drawn by the seed.", rich_help_panel="Data"),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Metric to check it by; the run's by default.", rich_help_panel="Evaluation"),
+    ] = None,
     max_drop: Annotated[
-        float | None, typer.Option(min=0, help="Drop of the metric that quantising may cost; its interval by default.")
+        float | None,
+        typer.Option(
+            min=0,
+            help="Drop of the metric that is allowed by quantisation; its interval by default.",
+            rich_help_panel="Evaluation",
+        ),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads that times are taken with.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="Threads for timing.", rich_help_panel="Compute")] = 1,
     plugin: Plugin = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
     *,
     options: dict[str, Any],
 ) -> None:
-    """Write a model for another runtime, check it there against PyTorch, and time it beside the dense model."""
-    from headprune.cli.early import quiet_transformers
-    from headprune.data.places import refuse_missing_data
+    """Write a model for another runtime, check its outputs against PyTorch, and time it against the dense model."""
+    from headprune.cli.preflight import quiet_transformers
+    from headprune.data.locations import refuse_missing_data
 
     import_plugins(plugin)
     if data is not None:
@@ -48,7 +80,7 @@ def export(
 
     quiet_transformers()
     request = ExportRequest(
-        place=model,
+        source=model,
         to=to,
         out=out,
         quantize=quantize,
@@ -62,41 +94,41 @@ def export(
     )
     record = run_export(request, overwrite=overwrite)
     if as_json:
-        print_json({"out": str(out), **record})
+        print_json({"out": str(request.target), **record})
     else:
-        print_export(out, record)
+        print_export(request.target, record)
 
 
 def lines(record: Mapping[str, Any]) -> list[str]:
-    """What was measured, in sentences."""
-    from headprune.report.words import measured_text
-    from headprune.runtimes.check import WRITING
-    from headprune.runtimes.spec import TOKENS
+    """The measurements, in sentences."""
+    from headprune.exports.check import GENERATIVE_TASKS
+    from headprune.exports.runtime import TOKENS
+    from headprune.reports.format import measured_text
 
     checked, times, size = record["check"], record["latency"], record["megabytes"]
-    found = []
+    sentences = []
     if checked["metric"] is not None:
         theirs, ours = (
             measured_text(checked["metric"], checked[who]["value"], checked[who]["interval"])
             for who in ("exported", "pytorch")
         )
-        found.append(f"{checked['metric']} {theirs} on {checked['samples']} samples, where PyTorch has {ours}.")
+        sentences.append(f"{checked['metric']} {theirs} on {checked['samples']} samples, where PyTorch has {ours}.")
     allowed = "" if checked["tolerance"] is None else f" (allowed: {checked['tolerance']:g})"
-    found.append(f"Outputs differ from PyTorch's by at most {checked['difference']:.2g} of their size{allowed}.")
+    sentences.append(f"Outputs differ from PyTorch's by at most {checked['difference']:.2g} of their size{allowed}.")
     if checked["tokens"] is not None:
-        found.append(f"Of {TOKENS} tokens that it writes, {checked['tokens']} are PyTorch's.")
-    if record.get("form") == "plain" and record["task"] in WRITING:
-        found.append("It remembers nothing of earlier tokens: what this model keeps of them is not keys and values.")
+        sentences.append(f"Of {TOKENS} generated tokens, {checked['tokens']} equal those of PyTorch.")
+    if record.get("form") == "plain" and record["task"] in GENERATIVE_TASKS:
+        sentences.append("It has no KV cache, as this model has other states than keys and values.")
     threads = "1 thread" if times["threads"] == 1 else f"{times['threads']} threads"
-    for name, one in times.items():
-        if isinstance(one, dict):
-            what, _, number = name.partition("_")
-            said = f"a batch of {number}" if what == "batch" else f"writing {number} tokens"
-            before = f"{one['dense']:.2f} -> " if "dense" in one else ""
-            faster = f", {one['speedup']:.2f} times as fast" if "speedup" in one else ""
-            found.append(f"Milliseconds for {said}: {before}{one['pruned']:.2f}{faster} ({threads}).")
+    for name, milliseconds in times.items():
+        if isinstance(milliseconds, dict):
+            kind, _, number = name.partition("_")
+            workload = f"a batch of {number}" if kind == "batch" else f"generating {number} tokens"
+            before = f"{milliseconds['dense']:.2f} -> " if "dense" in milliseconds else ""
+            faster = f", {milliseconds['speedup']:.2f} times as fast" if "speedup" in milliseconds else ""
+            sentences.append(f"Milliseconds for {workload}: {before}{milliseconds['pruned']:.2f}{faster} ({threads}).")
     before = f"{size['dense']:.1f} -> " if "dense" in size else ""
-    return [*found, f"Megabytes: {before}{size['pruned']:.1f}."]
+    return [*sentences, f"Megabytes: {before}{size['pruned']:.1f}."]
 
 
 def print_export(out: Path, record: Mapping[str, Any]) -> None:

@@ -1,103 +1,110 @@
-"""What the verbs of the command line share: options, made from the declaration of experiments, and small helpers."""
+"""Options and helpers of all verbs: options are created from the groups that declare them."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from headprune.search.config import Experiment
+from headprune.cli.config_file import config_parameter
+from headprune.config.groups import ModelOptions
+from headprune.config.option import Groups, Option, only, options_of
 
-Model = Annotated[str, typer.Argument(help="A local folder or a hub name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Draw this many samples, by the seed.")]
+OUTPUT = "Output"
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=only(ModelOptions, "model")[0].help)]
+Samples = Annotated[
+    int | None, typer.Option(min=1, help="Draw this many samples, by the seed.", rich_help_panel="Data")
+]
 Plugin = Annotated[
     list[str] | None,
-    typer.Option("--plugin", help="Python file or module to import first: it may register criteria and families."),
+    typer.Option(
+        "--plugin",
+        help="Python file or module to import first, which may register criteria and families; repeatable.",
+        rich_help_panel="Model",
+    ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again where a run is already.")]
-# What of an experiment says where in the data things are.
-COLUMNS = ("text_column", "pair_column", "label_column", "context_column", "choices_column", "split")
+RunFolder = Annotated[
+    Path, typer.Option(help="Directory of the run; an interrupted run is resumed.", rich_help_panel=OUTPUT)
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Start again, and replace what exists.", rich_help_panel=OUTPUT)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.", rich_help_panel=OUTPUT)]
+
+FILE_FROM = 10  # a verb with more options has --config
 
 
 def with_options(
-    *leave_out: str, declared: type | None = Experiment, of_the_run: Sequence[str] = (), **defaults: Any
+    *groups: Groups, defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb an option for every field of an experiment, or of what else is declared, but those left out, after
-    its own; with other defaults where these say so. Verbs that begin with a run may ask for some that are as in the run
-    if not given. It gets their values as one keyword, `options`."""
+    """Give a verb the options of these groups, with these `defaults`; it gets their values as one keyword, `options`,
+    by name. A parameter of the verb replaces an option of the same name."""
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(verb, eval_str=True).parameters.values() if p.name != "options"]
-        names = {parameter.name for parameter in own}
-        fields = [f for f in _fields(declared) if f.name not in names and f.name not in leave_out]
-        made = [_of_the_run(field) for field in _fields(Experiment) if field.name in of_the_run]
-        made += [_parameter(field, defaults.get(field.name, field.default)) for field in fields]
+        signature = inspect.signature(verb, eval_str=True)
+        direct = [parameter for parameter in signature.parameters.values() if parameter.name != "options"]
+        replaced = {parameter.name for parameter in direct}
+        shared = [option for group in groups for option in options_of(group) if option.name not in replaced]
+        created = [_parameter(option, (defaults or {}).get(option.name, option.default)) for option in shared]
+        from_file = [config_parameter(verb.__name__)] if len(direct) + len(created) > FILE_FROM else []
 
         def call(**values: Any) -> None:
-            shared = {name: values.pop(name) for name in [parameter.name for parameter in made]}
-            verb(**values, options=shared)
+            values.pop("config", None)  # read already
+            options = {option.name: values.pop(option.name) for option in shared}
+            verb(**values, **({"options": options} if "options" in signature.parameters else {}))
 
-        named = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *made]]
-        ordered = sorted(named, key=lambda p: p.default is not inspect.Parameter.empty)  # required ones first
-        call.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-        call.__annotations__ = {p.name: p.annotation for p in ordered}
+        parameters = [*direct, *created, *from_file]
+        parameters.sort(key=_panel_index)
+        call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        )
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         call.__name__, call.__doc__ = verb.__name__, verb.__doc__
         return call
 
     return decorate
 
 
-def _fields(declared: Any) -> tuple[Any, ...]:
-    return dataclasses.fields(declared) if declared else ()
+# The panels of the help from top to bottom; options without one come first.
+PANELS = (
+    *("", "Model", "Data", "Criteria", "Budget", "Pruning", "Gates", "Training", "Evaluation", "Compute", "Forecast"),
+    OUTPUT,
+)
 
 
-def _of_the_run(field: Any) -> inspect.Parameter:
-    usual = "" if field.default is None else f", or {field.default}"
-    return _parameter(field, None, f" By default that of the run{usual}.")
+def _panel_index(parameter: inspect.Parameter) -> int:
+    """The position of a parameter in the help; arguments stay in the order of the verb."""
+    metadata = getattr(parameter.annotation, "__metadata__", ())
+    panel = next((about.rich_help_panel for about in metadata if hasattr(about, "rich_help_panel")), None)
+    return PANELS.index(panel or "")
 
 
-def _parameter(field: Any, default: Any, more: str = "") -> inspect.Parameter:
-    about = field.metadata
-    kind = about["word"]
-    flags = [about["flag"] or f"--{field.name.replace('_', '-')}"]
-    if kind is bool and default is not False:  # what is usual must be possible to leave out
-        flags = [f"{flags[0]}/--no-{flags[0][2:]}"]
-    limits = {} if about["minimum"] is None else {"min": about["minimum"]}
-    wanted = kind if default is not None else kind | None
-    annotation: Any = Annotated[wanted, typer.Option(*flags, help=about["help"] + more, **limits)]
-    required = field.name == "data"
+def _parameter(option: Option, default: Any) -> inspect.Parameter:
+    flag = option.flag
+    if option.type is bool and default is not False:  # a flag that is on by default needs an opposite
+        flag = f"{flag}/--no-{flag[2:]}"
+    limits: dict[str, Any] = {} if option.minimum is None else {"min": option.minimum}
+    about = typer.Option(flag, help=option.help_for(default), rich_help_panel=option.panel, **limits)
     return inspect.Parameter(
-        field.name,
+        option.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if required else default,
-        annotation=annotation,
+        default=inspect.Parameter.empty if option.required else default,
+        annotation=Annotated[option.type if default is not None else option.type | None, about],
     )
-
-
-def experiment_of(model: str, options: Mapping[str, Any], **own: Any) -> Experiment:
-    """The experiment that the options of a verb describe; what a verb does not offer keeps its default."""
-    values = {"model": model, **options, **own}
-    for field in dataclasses.fields(Experiment):
-        parse = field.metadata.get("parse")
-        if parse and isinstance(values.get(field.name), str):
-            values[field.name] = parse(values[field.name])
-    return Experiment(**values)
 
 
 @contextmanager
 def resumable(out: Path) -> Iterator[None]:
-    """Ctrl-C ends with a sentence on how to go on."""
+    """On Ctrl-C print how to resume."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"Interrupted. What was done is in {out}; run the same command again to go on from there.", err=True)
+        typer.echo(f"Interrupted. The same command resumes the work in {out}.", err=True)
         raise typer.Exit(130) from None
 
 

@@ -1,4 +1,4 @@
-"""`headprune reproduce`: which paper, and what it is repeated from."""
+"""The verb `reproduce`: repeats the results of a paper."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reproduce(
         Path | None, typer.Option(help="greedy-gnorm: the authors' result files, to draw figures 3 to 5 from.")
     ] = None,
     runs: Annotated[
-        Path | None, typer.Option(help="greedy-gnorm: runs of this tool, to draw figures 3 to 5 from.")
+        Path | None, typer.Option(help="greedy-gnorm: runs of headprune, to draw figures 3 to 5 from.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="greedy-gnorm: model folder to measure figure 2 on; the demo's by default.")
@@ -44,19 +44,21 @@ def reproduce(
     seed: Annotated[int | None, typer.Option(help="all-attention: seed of weights, batches and gates.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Repeat what a paper shows: from its configurations, its published data, runs of this tool, or models trained
+    """Repeat the results of a paper: from its configurations, its published data, runs of headprune, or models trained
     here."""
     from rich.console import Console
 
-    from headprune.cli.early import quiet_transformers
+    from headprune.cli.preflight import quiet_transformers
 
     if paper not in PAPERS:
         raise DataError(f"There is no reproduction of {paper!r}; there are: {', '.join(PAPERS)}.")
-    # What each of the two takes, and the other does not.
-    own = {"published": published, "runs": runs, "model": model}, {"scale": scale, "seed": seed}
-    foreign = [f"--{name}" for name, value in own[paper == "greedy-gnorm"].items() if value is not None]
-    if foreign:
-        raise DataError(f"{paper} does not take {' or '.join(foreign)}; leave it out.")
+    # Options that only one of the two has.
+    options_of_paper = {"published": published, "runs": runs, "model": model}, {"scale": scale, "seed": seed}
+    unsupported = [
+        f"--{name}" for name, value in options_of_paper[paper == "greedy-gnorm"].items() if value is not None
+    ]
+    if unsupported:
+        raise DataError(f"{paper} has no option {' or '.join(unsupported)}; leave it out.")
     console = Console(stderr=as_json)
     if paper == "all-attention":
         from headprune.papers.all_attention import reproduce_all_attention

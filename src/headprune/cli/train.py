@@ -1,8 +1,7 @@
-"""The verb that trains learned gates."""
+"""The verb `train`: trains gates that learn which units to remove."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,125 +9,88 @@ from typing import Annotated, Any
 import typer
 
 from headprune import distributed
-from headprune.cli.options import COLUMNS, Json, Model, Overwrite, Plugin, print_json, resumable, with_options
-from headprune.cli.training import print_recovery, training_progress
-from headprune.gates.config import GateConfig
-from headprune.recovery.config import TrainConfig
+from headprune.cli.finetune import print_recovery
+from headprune.cli.options import Json, Model, Overwrite, Plugin, RunFolder, print_json, resumable, with_options
+from headprune.config.groups import ComputeOptions, DataOptions, EvaluationOptions, ModelOptions
+from headprune.config.option import only, values_of
+from headprune.config.training import GateBudgetOptions, GateOptions, TrainingOptions
 from headprune.runs.plugins import import_plugins
-from headprune.search.config import Experiment, option
+from headprune.search.config import Experiment
+from headprune.training.config import TrainConfig
+from headprune.training.gate_config import GateConfig
 
-# What of an experiment is asked for: how data is read, and what is measured.
-READING = ("data", *COLUMNS, "evaluation_samples", "metric", "task", "max_length", "processor", "device")
-# Names that gates and training both have, or that are made otherwise here.
-RENAMED = {"warmup": "gate_warmup", "rate": "gate_rate"}
-OWN_RATE = option(
-    None,
-    "Learning rate of gates, as a multiple of the model's; the paper's 10, or as much as takes a gate from open to "
-    "closed in so short a training.",
-    word=float,
-)
+INPUT_GROUPS = (ModelOptions, DataOptions, EvaluationOptions, only(ComputeOptions, "device"))
 
 
-def _fields() -> list[tuple[str, Any, Any]]:
-    """The options of the verb, in the order of the help: data, gates, training."""
-
-    def copied(field: Any, name: str | None = None) -> tuple[str, Any, Any]:
-        return name or field.name, Any, dataclasses.field(default=field.default, metadata=field.metadata)
-
-    reading = {field.name: field for field in dataclasses.fields(Experiment)}
-    gates = [copied(field, RENAMED.get(field.name)) for field in dataclasses.fields(GateConfig)]
-    return [
-        *(copied(reading[name]) for name in READING),
-        *((name, kind, OWN_RATE if name == "gate_rate" else field) for name, kind, field in gates),
-        *(copied(field) for field in dataclasses.fields(TrainConfig) if field.name != "lora"),
-    ]
-
-
-TrainOptions = dataclasses.make_dataclass("TrainOptions", _fields(), kw_only=True)
-
-
-@with_options(declared=TrainOptions)
+@with_options(*INPUT_GROUPS, GateBudgetOptions, GateOptions, TrainingOptions, defaults={"gate_rate": None})
 def train(
     model: Model,
-    out: Annotated[Path, typer.Option(help="Directory of the run; an interrupted one goes on.")],
-    evaluation: Annotated[
-        str | None, typer.Option(help="Data to evaluate on; a tenth of --data is held back for it by default.")
+    out: RunFolder,
+    eval_data: Annotated[
+        str | None,
+        typer.Option(
+            help="Data to evaluate on; by default a tenth of --data is held out.", rich_help_panel="Evaluation"
+        ),
     ] = None,
-    finetune_epochs: Annotated[float, typer.Option(min=0, help="Epochs after the removal; 0 for none.")] = 1.0,
+    finetune_epochs: Annotated[
+        float, typer.Option(min=0, help="Epochs after the removal; 0 for none.", rich_help_panel="Training")
+    ] = 1.0,
     plugin: Plugin = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
     *,
     options: dict[str, Any],
 ) -> None:
-    """Train a model with gates that learn which heads, or neurons, can go; remove those, and fine-tune."""
-    from headprune.cli.early import check_early, quiet_transformers
-    from headprune.data.places import refuse_missing_data
+    """Train a model with gates that learn which heads, or neurons, to remove; remove these, and fine-tune."""
+    from headprune.cli.preflight import check_early, quiet_transformers
+    from headprune.data.locations import refuse_missing_data
 
     import_plugins(plugin)
     check_early(model, {"data": options["data"], "keep": options["keep"]}, reports=True)
-    if evaluation is not None:
-        refuse_missing_data(evaluation)
-    gates = _gates(options)
-    config = TrainConfig(**_of(TrainConfig, options))
+    if eval_data is not None:
+        refuse_missing_data(eval_data)
+    gate_options = values_of(GateConfig, options)
+    if options["gate_rate"] is None:  # set once the number of steps is known
+        del gate_options["rate"]
+    gates = GateConfig(**gate_options)
+    config = TrainConfig(**values_of(TrainConfig, options))
 
-    from headprune.cli.live import live_curve
-    from headprune.runs.training import Training, run_training
+    from headprune.cli.progress import live_curve
+    from headprune.runs.train_gates import TrainRequest, run_training
 
     quiet_transformers()
-    reading = {name: options[name] for name in READING}
-    experiment = Experiment(model=model, seed=config.seed, batch_size=config.batch_size, **reading)
-    asked = Training(
-        experiment=experiment,
+    input_settings = {name: value for group in INPUT_GROUPS for name, value in values_of(group, options).items()}
+    request = TrainRequest(
+        experiment=Experiment(model=model, seed=config.seed, batch_size=config.batch_size, **input_settings),
         gates=gates,
         config=config,
-        evaluation=evaluation,
+        evaluation=eval_data,
         finetune_epochs=finetune_epochs,
-        own_rate=options["gate_rate"] is not None,
+        explicit_rate=options["gate_rate"] is not None,
     )
     distributed.start()
-    with resumable(out), training_progress() as tell, live_curve("Learned gates") as curve:
-        record = run_training(asked, out, overwrite=overwrite, on_step=curve, tell=tell)
+    with resumable(out), live_curve("Learned gates") as observer:
+        record = run_training(request, out, overwrite=overwrite, observer=observer)
     if as_json:
-        print_json(_for_machines(out, record))
+        print_json(_summary_json(out, record))
         return
 
-    from headprune.cli.tables import print_run
+    from headprune.cli.run_summary import print_run
 
     print_run(out, record)
     if "recovery" in record:
         print_recovery(out, record["recovery"])
 
 
-def _gates(options: Mapping[str, Any]) -> GateConfig:
-    given = {
-        name: options[RENAMED.get(name, name)] for name in (field.name for field in dataclasses.fields(GateConfig))
-    }
-    if isinstance(given["keep"], str):
-        given["keep"] = _parsed("keep", given["keep"])
-    if given["rate"] is None:
-        del given["rate"]
-    return GateConfig(**given)
-
-
-def _parsed(name: str, text: str) -> Any:
-    (field,) = (field for field in dataclasses.fields(GateConfig) if field.name == name)
-    return field.metadata["parse"](text)
-
-
-def _of(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: options[field.name] for field in dataclasses.fields(kind) if field.name in options}
-
-
-def _for_machines(out: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+def _summary_json(out: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     result, recovery = record["result"], record.get("recovery")
     names = ("units", "metric", "dense", "pruned", "dense_interval", "pruned_interval", "agreement", "rule")
-    said = {"run": str(out), **{name: result.get(name) for name in names}, "gates": record["gates"]}
+    summary = {"run": str(out), **{name: result.get(name) for name in names}, "gates": record["gates"]}
     if recovery is None:
-        return {**said, "recovered": None, "model": str(out / "model")}
+        return {**summary, "recovered": None, "model": str(out / "model")}
     after = recovery["recovered"]
     return {
-        **said,
+        **summary,
         "recovered": after["value"],
         "recovered_interval": after["interval"],
         "model": str(out / "finetuned" / "model"),

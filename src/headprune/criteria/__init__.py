@@ -1,4 +1,7 @@
-"""One paper per file. Importing the package registers them all; torch is imported when one of them computes."""
+"""From signals to a score per unit: one method per file, registered when the room is imported.
+
+A criterion computes from sums over samples or from the tokens of a site; `scoring_pass.py` reads the data for all of
+them. torch is imported when one of them computes."""
 
 from headprune.criteria import (  # noqa: F401
     attribution,

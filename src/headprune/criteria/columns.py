@@ -1,4 +1,4 @@
-"""Criteria that look at one input column of an output map at a time: what it is given, and its weights."""
+"""Criteria that score each input column of an output map by its inputs and its weights."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class ColumnCriterion(Criterion):
-    """A score of every column from one forward pass over the data, and from those of its columns that of a member."""
+    """A score of every column from one forward pass over the data; the score of a member follows from its columns."""
 
-    def of_columns(self, weight: torch.Tensor, seen: Columns) -> torch.Tensor:
+    def of_columns(self, weight: torch.Tensor, statistics: Columns) -> torch.Tensor:
         """The score of each column of the map [out x in]."""
         raise NotImplementedError
 
     def of_members(self, columns: torch.Tensor) -> torch.Tensor:
-        """From the scores of their columns [members x width]."""
+        """Scores of members from those of their columns [members x width]."""
         return columns.sum(-1)
 
     def site_request(self) -> SiteRequest:

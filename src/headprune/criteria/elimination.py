@@ -1,4 +1,4 @@
-"""Elimination: units of a site leave one after the other, each time the one that the rest can best do without."""
+"""Elimination: units of a site are removed one after the other, each time the one that costs least."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class Elimination(Criterion):
-    """What the error of a site's output rises by when a unit leaves, the others being solved again by least squares.
+    """The rise of the error of a site's output when a unit is removed and the others are solved again by least squares.
 
     The error is measured by what it does to the logits (`metric="gradient"`: E <g, e>^2 with g the gradient of the
-    logits added up with random signs), or as it is (`metric="output"`). Units leave backwards from the whole site, so a
-    score belongs to what is left when a unit's turn comes; scores of a site add up to its error at every width.
+    sum of the logits with random signs), or as it is (`metric="output"`). Units are removed one by one from the whole
+    site, so a score depends on the units that remain then; scores of a site add up to its error at every width.
     """
 
     metric: str = "gradient"

@@ -1,4 +1,4 @@
-"""Fisher: the loss to second order when a unit's gate closes, and which units of a site go well together."""
+"""Fisher: the loss to second order when a unit's gate closes, and which units of a site to remove together."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 @criterion(
     "fisher",
     reference="Kwon et al. 2022, arXiv 2204.09656",
-    use="budgets without rounds, where labels are at hand",
+    use="budgets without rounds, where there are labels",
 )
 @dataclass(frozen=True)
 class Fisher(Criterion):
     """Sum over samples of (dL/dm)^2, m the gate of a unit.
 
     That is the diagonal of the Fisher matrix. With `rearrange`, units that were chosen to leave a site are exchanged
-    for others of the same site while that lowers 1^T F 1 over what leaves, F the block of the site: two units that
-    stand in for each other are dear to remove together, which no score per unit can say. Budgets only.
+    for others of the same site while that lowers 1^T F 1 over the removed units, F the block of the site: two units
+    that replace each other are costly to remove together, which no score per unit can express. Budgets only.
     """
 
     rearrange: bool = False
@@ -63,32 +63,37 @@ class Fisher(Criterion):
         from headprune.tasks import own_batches
         from headprune.units.members import by_site
 
-        going = by_site(chosen)
+        ids_by_site = by_site(chosen)
         (request,) = self.requests()
         parts: dict[int, dict[int, torch.Tensor]] = {}  # by batch and site
         with distributed.fail_together():
             for number, _, batch in own_batches(batches):
-                seen = observe(model, sites, batch, [request], task=task, labels=labels).answers[request]
+                gradients_of_units = observe(model, sites, batch, [request], task=task, labels=labels).answers[request]
                 # All members of a unit have its gradient.
                 parts[number] = {
-                    index: seen[:, index, list(sites[index].kept[:: sites[index].group])] for index in going
+                    index: gradients_of_units[:, index, list(sites[index].kept[:: sites[index].group])]
+                    for index in ids_by_site
                 }
-        whole = {number: own for share in distributed.all_gather(parts) for number, own in share.items()}
+        whole = {
+            number: gradients_by_site
+            for share in distributed.all_gather(parts)
+            for number, gradients_by_site in share.items()
+        }
         result: list[Member] = []
-        for index, ids in going.items():
+        for index, ids in ids_by_site.items():
             site = sites[index]
             gradients = torch.cat([whole[number][index] for number in sorted(whole)]).double()
-            leaving = swapped(gradients, len(ids) // site.group)
+            leaving = swap_units(gradients, len(ids) // site.group)
             units = site.units()
             result += [member for unit in leaving for member in units[unit]]
         return result
 
 
-def swapped(gradients: torch.Tensor, count: int) -> list[int]:
+def swap_units(gradients: torch.Tensor, count: int) -> list[int]:
     """The `count` units to remove, from gate gradients [samples x units].
 
-    Starts with the smallest squares. Then every other unit in rising order is taken in, and whichever is best left out
-    leaves the set again: one pass over the units, and the effect of what is removed never rises.
+    Starts with the smallest squares. Then every other unit, in rising order, is added to the set, and the one whose
+    removal from the set lowers the effect most is taken out: one pass over the units, in which the effect never rises.
     """
     order = gradients.square().sum(0).argsort(stable=True).tolist()
     if count in (0, len(order)):

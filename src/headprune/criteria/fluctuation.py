@@ -1,4 +1,4 @@
-"""Fluctuation: FLAP's score, how much of a unit's output a constant cannot stand in for."""
+"""Fluctuation: FLAP's score, the part of a unit's output that a constant cannot replace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class Fluctuation(ColumnCriterion):
-    """Var(x) * |w|^2 of every input column of the output map, x what it is given and w its weights.
+    """Var(x) * |w|^2 of every input column of the output map, x its input and w its weights.
 
     With `standardize` the columns of a site have mean 0 and deviation 1, so that sites can be compared by one
     threshold, and a unit has the mean of its columns; without, their sum.
@@ -29,12 +29,12 @@ class Fluctuation(ColumnCriterion):
 
     standardize: bool = False
 
-    def of_columns(self, weight: torch.Tensor, seen: Columns) -> torch.Tensor:
-        own = weight.square().sum(0) * seen.variance
+    def of_columns(self, weight: torch.Tensor, statistics: Columns) -> torch.Tensor:
+        values = weight.square().sum(0) * statistics.variance
         if not self.standardize:
-            return own
-        spread = own.std() if len(own) > 1 else own.new_zeros(())
-        return (own - own.mean()) / spread if spread > 0 else own * 0
+            return values
+        spread = values.std() if len(values) > 1 else values.new_zeros(())
+        return (values - values.mean()) / spread if spread > 0 else values * 0
 
     def of_members(self, columns: torch.Tensor) -> torch.Tensor:
         return columns.mean(-1) if self.standardize else columns.sum(-1)

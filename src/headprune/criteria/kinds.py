@@ -1,4 +1,4 @@
-"""The kinds of units that are asked for, and whether a criterion can tell something of them."""
+"""Parses the kinds of units to score, and checks that a criterion has scores for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def as_kinds(units: Any) -> tuple[Kind, ...]:
-    """("heads", "neurons") from a tuple of them or from "heads,neurons", in this order whatever the other's."""
+    """("heads", "neurons") from a tuple of them or from "heads,neurons", always in this order."""
     named = units.split(",") if isinstance(units, str) else units
     try:
         words = {word.strip() for word in named}
@@ -25,16 +25,16 @@ def as_kinds(units: Any) -> tuple[Kind, ...]:
 
 
 def check_kinds(criteria: Iterable[Criterion], kinds: Sequence[Kind]) -> None:
-    """Refuse a criterion that looks at attention alone where neurons are asked for."""
+    """Refuse a criterion without scores for one of these kinds."""
     for criterion in criteria:
         for kind in kinds:
             if kind not in criterion.kinds:
-                others = ", ".join(name for name in sorted(REGISTRY) if _tells(name, kind))
+                others = ", ".join(name for name in sorted(REGISTRY) if _has_scores(name, kind))
                 raise CriterionError(f"{criterion} has no score for {kind}; criteria that have one are: {others}.")
 
 
-def _tells(name: str, kind: Kind) -> bool:
+def _has_scores(name: str, kind: Kind) -> bool:
     try:
         return kind in REGISTRY[name]().kinds
-    except TypeError:  # one that cannot be made without options
+    except TypeError:  # its options have no defaults
         return False

@@ -37,8 +37,8 @@ class Random(Criterion):
         scores = nan_scores(sites)
         generator = torch.Generator().manual_seed(self.seed)
         for kind in KINDS:
-            own = [site for site in sites if site.kind == kind]
-            drawn = torch.rand(nan_scores(own).shape, generator=generator, dtype=torch.float64)
-            for row, site in enumerate(own):
-                scores[site.index, list(site.kept)] = drawn[row, list(site.kept)]
+            sites_of_kind = [site for site in sites if site.kind == kind]
+            numbers = torch.rand(nan_scores(sites_of_kind).shape, generator=generator, dtype=torch.float64)
+            for row, site in enumerate(sites_of_kind):
+                scores[site.index, list(site.kept)] = numbers[row, list(site.kept)]
         return scores

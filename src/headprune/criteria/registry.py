@@ -1,4 +1,5 @@
-"""Criteria by name: registered beside their code, made from a short text, refused with the nearest name."""
+"""The registry of criteria: each is registered beside its code, and made from a short text such as
+"hies(alpha=0.7)"."""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ class Criterion:
     """Turns a model and batches into a score [sites x heads], higher = more important.
 
     A subclass is a dataclass whose fields are its options, of one of two kinds. One that streams names its `requests`,
-    reduces the answers of a batch to sums over its samples, and makes the score from the sums over all batches, so that
-    scores of shards of the data can be merged. The other has something gathered at every site, such as its tokens
-    (`site_request`), and scores one site after the other when all of the data has been seen (`score_site`). One that
-    looks at weights alone overrides `from_weights`.
+    reduces the answers of a batch to sums over its samples, and computes the score from the sums over all batches, so
+    that scores of shards of the data can be merged. The other gathers something at every site, such as its tokens
+    (`site_request`), and scores one site after the other at the end of the data (`score_site`). A criterion of weights
+    alone overrides `from_weights`.
     """
 
     name: ClassVar[str]
@@ -58,29 +59,32 @@ class Criterion:
         raise NotImplementedError
 
     def predict_site(
-        self, model: PreTrainedModel, site: Site, gathered: Any, gone: Sequence[int], *, repaired: bool
+        self, model: PreTrainedModel, site: Site, gathered: Any, removed: Sequence[int], *, repaired: bool
     ) -> torch.Tensor | None:
-        """Scores of the members that stay when those with these ids leave and, where that is `repaired`, the others
-        take over what they can; None where it cannot tell without another pass."""
+        """Predicted scores of the members that stay when these ids are removed and, where `repaired`, the output map is
+        solved again; None where that needs another pass."""
         return None
 
     def from_weights(self, model: PreTrainedModel, sites: Sequence[Site]) -> torch.Tensor:
         raise NotImplementedError
 
     @property
-    def asks(self) -> tuple[Request, ...]:
-        """All that it asks of the data; nothing where the weights are enough."""
+    def all_requests(self) -> tuple[Request, ...]:
+        """All requests for data; none for a criterion of weights alone."""
         gathered = self.site_request()
         return self.requests() if gathered is None else (gathered,)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of units it has a score for: those that all its requests tell something of.
+        """The kinds of units it has a score for: those that all its requests cover.
 
-        One that looks at weights alone says so itself, and otherwise knows heads only.
+        A criterion of weights alone overrides this, and otherwise scores heads only.
         """
-        asked = self.asks
-        return tuple(kind for kind in KINDS if asked and all(kind in request.kinds for request in asked)) or KINDS[:1]
+        requests = self.all_requests
+        return (
+            tuple(kind for kind in KINDS if requests and all(kind in request.kinds for request in requests))
+            or KINDS[:1]
+        )
 
     def rearranged(
         self,
@@ -92,7 +96,7 @@ class Criterion:
         labels: Labels,
     ) -> list[Member]:
         """Members that leave instead of those chosen by their scores, as many of every site: for criteria that know
-        which units go well together."""
+        which units to remove together."""
         return list(chosen)
 
     @property
@@ -106,8 +110,8 @@ class Criterion:
 
     @property
     def needs(self) -> list[str]:
-        """What it takes, for people; nothing where the weights are enough."""
-        named = [need for request in self.asks for need in request.needs]
+        """What it needs beside the weights, for messages."""
+        named = [need for request in self.all_requests for need in request.needs]
         named = [need for need in dict.fromkeys(named) if need != "data"] or named[:1]
         return [*(["labels"] if self.needs_labels else []), *named]
 
@@ -118,7 +122,7 @@ class Criterion:
 
 
 class Inverted(Criterion):
-    """Any criterion upside down: what it finds least important counts as most important."""
+    """The inverse of a criterion: its least important units count as most important."""
 
     def __init__(self, inner: Criterion) -> None:
         self.inner = inner
@@ -177,16 +181,16 @@ def criterion(
         )
 
     def register(kind: Class) -> Class:
-        for taken in (name, *aliases):
-            if taken in REGISTRY or taken in ALIASES:
-                raise RegistrationError(f"A criterion named {taken!r} exists already; choose another name.")
+        for candidate in (name, *aliases):
+            if candidate in REGISTRY or candidate in ALIASES:
+                raise RegistrationError(f"A criterion named {candidate!r} exists already; choose another name.")
         if not (isinstance(kind, type) and issubclass(kind, Criterion)):
             raise RegistrationError(f"{kind!r} is not a subclass of headprune.Criterion.")
-        made = kind if "__dataclass_fields__" in vars(kind) else dataclasses.dataclass(frozen=True)(kind)
-        made.name, made.reference, made.use = name, reference, use
-        REGISTRY[name] = made
+        registered = kind if "__dataclass_fields__" in vars(kind) else dataclasses.dataclass(frozen=True)(kind)
+        registered.name, registered.reference, registered.use = name, reference, use
+        REGISTRY[name] = registered
         ALIASES.update(dict.fromkeys(aliases, name))
-        return made  # type: ignore[return-value]
+        return registered  # type: ignore[return-value]
 
     return register
 
@@ -195,7 +199,7 @@ def make(spec: str | Criterion, **options: Any) -> Criterion:
     """A criterion from its name, `inverse:` before it and options in brackets if wanted: "hies(alpha=0.7)"."""
     if isinstance(spec, Criterion):
         if options:
-            raise CriterionError(f"{spec} is made already, so give {', '.join(options)} when making it.")
+            raise CriterionError(f"{spec} is an instance, so pass {', '.join(options)} to its class.")
         return spec
     if not isinstance(spec, str):
         raise CriterionError(f"A criterion is a name such as 'gnorm', or an instance of one, not {spec!r:.60}.")
@@ -209,7 +213,7 @@ def make(spec: str | Criterion, **options: Any) -> Criterion:
         near = difflib.get_close_matches(name, REGISTRY, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(REGISTRY))}."
         if "+" in name:
-            hint = "one criterion is wanted here, and its compensation is named apart: --repair."
+            hint = "name one criterion here, and its repair with --repair."
         raise CriterionError(f"There is no criterion {name!r}; {hint}")
     kind = REGISTRY[name]
     hints = get_type_hints(kind)
@@ -226,14 +230,14 @@ def make(spec: str | Criterion, **options: Any) -> Criterion:
 
 
 def split_names(text: str) -> list[str]:
-    """Names with commas between them; a comma inside brackets belongs to the name."""
+    """Names, separated by commas; a comma inside brackets belongs to the name."""
     return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
 
 
 def split_suffix(spec: str) -> tuple[str, str]:
     """A name and what follows its last plus sign, with the sign; a plus sign inside brackets belongs to the name."""
-    place = spec.rfind("+")
-    return (spec[:place], spec[place:]) if place > spec.rfind(")") else (spec, "")
+    plus = spec.rfind("+")
+    return (spec[:plus], spec[plus:]) if plus > spec.rfind(")") else (spec, "")
 
 
 def _check_type(name: str, key: str, value: Any, hint: Any) -> None:

@@ -1,4 +1,5 @@
-"""Scores for units whose site is repaired after they go: what counts is what nobody can take over."""
+"""Scores for units whose site is repaired after their removal: by the part of a unit's output that the other units of
+the site cannot express."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
     "residual-gradient",
     aliases=("repair",),
     reference="this project: docs/repair.md",
-    use="the default, together with least-squares compensation; needs no labels",
+    use="the default, together with the least-squares repair; needs no labels",
 )
 @dataclass(frozen=True)
 class ResidualGradient(Criterion):
-    """E [ <R, df/dZ>^2 ] over samples: the expected squared change of the logits to first order when a head goes.
+    """E [ <R, df/dZ>^2 ] over samples: the expected squared change of the logits to first order when a head is removed.
 
     R is the part of the head's output Z that least squares on the other heads of its site cannot express, and f the
-    logits added up with random signs, so that one backward pass stands for all of them. With `residual=False` R is
-    all of Z: a Fisher-weighted gate score, for removal without compensation.
+    sum of the logits with random signs, so that one backward pass serves all of them. With `residual=False` R is
+    all of Z: a Fisher-weighted gate score, for removal without a repair.
     """
 
     residual: bool = True
@@ -55,18 +56,18 @@ class ResidualGradient(Criterion):
         return residual_gradients(model, site, gathered)
 
     def predict_site(
-        self, model: PreTrainedModel, site: Site, gathered: Tokens, gone: Sequence[int], *, repaired: bool
+        self, model: PreTrainedModel, site: Site, gathered: Tokens, removed: Sequence[int], *, repaired: bool
     ) -> torch.Tensor | None:
         from headprune.signals.predicted_scores import predicted_gradients
 
-        return predicted_gradients(model, site, gathered, gone, repaired=repaired)
+        return predicted_gradients(model, site, gathered, removed, repaired=repaired)
 
 
 @criterion(
     "residual-error",
     aliases=("lstsq",),
     reference="this project: docs/repair.md",
-    use="when a backward pass is too dear: forward passes alone, no labels",
+    use="when a backward pass costs too much: forward passes alone, no labels",
 )
 @dataclass(frozen=True)
 class ResidualError(Criterion):

@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import defaults
+from headprune import defaults, distributed
+from headprune.batches import batch_size
 from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
-from headprune.criteria.scoring_pass import Progress, ScoringPass, Sums, asked_sites, finished, summed
-from headprune.errors import CriterionError
-from headprune.measure.metrics import METRICS, Measured, Metric, choose_metric
-from headprune.measure.quality import Quality
+from headprune.criteria.scoring_pass import Progress, ScoringPass, Sums, finished, sites_of_kinds, summed
+from headprune.display import data_frame, html_table
+from headprune.errors import CriterionError, FormerName
+from headprune.measure.metrics import METRICS, Metric, MetricValue, choose_metric
+from headprune.measure.predictions import Predictions
+from headprune.progress import progress_bar
 from headprune.tasks import Labels, Task, task_of
 from headprune.tasks.checks import check_labels_word, checked_batches, warn_of_precision
 from headprune.units import Kind, Site
@@ -25,29 +28,29 @@ from headprune.units.linear import refuse_quantized
 
 @dataclass
 class ScoreResult:
-    """Scores and what the pass saw. `scores` is [sites x heads], or a dict of them where several criteria were asked.
+    """Scores, and predictions of the same pass. `scores` is [sites x heads], or a dict by name of several criteria.
 
-    Scores stand at original positions, NaN where a head is gone. With neurons the sites are those of `all_sites`, the
-    columns as many as the widest site has members, and rows of a kind that was not asked for are NaN. Results over
-    shards of the data, of the same model and by criteria that stream, add up: `first + second` is what one pass over
-    both would give.
+    Scores are at original positions, NaN where a head was removed. With neurons the sites are those of `all_sites`,
+    there are as many columns as the widest site has members, and rows of a kind that was not scored are NaN. Results
+    for shards of the data, of the same model and by criteria that stream, can be added: `first + second` equals one
+    pass over both.
     """
 
     scores: Any
     samples: int
     tokens: int
     seconds: float
-    quality: Quality
+    quality: Predictions  # predictions, labels and losses of the model as it was scored
     zero_probabilities: torch.Tensor | None
     criteria: dict[str, Criterion] = field(repr=False)
     sums: Sums = field(repr=False)
     kept: torch.Tensor = field(repr=False)
     single: bool = field(repr=False, default=True)
-    sites: tuple[Site, ...] = field(repr=False, default=())  # the rows; without members where they were not asked for
+    sites: tuple[Site, ...] = field(repr=False, default=())  # the rows; without members where they were not scored
 
     @property
     def predictions(self) -> torch.Tensor | None:
-        return self.quality.predictions
+        return self.quality.values
 
     @property
     def labels(self) -> torch.Tensor | None:
@@ -59,7 +62,7 @@ class ScoreResult:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right predictions of the model as it was scored; None without labels or classes."""
+        """Share of correct predictions of the model as it was scored; None without labels or classes."""
         if self.labels is None or not self.quality.task.classes:
             return None
         return METRICS["accuracy"].of(self.quality).value
@@ -70,24 +73,64 @@ class ScoreResult:
         return None if self.labels is None else choose_metric(None, self.quality)
 
     @property
-    def measured(self) -> Measured | None:
-        """What the metric says of the model as it was scored."""
+    def metric_value(self) -> MetricValue | None:
+        """The value of the metric for the model as it was scored."""
         return None if self.metric is None else self.metric.of(self.quality)
+
+    measured = FormerName("metric_value")
 
     def __repr__(self) -> str:
         names = ", ".join(self.criteria)
-        measured = (
-            "" if self.metric is None or self.measured is None else f", {self.metric.name} {self.measured.value:.4g}"
-        )
+        metric, value = self.metric, self.metric_value
+        measured = "" if metric is None or value is None else f", {metric.name} {value.value:.4g}"
         shape = " x ".join(map(str, self.kept.shape))
         return f"<ScoreResult: {names} on {self.samples} samples, scores [{shape}]{measured}>"
+
+    def to_frame(self) -> Any:
+        """A pandas frame with a line per head or neuron, removed ones included, whose score is NaN. The score is in the
+        column `score`, or with several criteria in one column each."""
+        tables = {"score": self.scores} if self.single else self.scores
+        return data_frame(
+            {
+                "site": site.index,
+                "path": site.path,
+                "kind": site.kind,
+                "member": member,
+                **{name: float(table[site.index, member]) for name, table in tables.items()},
+            }
+            for site in self._scored_sites
+            for member in range(site.original)
+        )
+
+    def plot(self, criterion: str | None = None) -> Any:
+        """The scores as an Altair heat map, coloured by rank; of several criteria name one."""
+        from headprune.reports.plots import plot_scores
+
+        return plot_scores(self, criterion)
+
+    @property
+    def _scored_sites(self) -> list[Site]:
+        """The sites whose members were scored; those of attention also where all heads are removed."""
+        neurons_only = all(site.kind == "neurons" for site in self.sites if site.kept)
+        return [site for site in self.sites if site.kept or (site.kind == "heads" and not neurons_only)]
+
+    def _repr_html_(self) -> str:
+        """The least and the most important member of each site, by the first criterion."""
+        name, table = next(iter({"score": self.scores}.items() if self.single else self.scores.items()))
+        rows = []
+        for site in self._scored_sites:
+            ranked = sorted((float(table[site.index, member]), member) for member in site.kept)
+            ends = [f"{member}: {value:.4g}" for value, member in (ranked[:1] + ranked[-1:])] or ["", ""]
+            rows.append((f"{site.index} {site.path}", f"{len(site.kept)} of {site.original} {site.kind}", *ends))
+        title = f"Scores by {next(iter(self.criteria)) if self.single else name} on {self.samples} samples"
+        return html_table(title, ("site", "left", "least important", "most important"), rows)
 
     def __add__(self, other: ScoreResult) -> ScoreResult:
         if list(map(str, self.criteria.values())) != list(map(str, other.criteria.values())):
             raise CriterionError("Only scores of the same criteria can be merged.")
-        for one in self.criteria.values():
-            if one.site_request() is not None:
-                raise CriterionError(f"Scores by {one.name} cannot be merged; score all the data at once.")
+        for criterion in self.criteria.values():
+            if criterion.site_request() is not None:
+                raise CriterionError(f"Scores by {criterion.name} cannot be merged; score all the data at once.")
         if not torch.equal(self.kept, other.kept):
             raise CriterionError("Only scores of the same model, with the same heads left, can be merged.")
         sums = summed([self.sums, other.sums])
@@ -103,7 +146,7 @@ class ScoreResult:
             tokens=self.tokens + other.tokens,
             seconds=self.seconds + other.seconds,
             quality=self.quality + other.quality,
-            zero_probabilities=_added(self.zero_probabilities, other.zero_probabilities),
+            zero_probabilities=_sum(self.zero_probabilities, other.zero_probabilities),
             criteria=self.criteria,
             sums=sums,
             kept=self.kept,
@@ -121,52 +164,58 @@ def score(
     labels: Labels = "given",
     task: str | Task | None = None,
     units: str | Iterable[Kind] = ("heads",),
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **options: Any,
 ) -> ScoreResult:
     """Score every head, every neuron, or both: by one criterion, or by several that share one pass over the data.
 
     `batches` are dicts of tensors as the model takes them, `labels` among them where a criterion needs them;
-    `labels="self"` takes the model's own predictions instead, and language models without labels predict their inputs.
-    `options` are the criterion's own, such as `alpha=0.7`. `task` names what the model predicts where its class does
-    not say it. `units` are "heads", "neurons" or both: "heads,neurons". `progress` is called with the number of samples
-    of every batch that is done.
-    In a group of processes (torch.distributed) all of them call this with the same batches, share the work, and get the
-    same result.
+    `labels="self"` uses the model's predictions instead, and language models without labels predict their inputs.
+    `options` are those of the criterion, such as `alpha=0.7`. `task` names the task where the model's class does not
+    determine it. `units` are "heads", "neurons" or both: "heads,neurons". A `progress` bar is shown in a terminal and
+    in a notebook; True shows it anywhere, False nowhere, and a function is called with the number of samples of every
+    finished batch instead. In a group of processes (torch.distributed) all of them call this with the same batches,
+    share the work, and get the same result.
     """
     if criterion is not None and criteria is not None:
         raise CriterionError("Name one criterion=..., or several as criteria=[...].")
     check_labels_word(labels)
     if criteria is not None and options:
         raise CriterionError('Options of several criteria go into their names, such as criteria=["hies(alpha=0.7)"].')
-    wanted = [defaults.CRITERION if criterion is None else criterion] if criteria is None else list(criteria)
-    if not wanted:
+    specs = [defaults.CRITERION if criterion is None else criterion] if criteria is None else list(criteria)
+    if not specs:
         raise CriterionError("Name at least one criterion.")
-    made = [make(spec, **options) for spec in wanted]
+    instances = [make(spec, **options) for spec in specs]
     refuse_quantized(model, "scored")
-    named = {str(one): one for one in made}
+    named = {str(instance): instance for instance in instances}
     kinds = as_kinds(units)
-    check_kinds(made, kinds)
-    sites = asked_sites(model, kinds)
+    check_kinds(instances, kinds)
+    sites = sites_of_kinds(model, kinds)
     known = task if isinstance(task, Task) else task_of(model, task)
     warn_of_precision(model)
     started = time.perf_counter()
-    seen = ScoringPass(model, sites, named, known, labels)
-    scores = seen.run(checked_batches(batches), progress)
+    scoring_pass = ScoringPass(model, sites, named, known, labels)
+    if callable(progress):
+        scores = scoring_pass.run(checked_batches(batches), progress)
+    else:
+        samples = sum(map(batch_size, checked_batches(batches))) if isinstance(batches, Sequence) else None
+        shown = progress if distributed.is_main() else False
+        with progress_bar(f"Scoring by {', '.join(named)}", samples, unit="samples", show=shown) as bar:
+            scores = scoring_pass.run(checked_batches(batches), bar.update)
     return ScoreResult(
         scores=next(iter(scores.values())) if criteria is None else scores,
-        samples=seen.samples,
-        tokens=seen.tokens,
+        samples=scoring_pass.samples,
+        tokens=scoring_pass.tokens,
         seconds=time.perf_counter() - started,
-        quality=seen.quality,
-        zero_probabilities=seen.zeros,
+        quality=scoring_pass.predictions,
+        zero_probabilities=scoring_pass.zeros,
         criteria=named,
-        sums=seen.sums,
-        kept=seen.table,
+        sums=scoring_pass.sums,
+        kept=scoring_pass.table,
         single=criteria is None,
         sites=tuple(sites),
     )
 
 
-def _added(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
-    return other if one is None else one if other is None else one + other
+def _sum(first: torch.Tensor | None, second: torch.Tensor | None) -> torch.Tensor | None:
+    return second if first is None else first if second is None else first + second

@@ -1,7 +1,7 @@
-"""One reading of the data that serves several criteria: sums over samples, and what is gathered at sites.
+"""One pass over the data for several criteria: sums over samples, and what is gathered at sites.
 
-Sites whose tokens do not fit into the memory together are gathered group after group, each with a pass over the data of
-its own; the first of them serves everything else. Several processes share the batches, and then the sites.
+Sites whose tokens do not fit into memory together are gathered in groups, with one pass over the data for each group;
+the first pass also computes everything else. Several processes share the batches, and then the sites.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 from headprune import distributed
 from headprune.criteria.registry import Criterion
 from headprune.errors import DataError, NonFiniteError
-from headprune.hooks.logits import States, forward
+from headprune.hooks.logit_blocks import States, forward
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.watch import watched
-from headprune.measure.quality import Quality
+from headprune.hooks.site_activations import site_callbacks
+from headprune.measure.predictions import Predictions
 from headprune.signals import Request, SiteRequest, TokenRequest, Tokens, ZeroProbabilities, observe, tokens
 from headprune.signals.moments import Moments
 from headprune.signals.observe import add_gathered
@@ -34,22 +34,22 @@ Progress = Callable[[int], None]  # called with the number of samples of each ba
 Gathered = dict[SiteRequest, Any]  # at one site
 
 
-def only(sites: Sequence[Site], wanted: Sequence[Site]) -> list[Site]:
-    """All sites, so that tables keep their rows; those that are not wanted look as if nothing were left there."""
-    there = {site.index for site in wanted}
-    return [site if site.index in there else dataclasses.replace(site, kept=()) for site in sites]
+def only(sites: Sequence[Site], chosen: Sequence[Site]) -> list[Site]:
+    """All sites, so that tables keep their rows; those that are not chosen have no members."""
+    indices = {site.index for site in chosen}
+    return [site if site.index in indices else dataclasses.replace(site, kept=()) for site in sites]
 
 
-def asked_sites(model: PreTrainedModel, kinds: Sequence[Kind]) -> list[Site]:
+def sites_of_kinds(model: PreTrainedModel, kinds: Sequence[Kind]) -> list[Site]:
     sites = list(sites_of(model, kinds))
     return only(sites, [site for site in sites if site.kind in kinds])
 
 
 class ScoringPass:
-    """Scores by some criteria, and what the data said on the way.
+    """Scores by several criteria from one pass over the data.
 
-    With `keep`, what was gathered at sites is kept where all of it fits into `memory` bytes: it can tell the moments
-    there, and scores as they will be without some units.
+    With `keep`, what was gathered at sites is kept where all of it fits into `memory` bytes, for `moments` and
+    `without`.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class ScoringPass:
         if any("attention probabilities" in request.needs for request in requests):
             requests[ZeroProbabilities()] = None
         self.requests: list[Request] = list(requests)
-        self.site_requests = _shared({name: one.site_request() for name, one in criteria.items()})
+        self.site_requests = _shared({name: criterion.site_request() for name, criterion in criteria.items()})
         self.scores: dict[str, torch.Tensor] = {}
         self.sums: Sums = {}
         self.zeros: torch.Tensor | None = None
-        self.qualities: dict[int, Quality] = {}  # by batch
+        self.predictions_of_batches: dict[int, Predictions] = {}  # by batch
         self.samples = self.tokens = 0
         self._sites_kept: dict[int, Gathered] | None = None  # those of this process
 
     @property
-    def quality(self) -> Quality:
-        return Quality.over_processes(self.task, self.qualities)
+    def predictions(self) -> Predictions:
+        return Predictions.over_processes(self.task, self.predictions_of_batches)
 
     def run(
         self, batches: Iterable[Mapping[str, Any]], progress: Progress | None = None, *, measure: bool = True
@@ -90,10 +90,10 @@ class ScoringPass:
         groups: list[list[Site]] = [[]]
         if self.site_requests:
             batches = list(batches)
-            asked = list(dict.fromkeys(self.site_requests.values()))
-            groups = groups_within(self.memory, self.model, self.sites, asked, batches)
-        for place, group in enumerate(groups):
-            first = place == 0
+            requested = list(dict.fromkeys(self.site_requests.values()))
+            groups = groups_within(self.memory, self.model, self.sites, requested, batches)
+        for number_of_group, group in enumerate(groups):
+            first = number_of_group == 0
             gathered: dict[SiteRequest, dict[int, Any]] = {}
             requests = {
                 dataclasses.replace(request, sites=frozenset(site.index for site in group)): request
@@ -102,13 +102,17 @@ class ScoringPass:
             sites = self.sites if first else only(self.sites, group)
             with distributed.fail_together():
                 for number, start, batch in own_batches(batches):
-                    wanted = [*(self.requests if first else ()), *requests]
-                    see = self._seeing(number, measure=measure) if first and (measure or _go_back(wanted)) else None
-                    seen = observe(
+                    requests_of_batch = [*(self.requests if first else ()), *requests]
+                    see = (
+                        self._output_callback(number, measure=measure)
+                        if first and (measure or _needs_backward(requests_of_batch))
+                        else None
+                    )
+                    observation = observe(
                         self.model,
                         sites,
                         batch,
-                        wanted,
+                        requests_of_batch,
                         task=self.task,
                         labels=self.labels,
                         see=see,
@@ -116,24 +120,24 @@ class ScoringPass:
                         first=start,
                     )
                     if first:
-                        self._add(number, seen.answers)
+                        self._add(number, observation.answers)
                         self.samples += batch_size(batch)
-                        self.tokens += seen.tokens
-                    for request, own in seen.gathered.items():
-                        add_gathered(gathered.setdefault(requests[request], {}), own)
+                        self.tokens += observation.tokens
+                    for request, values in observation.gathered.items():
+                        add_gathered(gathered.setdefault(requests[request], {}), values)
                     if first and progress is not None:
                         progress(batch_size(batch))
             if first:
-                self._add_up(progress)
+                self._sum_over_processes(progress)
             self._score_group(group, gathered, keep=self.keep and len(groups) == 1)
         self._finish()
         return self.scores
 
-    def _seeing(self, number: int, *, measure: bool) -> Callable[..., None]:
-        """Shown the outputs of a batch: refuses those that are not finite, and has the others measured."""
-        quality = Quality(self.task)
+    def _output_callback(self, number: int, *, measure: bool) -> Callable[..., None]:
+        """A function for the outputs of a batch, which refuses those that are not finite, and records predictions."""
+        predictions = Predictions(self.task)
         if measure:
-            self.qualities[number] = quality
+            self.predictions_of_batches[number] = predictions
 
         def see(prepared: Mapping[str, Any], output: Any, logits: torch.Tensor | States) -> None:
             def checked(part: torch.Tensor) -> torch.Tensor:
@@ -143,16 +147,16 @@ class ScoringPass:
 
             if isinstance(logits, States):
                 parts = map(checked, logits.blocks())
-                quality.add_blocks(prepared, logits.shape, parts)
+                predictions.add_blocks(prepared, logits.shape, parts)
             else:
-                quality.add(prepared, output, checked(logits))
+                predictions.add(prepared, output, checked(logits))
 
         return see
 
-    def _add(self, number: int, given: Mapping[Request, torch.Tensor]) -> None:
-        for request, answer in given.items():
+    def _add(self, number: int, answers_by_request: Mapping[Request, torch.Tensor]) -> None:
+        for request, answer in answers_by_request.items():
             self._check(request, answer, number)
-        answers = {request: answer.double() for request, answer in given.items()}
+        answers = {request: answer.double() for request, answer in answers_by_request.items()}
         for name, criterion in self.criteria.items():
             if criterion.requests():
                 total = self.sums.setdefault(name, {})
@@ -162,17 +166,17 @@ class ScoringPass:
         if zeros is not None:
             self.zeros = zeros.sum(0) if self.zeros is None else self.zeros + zeros.sum(0)
 
-    def _add_up(self, progress: Progress | None) -> None:
+    def _sum_over_processes(self, progress: Progress | None) -> None:
         """All processes get the sums over all batches."""
         parts = distributed.all_gather((self.sums, self.zeros, self.samples, self.tokens))
         sums, zeros, samples, tokens = zip(*parts, strict=True)
         if progress is not None and len(parts) > 1:
             progress(sum(samples) - self.samples)
         self.samples, self.tokens = sum(samples), sum(tokens)
-        self.sums = summed([own for own, count in zip(sums, samples, strict=True) if count] or [{}])
-        seen = [own for own in zeros if own is not None]
-        self.zeros = torch.stack(seen).sum(0) if seen else None
-        if not self.samples and any(one.asks for one in self.criteria.values()):
+        self.sums = summed([part for part, count in zip(sums, samples, strict=True) if count] or [{}])
+        present = [part for part in zeros if part is not None]
+        self.zeros = torch.stack(present).sum(0) if present else None
+        if not self.samples and any(criterion.all_requests for criterion in self.criteria.values()):
             raise DataError("There are no batches to score on; give at least one.")
 
     def _score_group(
@@ -181,16 +185,22 @@ class ScoringPass:
         """Score these sites, each in the process that gets all that was gathered there."""
         mine: dict[int, Gathered] = {}
         for site, process in zip(group, distributed.shares([float(s.size * s.width) ** 2 for s in group]), strict=True):
-            part = {request: own.pop(site.index) for request, own in gathered.items() if site.index in own}
+            part = {
+                request: values_by_site.pop(site.index)
+                for request, values_by_site in gathered.items()
+                if site.index in values_by_site
+            }
             for share in distributed.gather_to(part, process) or ():
                 add_gathered(mine.setdefault(site.index, {}), share)  # type: ignore[arg-type]
-        found: dict[str, dict[int, torch.Tensor]] = {name: {} for name in self.site_requests}
+        scores_by_site: dict[str, dict[int, torch.Tensor]] = {name: {} for name in self.site_requests}
         with distributed.fail_together():
             for index in list(mine):
                 values = mine[index] if keep else mine.pop(index)
                 for name, request in self.site_requests.items():
-                    found[name][index] = self._site_scores(self.criteria[name], self.sites[index], values.get(request))
-        for shared in distributed.all_gather(found):
+                    scores_by_site[name][index] = self._site_scores(
+                        self.criteria[name], self.sites[index], values.get(request)
+                    )
+        for shared in distributed.all_gather(scores_by_site):
             for name, rows in shared.items():
                 table = self.scores.setdefault(name, nan_scores(self.sites))
                 for index, row in rows.items():
@@ -198,7 +208,7 @@ class ScoringPass:
         self._sites_kept = mine if keep else None
 
     def _site_scores(self, criterion: Criterion, site: Site, gathered: Any) -> torch.Tensor:
-        if gathered is None or not len(gathered):  # nothing but padding has passed here
+        if gathered is None or not len(gathered):  # only padding
             return torch.zeros(site.size, dtype=torch.float64)
         scores = criterion.score_site(self.model, site, gathered)
         if not torch.isfinite(scores).all() and isinstance(gathered, Tokens):
@@ -215,56 +225,60 @@ class ScoringPass:
                 scores = criterion.from_weights(self.model, self.sites)
             self.scores[name] = finite(criterion, scores, self.table, self.sites)
         named = {name: self.scores[name] for name in self.criteria}
-        self.scores = distributed.broadcast(named)  # which all processes go by, to the last bit
+        self.scores = distributed.broadcast(named)  # so that all processes decide by the same bits
 
-    # --- what was kept ---
+    # --- kept tokens ---
 
     def moments(self, sites: Iterable[int]) -> dict[int, Moments] | None:
-        """Of what these sites give, by index, those without a real token left out; None where tokens were not kept."""
+        """Moments of the inputs of output maps, by site index, without sites that saw only padding; None where tokens
+        were not kept."""
         if not any(isinstance(request, TokenRequest) for request in self.site_requests.values()):
             return None
-        return self._asked_of_tokens(sites, lambda site, tokens: tokens.moments())
+        return self._for_kept_tokens(sites, lambda site, tokens: tokens.moments())
 
-    def without(self, site: Site, gone: Sequence[int], *, repaired: bool) -> torch.Tensor | None:
-        """Scores of the members of a site that stay when those with these ids leave and, where that is `repaired`, the
-        others take over what they can; as far as this pass can tell, and None where it cannot."""
-        if len(self.criteria) != 1 or not self.site_requests or len(gone) >= site.size:
+    def without(self, site: Site, removed: Sequence[int], *, repaired: bool) -> torch.Tensor | None:
+        """Predicted scores of the members of a site that stay when these ids are removed and, where `repaired`, the
+        output map is solved again; None where this pass cannot predict them."""
+        if len(self.criteria) != 1 or not self.site_requests or len(removed) >= site.size:
             return None
         (criterion,) = self.criteria.values()
 
         def predict(site: Site, tokens: Tokens) -> torch.Tensor | None:
-            return criterion.predict_site(self.model, site, tokens, gone, repaired=repaired)
+            return criterion.predict_site(self.model, site, tokens, removed, repaired=repaired)
 
-        return (self._asked_of_tokens([site.index], predict) or {}).get(site.index)
+        return (self._for_kept_tokens([site.index], predict) or {}).get(site.index)
 
-    def _asked_of_tokens(self, sites: Iterable[int], ask: Callable[[Site, Tokens], Any]) -> dict[int, Any] | None:
-        """What is made of the tokens of these sites, in the processes that have them, for all processes."""
+    def _for_kept_tokens(self, sites: Iterable[int], function: Callable[[Site, Tokens], Any]) -> dict[int, Any] | None:
+        """`function` of the tokens of these sites, computed in the processes that have them, in all processes."""
         if self._sites_kept is None:
             return None
-        found: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         with distributed.fail_together():
             for index in sites:
                 for value in self._sites_kept.get(index, {}).values():
                     if isinstance(value, Tokens) and len(value):
-                        found[index] = ask(self.sites[index], value)
-        return {index: value for share in distributed.all_gather(found) for index, value in share.items()}
+                        results[index] = function(self.sites[index], value)
+        return {index: value for share in distributed.all_gather(results) for index, value in share.items()}
 
-    # --- what is refused ---
+    # --- errors ---
 
     def _refuse_non_finite(self, batch: Mapping[str, Any], number: int) -> None:
-        found: list[tuple[Site, int]] = []
+        non_finite: list[tuple[Site, int]] = []
 
         def look(site: Site, columns: torch.Tensor) -> None:
             bad = ~torch.isfinite(site.split(columns)).all(-1).flatten(0, -2).all(0)
-            found.extend((site, site.kept[position]) for position in bad.nonzero().flatten().tolist())
+            non_finite.extend((site, site.kept[position]) for position in bad.nonzero().flatten().tolist())
 
-        with torch.no_grad(), evaluating(self.model), watched(self.model, self.sites, output=look):
+        with torch.no_grad(), evaluating(self.model), site_callbacks(self.model, self.sites, output=look):
             output = forward(self.model, self.task, self.task.inputs(batch))
             parts = output.blocks() if isinstance(output, States) else [self.task.logits(output)]
             finite_all = all(bool(torch.isfinite(part).all()) for part in parts)
         if finite_all:  # large, but their sum alone overflows
             return
-        where = f" at site {found[0][0].index} ({found[0][0].path}), {found[0][0].word} {found[0][1]}," if found else ""
+        where = ""
+        if non_finite:
+            site, member = non_finite[0]
+            where = f" at site {site.index} ({site.path}), {site.word} {member},"
         raise NonFiniteError(
             f"NaN or Inf appeared{where} first in batch {number}; check that batch and the precision of the model."
         )
@@ -281,38 +295,38 @@ class ScoringPass:
             )
 
 
-def _shared(asked: Mapping[str, SiteRequest | None]) -> dict[str, SiteRequest]:
-    """By criterion; all that ask for tokens have the same, which serve every one of them."""
-    tokens = [request for request in asked.values() if isinstance(request, TokenRequest)]
+def _shared(requested: Mapping[str, SiteRequest | None]) -> dict[str, SiteRequest]:
+    """Requests by criterion; criteria that need tokens share one request."""
+    tokens = [request for request in requested.values() if isinstance(request, TokenRequest)]
     whole = functools.reduce(operator.or_, tokens) if tokens else None
     return {
         name: whole if whole is not None and isinstance(request, TokenRequest) else request
-        for name, request in asked.items()
+        for name, request in requested.items()
         if request is not None
     }
 
 
-def _go_back(requests: Iterable[Request]) -> bool:
+def _needs_backward(requests: Iterable[Request]) -> bool:
     return any(request.backward is not None for request in requests)
 
 
 def _refuse_tokens(site: Site, tokens: Tokens) -> None:
-    """Say where a number that is not finite came from, if it is one of these."""
-    for own in tokens.applications:
-        for what, values in (("what it gives", own.inputs), ("the gradient there", own.gradient)):
+    """Name the batch of the first number that is not finite, if there is one among these tokens."""
+    for application in tokens.applications:
+        for what, values in (("its output", application.inputs), ("the gradient at its output", application.gradient)):
             bad = () if values is None else (~torch.isfinite(site.split(values)).all(-1).all(0)).nonzero().flatten()
             for position in bad:
                 raise NonFiniteError(
                     f"NaN or Inf appeared at site {site.index} ({site.path}), {site.word} {site.kept[int(position)]}, "
-                    f"in {what}, first in batch {own.batch}; check that batch and the precision of the model."
+                    f"in {what}, first in batch {application.batch}; check that batch and the precision of the model."
                 )
 
 
 def summed(parts: Sequence[Sums]) -> Sums:
     first, *rest = parts
     return {
-        name: {key: sum((other[name][key] for other in rest), start=value) for key, value in own.items()}
-        for name, own in first.items()
+        name: {key: sum((other[name][key] for other in rest), start=value) for key, value in values.items()}
+        for name, values in first.items()
     }
 
 

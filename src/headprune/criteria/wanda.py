@@ -1,4 +1,4 @@
-"""Wanda-sp: weights times the size of what they are given, added up over a unit's columns."""
+"""Wanda-sp: weights times the size of their inputs, summed over a unit's columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class Wanda(ColumnCriterion):
-    """Sum over a unit's columns of the output map of |w|_1 * sqrt(E x^2), x what the column is given."""
+    """Sum over a unit's columns of the output map of |w|_1 * sqrt(E x^2), x the input of the column."""
 
-    def of_columns(self, weight: torch.Tensor, seen: Columns) -> torch.Tensor:
-        return weight.abs().sum(0) * seen.mean_square.sqrt()
+    def of_columns(self, weight: torch.Tensor, statistics: Columns) -> torch.Tensor:
+        return weight.abs().sum(0) * statistics.mean_square.sqrt()

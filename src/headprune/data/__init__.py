@@ -1,20 +1,20 @@
-"""From files or data sets to batches that a model takes."""
+"""Reads files and data sets into the batches that a task takes."""
 
 from typing import TYPE_CHECKING
 
 from headprune.lazy import lazy
 
 if TYPE_CHECKING:
-    from headprune.data.batches import Examples
+    from headprune.data.batching import Examples
     from headprune.data.columns import Columns
-    from headprune.data.sources import load_examples
+    from headprune.data.examples import load_examples
 else:
     __getattr__, __dir__ = lazy(
         __name__,
         {
             "Columns": "headprune.data.columns",
-            "Examples": "headprune.data.batches",
-            "load_examples": "headprune.data.sources",
+            "Examples": "headprune.data.batching",
+            "load_examples": "headprune.data.examples",
         },
     )
 

@@ -1,4 +1,4 @@
-"""Which columns of a table hold what a task needs, by the names that data sets give them."""
+"""Finds the columns of a table that a task needs, by the names that are common in data sets."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ENDING = re.compile(r"(ending|choice|option)_?\d+", re.IGNORECASE)  # SWAG's end
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold what; None means: find it by its usual name.
+    """The names of the columns; None means: find it by its usual name.
 
     `text` is a question, a list of words or a source text where the task has one; `label` holds answers, tags or target
-    texts. `context` is what a question is asked about, `choices` a list of possible answers.
+    texts. `context` is the text that contains the answer, `choices` a list of possible answers.
     """
 
     text: str | None = None
@@ -32,8 +32,8 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Usual:
-    """The names that are looked for, the first that is there counts."""
+class UsualNames:
+    """Common names of each column in order of priority."""
 
     text: tuple[str, ...] = TEXT
     label: tuple[str, ...] = LABEL
@@ -42,47 +42,47 @@ class Usual:
 
 
 NAMES = {
-    "sequence-classification": Usual(),
-    "regression": Usual(label=(*LABEL, "score")),
-    "token-classification": Usual(
+    "sequence-classification": UsualNames(),
+    "regression": UsualNames(label=(*LABEL, "score")),
+    "token-classification": UsualNames(
         ("tokens", "words", *TEXT), ("tags", "ner_tags", "labels", "label", "pos_tags", "chunk_tags")
     ),
-    "question-answering": Usual(
+    "question-answering": UsualNames(
         ("question", "query"), ("answers", "answer", "answer_text"), context=("context", "passage", "paragraph", "text")
     ),
-    "multiple-choice": Usual(
+    "multiple-choice": UsualNames(
         ("text", "sent1", "startphrase", "premise", "question", "context"),
         (*LABEL, "answer", "answerKey"),
         choices=("choices", "endings", "options"),
     ),
-    "seq2seq-lm": Usual(
+    "seq2seq-lm": UsualNames(
         (*TEXT, "document", "article", "source", "input"),
         (*LABEL, "targets", "summary", "highlights", "translation", "output"),
     ),
 }
 
 
-def find_columns(table: Mapping[str, Sequence[Any]], asked: Columns, kind: str) -> Columns:
-    """The columns asked for, checked, and the usual ones for those that were not."""
-    for field in dataclasses.fields(asked):
-        name = getattr(asked, field.name)
+def find_columns(table: Mapping[str, Sequence[Any]], requested: Columns, kind: str) -> Columns:
+    """The requested columns, checked, and the ones with usual names for those that are None."""
+    for field in dataclasses.fields(requested):
+        name = getattr(requested, field.name)
         if name is not None and name not in table:
             raise DataError(f"There is no {field.name} column {name!r}; the data has {', '.join(map(repr, table))}.")
-    usual = NAMES.get(kind, Usual())
+    usual = NAMES.get(kind, UsualNames())
 
-    def found(field: str, taken: Sequence[str | None] = ()) -> str | None:
-        names = (name for name in getattr(usual, field) if name in table and name not in taken)
-        return getattr(asked, field) or next(names, None)
+    def find(field: str, excluded: Sequence[str | None] = ()) -> str | None:
+        names = (name for name in getattr(usual, field) if name in table and name not in excluded)
+        return getattr(requested, field) or next(names, None)
 
-    text = found("text", [asked.pair, asked.label, asked.context, asked.choices])
+    text = find("text", [requested.pair, requested.label, requested.context, requested.choices])
     if text is None:
         raise DataError(f"No text column was found; name it with --text-column: {', '.join(map(repr, table))}.")
-    taken = [text, asked.pair]
-    return Columns(text, asked.pair, found("label", taken), found("context", taken), found("choices", taken))
+    excluded = [text, requested.pair]
+    return Columns(text, requested.pair, find("label", excluded), find("context", excluded), find("choices", excluded))
 
 
 def texts_in(table: Table, column: str, *, blank: bool = False) -> list[str]:
-    """A column of texts; a row without one is refused, unless it may be blank."""
+    """A column of texts; raises for a row without text, unless `blank` allows empty strings."""
     values = table[column]
     for row, value in enumerate(values):
         if missing(value) and not (blank and isinstance(value, str)):

@@ -1,4 +1,4 @@
-"""Files as users have them: missing, zipped, with paths too long for the system, in other encodings than UTF-8."""
+"""Reads text files and explains failures: missing files, paths too long for the system, other encodings than UTF-8."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import gzip
 import zlib
 from pathlib import Path
 
+from headprune.checkpoint import atomic_files
 from headprune.errors import DataError
-from headprune.store import files
 
-MARKS = (  # UTF-32 before UTF-16, whose mark it begins with
+BYTE_ORDER_MARKS = (  # UTF-32 before UTF-16, because its mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
     (codecs.BOM_UTF16_LE, "UTF-16"),
@@ -18,8 +18,8 @@ MARKS = (  # UTF-32 before UTF-16, whose mark it begins with
 )
 
 
-def is_there(place: str | Path) -> bool:
-    return files.is_there(place, DataError)
+def is_there(path: str | Path) -> bool:
+    return atomic_files.path_exists(path, DataError)
 
 
 def refuse_missing(path: Path) -> None:
@@ -30,7 +30,7 @@ def refuse_missing(path: Path) -> None:
 
 
 def suffix_of(path: Path) -> str:
-    """What kind of file it is, in small letters, whether it is zipped or not: data.CSV.gz is a .csv."""
+    """The suffix in lower case, without .gz: data.CSV.gz is a .csv."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
 
 
@@ -45,11 +45,11 @@ def read_text(path: Path) -> str:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read as {kind}: {error}; check the file.") from None
     try:
-        if any(data.startswith(mark) for mark, _ in MARKS):
+        if any(data.startswith(mark) for mark, _ in BYTE_ORDER_MARKS):
             raise UnicodeError
         return data.decode("utf-8-sig")
     except UnicodeError as error:
-        encoding = _guess(data)
+        encoding = _guess_encoding(data)
         where = f" (byte {data[error.start]:#04x} at {error.start})" if isinstance(error, UnicodeDecodeError) else ""
         raise DataError(
             f"{path} cannot be read as {kind}: it is not UTF-8 text{where} but perhaps {encoding}; convert it with "
@@ -57,12 +57,12 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def _guess(data: bytes) -> str:
-    for mark, name in MARKS:
+def _guess_encoding(data: bytes) -> str:
+    for mark, name in BYTE_ORDER_MARKS:
         if data.startswith(mark):
             return name
-    head = data[:4096]
-    if head.count(0) > len(head) // 4:  # every other byte of Latin letters in UTF-16 is zero
-        return "UTF-16LE" if head[1::2].count(0) > head[::2].count(0) else "UTF-16BE"
-    # Bytes that Latin-1 has control characters at are curly quotes, dashes and the euro sign in Windows' own form.
+    start = data[:4096]
+    if start.count(0) > len(start) // 4:  # every other byte of Latin letters in UTF-16 is zero
+        return "UTF-16LE" if start[1::2].count(0) > start[::2].count(0) else "UTF-16BE"
+    # Control characters of Latin-1 are curly quotes, dashes and the euro sign in CP1252.
     return "CP1252" if any(0x80 <= byte < 0xA0 for byte in data) else "LATIN1"

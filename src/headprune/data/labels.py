@@ -1,16 +1,16 @@
-"""Labels as the model counts them: classes by name or number, several at once, numbers to predict.
+"""Converts labels to targets of the model: classes by name or number, several classes at once, regression targets.
 
 Whether a column holds names or numbers is decided for the column as a whole:
 
 1. All values are names of the model's labels, and not all are numbers of labels: they are names.
 2. All are numbers of labels (0 to one less than their count), and not all are names: they are numbers.
-3. Both readings are possible and say the same: it does not matter.
-4. Both are possible and differ (the labels are called "1", "2", "3" and the column holds 1 and 2): where the file tells
-   1 from "1" (json, parquet, data sets, arrays), whole numbers are numbers and strings are names. A csv or tsv file
-   does not; there, a column that has every number from 0 on has numbers, and any other one is refused.
+3. Both readings are possible and give the same classes: either is used.
+4. Both are possible and differ (the labels are "1", "2", "3" and the column holds 1 and 2): where the file
+   distinguishes 1 from "1" (json, parquet, data sets, arrays), integers are numbers and strings are names. A csv or
+   tsv file does not; there, a column that has every number from 0 on has numbers, and any other one is refused.
 
-Data sets that say what their numbers are called (`ClassLabel`) are read by these names, if the model has all of them:
-its own numbers may be others.
+Data sets with names for their numbers (`ClassLabel`) are read by these names, if the model has all of them: the model
+may number them differently.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ log = logging.getLogger(__name__)
 SEPARATORS = (";", "|", ",")
 
 
-def names_of(config: Any) -> dict[str, int]:
-    """The model's label names, by its label2id, or its id2label where that does not have all of them."""
-    names = {str(name): int(number) for name, number in (getattr(config, "label2id", None) or {}).items()}
-    others = {str(name): int(number) for number, name in (getattr(config, "id2label", None) or {}).items()}
-    return {**others, **names} if len(names) < len(others) else names
+def ids_by_name(config: Any) -> dict[str, int]:
+    """The ids of the model's labels by name, from label2id, completed from id2label where that has more."""
+    from_label2id = {str(name): int(number) for name, number in (getattr(config, "label2id", None) or {}).items()}
+    from_id2label = {str(name): int(number) for number, name in (getattr(config, "id2label", None) or {}).items()}
+    return {**from_id2label, **from_label2id} if len(from_label2id) < len(from_id2label) else from_label2id
 
 
 def labels_in(config: Any, table: Table, column: str) -> Sequence[Any]:
-    """A column of labels; numbers that the data has names for are those names, if the model has them too."""
-    values, called = table[column], table.called.get(column, ())
-    if not called or not set(called) <= set(names_of(config)):
+    """A column of labels; numbers are replaced by the class names of the data, if the model has all of these."""
+    values, class_names = table[column], table.class_names.get(column, ())
+    if not class_names or not set(class_names) <= set(ids_by_name(config)):
         return values
 
-    def name(value: Any) -> Any:
+    def to_name(value: Any) -> Any:
         if isinstance(value, list):
-            return [name(entry) for entry in value]
-        return called[value] if isinstance(value, int) and 0 <= value < len(called) else value
+            return [to_name(entry) for entry in value]
+        return class_names[value] if isinstance(value, int) and 0 <= value < len(class_names) else value
 
-    return [name(value) for value in values]
+    return [to_name(value) for value in values]
 
 
-def classes(
+def class_ids(
     config: Any,
     values: Sequence[Any],
     column: str,
@@ -60,55 +60,55 @@ def classes(
     rows: Sequence[int] | None = None,
     ignored: bool = False,
 ) -> list[int]:
-    """The number of each label. `rows` says which row a value comes from, where rows have several; `ignored` allows
-    -100, the label of what does not count."""
+    """The class id of each value. `rows` are the row numbers of the values, where rows have several; `ignored` allows
+    -100, the label of ignored tokens."""
     rows = range(len(values)) if rows is None else rows
-    known, count = names_of(config), int(config.num_labels)
+    label_ids, count = ids_by_name(config), int(config.num_labels)
     for row, value in zip(rows, values, strict=True):
         if missing(value):
             raise DataError(f"Row {row} of column {column!r} has no label; fill it in or remove the row.")
-    by_name = [IGNORED if ignored and value == IGNORED else _name(value, known) for value in values]
-    numbers = [whole(value) for value in values]
+    by_name = [IGNORED if ignored and value == IGNORED else _id_of_name(value, label_ids) for value in values]
+    numbers = [as_integer(value) for value in values]
     by_number = [
         number if number is not None and (0 <= number < count or (ignored and number == IGNORED)) else None
         for number in numbers
     ]
-    named, numbered = None not in by_name, None not in by_number
-    if named and numbered and by_name != by_number:
-        named = _named(values, by_number, column, count, typed)
-    if named:
-        return _in_range([number for number in by_name if number is not None], rows, column, count)
-    if numbered:
+    are_names, are_numbers = None not in by_name, None not in by_number
+    if are_names and are_numbers and by_name != by_number:
+        are_names = _are_names(values, by_number, column, count, typed)
+    if are_names:
+        return _check_range([number for number in by_name if number is not None], rows, column, count)
+    if are_numbers:
         return [number for number in by_number if number is not None]
-    raise _refusal(values, rows, column, by_name, by_number, numbers, list(known), count)
+    raise _label_error(values, rows, column, by_name, by_number, numbers, list(label_ids), count)
 
 
-def _named(values: Sequence[Any], numbers: Sequence[int | None], column: str, count: int, typed: bool) -> bool:
-    """Whether values that could be either are names."""
+def _are_names(values: Sequence[Any], numbers: Sequence[int | None], column: str, count: int, typed: bool) -> bool:
+    """Whether values that could be names or numbers are names."""
     if all(isinstance(value, bool) for value in values) or (typed and all(isinstance(value, str) for value in values)):
         return True
     if typed or set(numbers) - {IGNORED} == set(range(count)):
         log.warning(
-            "Column %r holds numbers that are names of the model's labels as well; they are taken as numbers.", column
+            "Column %r holds numbers that are names of the model's labels as well; they are read as numbers.", column
         )
         return False
     shown = ", ".join(str(value) for value in sorted({number for number in numbers if number is not None})[:5])
     raise DataError(
-        f"Column {column!r} holds {shown}, which can be names of the model's labels or numbers of other ones; write it "
+        f"Column {column!r} holds {shown}, which can be names of the model's labels or numbers of other ones; store it "
         'as jsonl, where "1" is a name and 1 a number.'
     )
 
 
-def _name(value: Any, known: Mapping[str, int]) -> int | None:
+def _id_of_name(value: Any, label_ids: Mapping[str, int]) -> int | None:
     if isinstance(value, bool):
         text = str(value)
-        return next((known[form] for form in (text, text.lower(), text.upper()) if form in known), None)
+        return next((label_ids[form] for form in (text, text.lower(), text.upper()) if form in label_ids), None)
     if isinstance(value, float) and value.is_integer():
-        return known.get(str(value), known.get(str(int(value))))
-    return known.get(str(value))
+        return label_ids.get(str(value), label_ids.get(str(int(value))))
+    return label_ids.get(str(value))
 
 
-def whole(value: Any) -> int | None:
+def as_integer(value: Any) -> int | None:
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -116,57 +116,57 @@ def whole(value: Any) -> int | None:
     return None if isinstance(value, float) and value != number else number
 
 
-def _in_range(numbers: list[int], rows: Sequence[int], column: str, count: int) -> list[int]:
+def _check_range(numbers: list[int], rows: Sequence[int], column: str, count: int) -> list[int]:
     for row, number in zip(rows, numbers, strict=True):
         if not 0 <= number < count and number != IGNORED:
-            raise _out_of_range(number, row, column, count)
+            raise _range_error(number, row, column, count)
     return numbers
 
 
-def _out_of_range(number: int, row: int, column: str, count: int) -> DataError:
+def _range_error(number: int, row: int, column: str, count: int) -> DataError:
     return DataError(
         f"Label {number} in row {row} of column {column!r} is out of range: the model has {count} labels, numbered 0 "
         f"to {count - 1}."
     )
 
 
-def _refusal(
+def _label_error(
     values: Sequence[Any],
     rows: Sequence[int],
     column: str,
     by_name: Sequence[int | None],
     by_number: Sequence[int | None],
     numbers: Sequence[int | None],
-    known: Sequence[str],
+    names: Sequence[str],
     count: int,
 ) -> DataError:
-    """The first value that is no label at all; if each is one in its own way, two that do not go together."""
-    for place, value in enumerate(values):
-        if by_name[place] is None and by_number[place] is None:
-            number = numbers[place]
+    """The error for the first value that is no label; where each is one, for a name and a number in one column."""
+    for index, value in enumerate(values):
+        if by_name[index] is None and by_number[index] is None:
+            number = numbers[index]
             if number is not None:
-                return _out_of_range(number, rows[place], column, count)
-            some = ", ".join(known[:5])
+                return _range_error(number, rows[index], column, count)
+            some = ", ".join(names[:5])
             return DataError(
-                f"Label {value!r} in row {rows[place]} of column {column!r} is none of the model's labels ({some}, "
+                f"Label {value!r} in row {rows[index]} of column {column!r} is none of the model's labels ({some}, "
                 "...); correct it, or name another column with --label-column."
             )
-    name = next(place for place, number in enumerate(by_number) if number is None)
-    number = next(place for place, found in enumerate(by_name) if found is None)
+    name = next(index for index, number in enumerate(by_number) if number is None)
+    number = next(index for index, label_id in enumerate(by_name) if label_id is None)
     return DataError(
         f"Column {column!r} has the name {values[name]!r} in row {rows[name]} and the number {values[number]!r} in row "
         f"{rows[number]}; use names or numbers throughout."
     )
 
 
-def flattened(lists: Sequence[Sequence[Any]]) -> tuple[list[Any], list[int]]:
-    """All entries, and the row that each comes from."""
+def flatten(lists: Sequence[Sequence[Any]]) -> tuple[list[Any], list[int]]:
+    """All entries, and the row number of each."""
     pairs = [(value, row) for row, values in enumerate(lists) for value in values]
     return [value for value, _ in pairs], [row for _, row in pairs]
 
 
-def regrouped(values: Sequence[Any], lists: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """The reverse: entries in lists as long as those they come from."""
+def regroup(values: Sequence[Any], lists: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """The inverse of `flatten`: entries in lists of the original lengths."""
     start, result = 0, []
     for original in lists:
         result.append(list(values[start : start + len(original)]))
@@ -174,35 +174,35 @@ def regrouped(values: Sequence[Any], lists: Sequence[Sequence[Any]]) -> list[lis
     return result
 
 
-def several_classes(config: Any, values: Sequence[Any], column: str, *, typed: bool) -> list[torch.Tensor]:
-    """Rows of 0 and 1, one per label of the model, from lists of labels, from such flags, or from a;b, a|b or a,b."""
-    count, known = int(config.num_labels), names_of(config)
+def multi_hot_targets(config: Any, values: Sequence[Any], column: str, *, typed: bool) -> list[torch.Tensor]:
+    """Multi-hot targets, from lists of labels, from lists of 0 and 1, or from text such as a;b, a|b or a,b."""
+    count, label_ids = int(config.num_labels), ids_by_name(config)
     lists = []
     for row, value in enumerate(values):
         entries = as_list(value)
         if entries is None and isinstance(value, float) and math.isnan(value):
             raise DataError(f"Row {row} of column {column!r} has no labels; write an empty list for none.")
-        lists.append(entries if entries is not None else _parted(value, known))
+        lists.append(entries if entries is not None else _split_labels(value, label_ids))
     flags = all(len(entries) == count and all(_is_flag(entry) for entry in entries) for entries in lists)
     if flags:
         return [torch.tensor([float(entry) for entry in entries]) for entries in lists]
-    flat, rows = flattened(lists)
-    numbers = regrouped(classes(config, flat, column, typed=typed, rows=rows), lists)
+    flat, rows = flatten(lists)
+    numbers = regroup(class_ids(config, flat, column, typed=typed, rows=rows), lists)
     result = []
-    for chosen in numbers:
+    for indices in numbers:
         target = torch.zeros(count)
-        target[chosen] = 1.0
+        target[indices] = 1.0
         result.append(target)
     return result
 
 
-def _parted(value: Any, known: Mapping[str, int]) -> list[Any]:
-    """The labels that a cell of text names; a name with a comma in it is one name."""
+def _split_labels(value: Any, label_ids: Mapping[str, int]) -> list[Any]:
+    """The labels in a cell of text; a label name that contains a comma is one label."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return []
-    if not isinstance(value, str) or value in known:
+    if not isinstance(value, str) or value in label_ids:
         return [value]
-    # The first separator that is there: a name may have a comma in it.
+    # The first separator that occurs, the comma last: a name may contain a comma.
     separator = next((mark for mark in SEPARATORS if mark in value), ";")
     return [part.strip() for part in value.split(separator) if part.strip()]
 
@@ -211,23 +211,24 @@ def _is_flag(entry: Any) -> bool:
     return isinstance(entry, (bool, int, float)) and entry in (0, 1)
 
 
-def numbers(config: Any, values: Sequence[Any], column: str) -> list[torch.Tensor]:
-    """What a regression model should say: a number per row, or a list of them where it says several."""
+def regression_targets(config: Any, cells: Sequence[Any], column: str) -> list[torch.Tensor]:
+    """The targets of a regression model: a number per row, or a list where it has several outputs."""
     count = int(config.num_labels)
     result = []
-    for row, value in enumerate(values):
-        if missing(value):
+    for row, cell in enumerate(cells):
+        if missing(cell):
             raise DataError(f"Row {row} of column {column!r} has no number; fill it in or remove the row.")
-        entries = as_list(value)
+        entries = as_list(cell)
         try:
-            found = [float(entry) for entry in (entries if entries is not None else [value])]
+            values = [float(entry) for entry in (entries if entries is not None else [cell])]
         except (TypeError, ValueError):
-            found = [math.nan]
-        if not all(map(math.isfinite, found)):
-            raise DataError(f"Column {column!r} must hold numbers for a regression model, but row {row} has {value!r}.")
-        if len(found) != count:
+            values = [math.nan]
+        if not all(map(math.isfinite, values)):
+            raise DataError(f"Column {column!r} must hold numbers for a regression model, but row {row} has {cell!r}.")
+        if len(values) != count:
             raise DataError(
-                f"Row {row} of column {column!r} has {len(found)} numbers where the model says {count}; give as many."
+                f"Row {row} of column {column!r} has {len(values)} numbers, but the model predicts {count}; "
+                f"give {count}."
             )
-        result.append(torch.tensor(found if count > 1 else found[0]))
+        result.append(torch.tensor(values if count > 1 else values[0]))
     return result

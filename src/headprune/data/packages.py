@@ -1,4 +1,4 @@
-"""Packages that not every installation has; asked for at the moment they are needed."""
+"""Optional packages, imported when they are needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headprune.extras import require
 
 
 def need(module: str, extra: str, who: str) -> Any:
-    """The imported module, or one sentence that begins with `who` needs it and says how to get it."""
+    """The imported module; raises with a sentence that begins with `who` and names the extra to install."""
     with require(extra, who):
         return importlib.import_module(module)
 

@@ -1,4 +1,4 @@
-"""Tables: csv, tsv, jsonl, json and parquet files, zipped or not, or a data set by its name."""
+"""Reads tables: csv, tsv, jsonl, json and parquet files, compressed or not, or a data set by its name."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headprune.checkpoint.atomic_files import short
 from headprune.data import packages
 from headprune.data.files import is_there, read_text, refuse_missing, suffix_of
-from headprune.data.places import TABLES, looks_like_a_path
+from headprune.data.locations import TABLES, looks_like_a_path
 from headprune.errors import DataError
-from headprune.store.files import short
 
 SEPARATORS = (",", ";", "\t", "|")
-WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,17})")
+INTEGER = re.compile(r"[+-]?(0|[1-9]\d{0,17})")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 
-TRUTHS = {form: form.lower() == "true" for form in ("True", "true", "TRUE", "False", "false", "FALSE")}
+BOOLEANS = {form: form.lower() == "true" for form in ("True", "true", "TRUE", "False", "false", "FALSE")}
 
 
 class Table(dict[str, Sequence[Any]]):
-    """Column name -> values. `typed` says whether 1 and "1" are told apart, which csv and tsv files cannot."""
+    """Column name -> values. `typed`: the source distinguishes 1 from "1", which csv and tsv files do not."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class Table(dict[str, Sequence[Any]]):
         *,
         typed: bool,
         folder: Path | None = None,
-        called: Mapping[str, Sequence[str]] | None = None,
+        class_names: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__(columns)
         self.typed = typed
-        self.called = called or {}  # what the numbers in a column stand for, where the data itself says so
-        self.folder = folder  # where file names in the table are looked up
+        self.class_names = class_names or {}  # names of the classes in a column of numbers, where the data has them
+        self.folder = folder  # file names in the table are relative to it
 
     @property
     def rows(self) -> int:
@@ -57,12 +57,12 @@ def read_table(source: str | Path, split: str | None = None) -> Table:
             raise DataError(f"{path} is not a table; the suffix must be one of {', '.join(TABLES)} or .txt.")
         return _read_dataset(str(source), split)
     refuse_missing(path)
-    called: dict[str, Sequence[str]] = {}
+    class_names: dict[str, Sequence[str]] = {}
     try:
         if suffix == ".parquet":
-            columns, called = _parquet(path)
+            columns, class_names = _parquet(path)
         elif suffix in (".csv", ".tsv"):
-            columns = _separated(read_text(path), "\t" if suffix == ".tsv" else ",")
+            columns = _parse_separated(read_text(path), "\t" if suffix == ".tsv" else ",")
         else:
             columns = _json(read_text(path), lines=suffix == ".jsonl")
     except DataError:
@@ -72,18 +72,18 @@ def read_table(source: str | Path, split: str | None = None) -> Table:
         raise DataError(f"{path} cannot be read as {suffix[1:]}: {reason}; check the file.") from None
     if not any(len(values) for values in columns.values()):
         raise DataError(f"{path} has no rows; give a file with at least one.")
-    return Table(columns, typed=suffix not in (".csv", ".tsv"), folder=path.parent, called=called)
+    return Table(columns, typed=suffix not in (".csv", ".tsv"), folder=path.parent, class_names=class_names)
 
 
 def missing(value: Any) -> bool:
-    """Whether a cell is empty: nothing, not a number, or nothing but blanks."""
+    """Whether a cell is empty: None, NaN, or only blanks."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return True
     return isinstance(value, float) and math.isnan(value)
 
 
 def as_list(value: Any) -> list[Any] | None:
-    """The list that a cell holds, as such or written as JSON, as csv files have it; None where it holds none."""
+    """The list in a cell, also where it is written as JSON, as in csv files; None where it is no list."""
     if isinstance(value, str) and value.startswith('"[') and value.endswith(']"'):  # a tsv file with quotes
         value = value[1:-1].replace('""', '"')
     if isinstance(value, str) and value.lstrip().startswith("["):
@@ -91,7 +91,7 @@ def as_list(value: Any) -> list[Any] | None:
             value = json.loads(value)
         except ValueError:
             try:
-                value = json.loads(value.replace("'", '"'))  # as Python and pandas write lists of strings
+                value = json.loads(value.replace("'", '"'))  # the format of Python and pandas
             except ValueError:
                 return None
     if hasattr(value, "tolist"):  # numpy
@@ -102,32 +102,32 @@ def as_list(value: Any) -> list[Any] | None:
 # --- separated values ---
 
 
-def _separated(text: str, separator: str) -> dict[str, list[Any]]:
+def _parse_separated(text: str, separator: str) -> dict[str, list[Any]]:
     if not text.strip():
         raise ValueError("it is empty")
     separator = _separator(text, separator)
-    # A quote in a tsv file is a quote: the usual data sets come without quoting.
+    # Quotes in a tsv file are text: common data sets do not quote.
     quoting = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
     records = _records(text, separator, quoting)
     header, *rows = records
-    names = _unique([name.strip() for name in header])
+    names = _unique_names([name.strip() for name in header])
     for number, row in enumerate(rows):
         if len(row) > len(names):
             if any(row[len(names) :]):
                 raise ValueError(f"row {number} has {len(row)} fields where the header has {len(names)}")
             del row[len(names) :]
         row.extend([None] * (len(names) - len(row)))  # type: ignore[list-item]
-    return {name: _typed([row[place] for row in rows]) for place, name in enumerate(names)}
+    return {name: _convert([row[index] for row in rows]) for index, name in enumerate(names)}
 
 
-def _separator(text: str, usual: str) -> str:
-    """The usual one, unless it leaves the header in one piece and another one of the common ones does not."""
+def _separator(text: str, default: str) -> str:
+    """The default separator, unless the header has one column with it and several with another common one."""
     header = re.split(r"[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
 
     def columns(separator: str) -> int:
         return len(next(csv.reader([header], delimiter=separator), ()))
 
-    return usual if columns(usual) > 1 else max((usual, *SEPARATORS), key=columns)
+    return default if columns(default) > 1 else max((default, *SEPARATORS), key=columns)
 
 
 def _records(text: str, separator: str, quoting: int) -> list[list[str]]:
@@ -144,7 +144,7 @@ def _records(text: str, separator: str, quoting: int) -> list[list[str]]:
 
 @contextlib.contextmanager
 def _long_fields() -> Iterator[None]:
-    """Python's reader takes 128 KB per field unless told otherwise; a document may be longer."""
+    """Raise the field limit of Python's csv reader, 128 KB by default: a document may be longer."""
     before = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     try:
         yield
@@ -152,30 +152,30 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _unique(names: Sequence[str]) -> list[str]:
-    seen: dict[str, int] = {}
+def _unique_names(names: Sequence[str]) -> list[str]:
+    counts: dict[str, int] = {}
     result = []
     for name in names:
-        count = seen[name] = seen.get(name, -1) + 1
+        count = counts[name] = counts.get(name, -1) + 1
         result.append(f"{name}.{count}" if count else name)
     return result
 
 
-def _typed(values: list[Any]) -> list[Any]:
-    """Whole numbers, numbers or truth values where all of a column are, text as it is otherwise."""
+def _convert(values: list[Any]) -> list[Any]:
+    """The column as integers, floats or booleans where all values are, as text otherwise."""
     if not values or any(value is None for value in values):
         return values
-    if all(WHOLE.fullmatch(value) for value in values):
+    if all(INTEGER.fullmatch(value) for value in values):
         return [int(value) for value in values]
     if all(NUMBER.fullmatch(value) for value in values) and not any(_has_leading_zero(value) for value in values):
         return [float(value) for value in values]
-    if all(value in TRUTHS for value in values):
-        return [TRUTHS[value] for value in values]
+    if all(value in BOOLEANS for value in values):
+        return [BOOLEANS[value] for value in values]
     return values
 
 
 def _has_leading_zero(value: str) -> bool:
-    """Such as 007, which is a name."""
+    """Such as 007, which is text."""
     digits = value.lstrip("+-")
     return len(digits) > 1 and digits[0] == "0" and digits[1].isdigit()
 
@@ -184,7 +184,7 @@ def _has_leading_zero(value: str) -> bool:
 
 
 def _json(text: str, *, lines: bool) -> dict[str, list[Any]]:
-    """A list of objects, an object per line, or an object of columns, unless the file is called one of lines."""
+    """A list of objects, an object per line, or an object of columns (not with `lines`: then it is one row)."""
     if not text.strip():
         raise ValueError("it is empty")
     try:
@@ -227,21 +227,21 @@ def _from_records(records: list[Any]) -> dict[str, list[Any]]:
 
 
 def _parquet(path: Path) -> tuple[dict[str, list[Any]], dict[str, Sequence[str]]]:
-    """The columns, and the names that `datasets` wrote down for those of classes."""
+    """The columns, and the class names in the metadata of `datasets`."""
     table = packages.parquet().read_table(path)
-    written = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     columns = {str(name): table.column(name).to_pylist() for name in table.column_names}
-    return columns, _called(written.get("info", {}).get("features", {}))
+    return columns, _class_names(metadata.get("info", {}).get("features", {}))
 
 
-def _called(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-    """The names of classes, from the description of a data set's columns; lists of classes have them one level down."""
-    found: dict[str, Sequence[str]] = {}
+def _class_names(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """The class names of each column, from the features of a data set; lists of classes have them one level down."""
+    names: dict[str, Sequence[str]] = {}
     for column, feature in features.items():
         inner = feature.get("feature", feature) if isinstance(feature, dict) else {}
         if isinstance(inner, dict) and inner.get("_type") == "ClassLabel" and inner.get("names"):
-            found[column] = [str(name) for name in inner["names"]]
-    return found
+            names[column] = [str(name) for name in inner["names"]]
+    return names
 
 
 def _read_dataset(name: str, split: str | None) -> Table:
@@ -255,14 +255,14 @@ def _read_dataset(name: str, split: str | None) -> Table:
             f"{short(name)} is neither a file here nor a data set that could be loaded from the hub "
             f"({type(error).__name__}); check the name, the split and the connection."
         ) from error
-    # Pictures stay in the data set until they are asked for.
+    # Images stay in the data set until they are opened.
     return Table(
         {column: _column(data, column) for column in data.column_names},
         typed=True,
-        called=_called(data.features.to_dict()),
+        class_names=_class_names(data.features.to_dict()),
     )
 
 
 def _column(data: Any, name: str) -> Sequence[Any]:
-    pictures = type(data.features[name]).__name__ == "Image"
-    return data[name] if pictures else list(data[name])
+    is_image = type(data.features[name]).__name__ == "Image"
+    return data[name] if is_image else list(data[name])

@@ -1,6 +1,7 @@
-"""Finding the layout of a class that is not in the table of families, by experiment on a small random model of it.
+"""Finds the layout of a class that is not in the table of families, by experiments on a small random model of it.
 
-Other rooms import nothing else than what is exported here, inside the functions that ask: loading needs none of it."""
+Other rooms import only what is exported here, inside the functions that ask: loading needs none of it. `twin/` builds
+the small models."""
 
 from headprune.discovery.attention import DiscoveryError
 from headprune.discovery.dense_site import site_of

@@ -1,7 +1,8 @@
-"""What an experiment says of a model class: which sites can be pruned exactly, and why others are left whole.
+"""Discovers which attention sites of a model class can be pruned exactly, and why the others cannot.
 
-It is made on a small twin, an instance of the same class with random weights: every attention module is read, the
-numbers its code needs are found by trying, and then all of it together is proven, heads removed against heads silenced.
+The experiment runs on a small twin, an instance of the same class with random weights: the layout of every attention
+module is measured, the attributes that its forward reads are determined by trial, and then all sites together are
+proven: the outputs with heads removed equal the outputs with the columns of these heads set to zero.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from torch import nn
 from headprune.cache import remembered
 from headprune.discovery.dense_site import DenseSite, is_conv1d, kinds_of, site_of
 from headprune.discovery.head_counts import forward_needs
-from headprune.discovery.influence import NotReadableError, said
-from headprune.discovery.layout import merged
-from headprune.discovery.proof import dense_sites, prove, reloading_fails
+from headprune.discovery.influence import NotReadableError, describe_error
+from headprune.discovery.layout import merge_units
+from headprune.discovery.proof import dense_sites, prove, reload_failure
 from headprune.discovery.read_attention import Reading, read, trace_runs
-from headprune.discovery.to_all_layers import deepened, is_uniform
-from headprune.discovery.to_full_width import NotStretchableError, stretched
+from headprune.discovery.to_all_layers import extend_to_all_layers, is_uniform
+from headprune.discovery.to_full_width import NotScalableError, scale_to_width
 from headprune.discovery.twin import Run, attention_modules, randomise, sample_runs, small_config
-from headprune.hooks.recorded_calls import Trace
+from headprune.hooks.module_calls import Trace
 from headprune.hooks.torch_attention import expose
-from headprune.units.dense import dense_config, quiet, structure_of
+from headprune.units.dense_model import dense_config, quiet, structure_of
 from headprune.units.spec import ForwardNeeds
 
-DEEP = 10_000_000  # parameters of a narrow twin that has to have fewer layers as well
-LAYERS = 4
-SMALL = 3_000_000  # parameters of a model whose twin is as large as itself
-LARGE = 300_000_000  # parameters of a twin that is still built where a small one does not serve
+SHORTEN_ABOVE = 10_000_000  # parameters of a narrow twin; above it, the twin has fewer layers as well
+SHORT_DEPTH = 4
+SAME_SIZE_BELOW = 3_000_000  # parameters of a model; up to here its twin has the same size
+MAX_TWIN_SIZE = 300_000_000  # parameters of a model; up to here a twin of that size replaces a narrow one that fails
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """Sites of the dense model in the order in which they are declared, and what is left whole, with reasons."""
+    """Sites of the dense model in the order of declaration, and the modules that cannot be pruned, with reasons."""
 
     sites: tuple[DenseSite, ...]
     left: tuple[tuple[str, str], ...]
@@ -55,50 +56,50 @@ class Discovery:
 
 
 class DiscoveryError(Exception):
-    """A small twin could not be built or run; the text says why."""
+    """A small twin could not be built or run; the message says why."""
 
 
 def discover_class(kind: Any, config: Any) -> Discovery:
-    """The attention of this class with this config; found once."""
+    """The attention sites of this class with this config; the result is cached."""
 
     def make() -> Discovery:
         with torch.device("cpu"), quiet():
-            return _made(kind, dense_config(config))
+            return _discover(kind, dense_config(config))
 
-    found: Discovery = remembered(
+    result: Discovery = remembered(
         kind, structure_of(config), make, to_json=Discovery.to_plain, from_json=Discovery.from_plain
     )
-    return found
+    return result
 
 
-def _made(kind: Any, config: Any) -> Discovery:
+def _discover(kind: Any, config: Any) -> Discovery:
     with torch.device("meta"):
         dense = kind(copy.deepcopy(config))
     size = _size(dense)
-    if size <= SMALL:
+    if size <= SAME_SIZE_BELOW:
         return _on_twin(kind, config)
     try:
         return _on_narrow_twin(kind, config, dense)
-    except (DiscoveryError, NotStretchableError) as error:
-        if size > LARGE:
+    except (DiscoveryError, NotScalableError) as error:
+        if size > MAX_TWIN_SIZE:
             raise DiscoveryError(str(error)) from None
     return _on_twin(kind, config)
 
 
 def _on_narrow_twin(kind: Any, config: Any, dense: nn.Module) -> Discovery:
-    """From a twin with the same heads, only narrower, and with fewer layers where it would still be large."""
+    """Discover on a narrower twin with the same heads, and with fewer layers where it would still be large."""
     narrow = small_config(config, keep_heads=True)
     with torch.device("meta"):
         size = _size(kind(copy.deepcopy(narrow)))
-    if size > DEEP and is_uniform(config):
-        narrow = small_config(config, keep_heads=True, depth=LAYERS)
-    found = _on_twin(kind, narrow)
-    if size > DEEP and is_uniform(config):
+    if size > SHORTEN_ABOVE and is_uniform(config):
+        narrow = small_config(config, keep_heads=True, depth=SHORT_DEPTH)
+    result = _on_twin(kind, narrow)
+    if size > SHORTEN_ABOVE and is_uniform(config):
         with torch.device("meta"):
             twin = kind(copy.deepcopy(narrow))
-        sites, left = deepened(found.sites, found.left, twin, dense)
-        found = Discovery(tuple(sites), tuple(left))
-    return replace(found, sites=tuple(stretched(site, dense) for site in found.sites))
+        sites, skipped = extend_to_all_layers(result.sites, result.left, twin, dense)
+        result = Discovery(tuple(sites), tuple(skipped))
+    return replace(result, sites=tuple(scale_to_width(site, dense) for site in result.sites))
 
 
 def _size(model: nn.Module) -> int:
@@ -107,29 +108,29 @@ def _size(model: nn.Module) -> int:
 
 def _on_twin(kind: Any, config: Any) -> Discovery:
     twin, runs = twin_of(kind, config)
-    found = discover_sites(twin, runs)
+    result = discover_sites(twin, runs)
     fresh = fresh_twin(kind, config, twin.dtype)
-    found = replace(found, sites=tuple(_with_kinds(fresh, site) for site in found.sites))
-    if not found.sites:
-        return found
-    sites = dense_sites(found.sites)
-    again = reloading_fails(twin, lambda: fresh_twin(kind, config, twin.dtype), runs, sites)
-    return Discovery((), (*((site.path, again) for site in found.sites), *found.left)) if again else found
+    result = replace(result, sites=tuple(_with_kinds(fresh, site) for site in result.sites))
+    if not result.sites:
+        return result
+    sites = dense_sites(result.sites)
+    failure = reload_failure(twin, lambda: fresh_twin(kind, config, twin.dtype), runs, sites)
+    return Discovery((), (*((site.path, failure) for site in result.sites), *result.left)) if failure else result
 
 
 def _with_kinds(fresh: nn.Module, site: DenseSite) -> DenseSite:
-    """Classes are those of a model that has not run: code may exchange a module while it runs (BigBird does)."""
+    """Add the classes of the modules, from a model that has not run: a forward may replace modules (BigBird does)."""
     return replace(site, kinds=kinds_of(fresh, [site.path, site.o, *site.maps]))
 
 
 def fresh_twin(kind: Any, config: Any, dtype: torch.dtype) -> Any:
     """A model of this class and config with random weights."""
-    # A loader builds models without memory and in its own precision; the twin is none of that.
+    # The caller may be inside from_pretrained, with the meta device and another default dtype.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), _default_dtype(torch.float32):
         torch.manual_seed(0)
         twin = kind(copy.deepcopy(config)).to(dtype).eval()
     expose(twin)
-    if hasattr(twin, "set_experts_implementation"):  # kernels for experts know few precisions and widths
+    if hasattr(twin, "set_experts_implementation"):  # expert kernels support few dtypes and widths
         twin.set_experts_implementation("eager")
     randomise(twin, 0)
     return twin
@@ -147,7 +148,7 @@ def twin_of(kind: Any, config: Any) -> tuple[Any, list[Run]]:
             continue
         if runs:
             return twin, runs
-    reason = said(problem) if problem else "no run worked"
+    reason = describe_error(problem) if problem else "no run worked"
     raise DiscoveryError(f"a small twin of {kind.__name__} could not be run ({reason})")
 
 
@@ -162,81 +163,81 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def discover_sites(twin: nn.Module, runs: Sequence[Run], paths: Sequence[str] | None = None) -> Discovery:
-    """Read, try and prove every attention module of this small model, or the modules at these paths."""
+    """Measure and prove every attention module of this small model, or the modules at these paths."""
     paths = attention_modules(twin) if paths is None else paths
     trace = trace_runs(twin, runs, paths)
-    found: list[DenseSite] = []
-    left: list[tuple[str, str]] = []
-    alike: dict[Any, DenseSite | str] = {}
+    candidates: list[DenseSite] = []
+    skipped: list[tuple[str, str]] = []
+    results: dict[Any, DenseSite | str] = {}
     for path in paths:
-        key = _likeness(twin, path, trace)
-        known = alike.get(key)
-        if known is None:
-            known = alike[key] = _read_and_try(twin, path, trace)
-        if isinstance(known, str):
-            left.append((path, known))
+        key = _signature(twin, path, trace)
+        result = results.get(key)
+        if result is None:
+            result = results[key] = _measure_site(twin, path, trace)
+        if isinstance(result, str):
+            skipped.append((path, result))
         else:
-            found.append(_moved(known, path, trace))
-    inner = {site.o: max((s.path for s in found if s.o == site.o), key=len) for site in found}
-    found = [site for site in found if site.path == inner[site.o] or not _related(site.path, inner[site.o])]
-    taken = Counter(site.o for site in found)
-    left += [(site.path, "its output map serves several modules") for site in found if taken[site.o] > 1]
-    found = [site for site in found if taken[site.o] == 1]
-    proven, refused = prove(twin, runs, found)
+            candidates.append(_at_path(result, path, trace))
+    inner = {site.o: max((s.path for s in candidates if s.o == site.o), key=len) for site in candidates}
+    candidates = [site for site in candidates if site.path == inner[site.o] or not _nested(site.path, inner[site.o])]
+    uses = Counter(site.o for site in candidates)
+    skipped += [(site.path, "its output map serves several modules") for site in candidates if uses[site.o] > 1]
+    candidates = [site for site in candidates if uses[site.o] == 1]
+    proven, refused = prove(twin, runs, candidates)
     order = {path: number for number, path in enumerate(paths)}
-    # What lies inside a module that was read, or around one, is not attention of its own.
-    left = [pair for pair in left if not any(_related(pair[0], site.path) for site in proven)]
-    return Discovery(tuple(proven), tuple(sorted([*left, *refused], key=lambda pair: order[pair[0]])))
+    # A module inside or around a proven site is part of that site, so it is not reported.
+    skipped = [pair for pair in skipped if not any(_nested(pair[0], site.path) for site in proven)]
+    return Discovery(tuple(proven), tuple(sorted([*skipped, *refused], key=lambda pair: order[pair[0]])))
 
 
-def _related(one: str, other: str) -> bool:
-    return one.startswith(other + ".") or other.startswith(one + ".")
+def _nested(path: str, other_path: str) -> bool:
+    return path.startswith(other_path + ".") or other_path.startswith(path + ".")
 
 
-def _likeness(twin: nn.Module, path: str, trace: Trace) -> Any:
-    """Modules with the same code, shapes and numbers, called alike, have the same layout."""
+def _signature(twin: nn.Module, path: str, trace: Trace) -> Any:
+    """A key that is equal for modules with the same class, shapes, attributes and arguments: they have one layout."""
     module = twin.get_submodule(path)
     shapes = tuple((name, tuple(tensor.shape)) for name, tensor in module.named_parameters())
     numbers = tuple(sorted((n, v) for n, v in module.__dict__.items() if type(v) in (int, bool) and "layer" not in n))
     call = trace.calls.get(path)
-    given = None if call is None else (len(call.args), tuple((k, v is None) for k, v in call.kwargs.items()))
-    taker = trace.taker.get(path, "")
-    inside = taker.startswith(path.rpartition(".")[0]) if taker else None
-    return type(module), shapes, numbers, given, inside, None if inside else taker
+    arguments = None if call is None else (len(call.args), tuple((k, v is None) for k, v in call.kwargs.items()))
+    consumer = trace.consumer.get(path, "")
+    taker_is_sibling = consumer.startswith(path.rpartition(".")[0]) if consumer else None
+    return type(module), shapes, numbers, arguments, taker_is_sibling, None if taker_is_sibling else consumer
 
 
-def _read_and_try(twin: nn.Module, path: str, trace: Trace) -> DenseSite | str:
+def _measure_site(twin: nn.Module, path: str, trace: Trace) -> DenseSite | str:
     try:
         reading = read(twin, path, trace)
     except NotReadableError as error:
         return str(error)
-    first = ""
-    # Some code counts on blocks of heads (CodeGen's has four): then one of each block goes at a time. Some counts on
-    # all of them: then they go together.
+    first_failure = ""
+    # Some code reshapes heads into blocks (CodeGen into four): then a unit is one head of each block. Where the code
+    # needs every head, all heads are one unit.
     for blocks in dict.fromkeys((1, 4, 2, reading.layout.units)):
-        shape = reading.layout if blocks == 1 else merged(reading.layout, blocks)
+        shape = reading.layout if blocks == 1 else merge_units(reading.layout, blocks)
         if shape is None:
             continue
         inputs = _inputs(reading)
-        needs = ForwardNeeds(inputs=inputs, quirk="selecting" if inputs else "measured")
-        dense = DenseSite(path, reading.output, reading.maps, shape, is_conv1d(twin, reading.output), needs)
-        found = forward_needs(twin, site_of(dense, 0, []), reading.call)
-        if not isinstance(found, str) and (found.empty or shape.units > 1):
-            return replace(dense, needs=found)
-        first = first or (found if isinstance(found, str) else "its only head cannot be removed")
-    return first
+        initial_needs = ForwardNeeds(inputs=inputs, quirk="selecting" if inputs else "measured")
+        dense = DenseSite(path, reading.output, reading.maps, shape, is_conv1d(twin, reading.output), initial_needs)
+        needs = forward_needs(twin, site_of(dense, 0, []), reading.call)
+        if not isinstance(needs, str) and (needs.empty or shape.units > 1):
+            return replace(dense, needs=needs)
+        first_failure = first_failure or (needs if isinstance(needs, str) else "its only head cannot be removed")
+    return first_failure
 
 
 def _inputs(reading: Reading) -> tuple[tuple[str | int, int], ...]:
-    """Arguments with a head axis; those whose heads are not in the order of the columns are left to fail."""
+    """Arguments with a head axis; where the heads of one are in another order than the columns, the proof fails."""
     return tuple((int(a.tensor) if a.tensor.isdigit() else a.tensor, a.dim) for a in reading.layout.inputs)
 
 
-def _moved(dense: DenseSite, path: str, trace: Trace) -> DenseSite:
-    """The same layout at another path."""
+def _at_path(dense: DenseSite, path: str, trace: Trace) -> DenseSite:
+    """The site with the same layout at another path."""
     if path == dense.path:
         return dense
     inside = dense.o.startswith(dense.path + ".")
-    output = path + dense.o.removeprefix(dense.path) if inside else trace.taker[path]
+    output = path + dense.o.removeprefix(dense.path) if inside else trace.consumer[path]
     maps = tuple(path + name.removeprefix(dense.path) for name in dense.maps)
     return replace(dense, path=path, o=output, maps=maps)

@@ -1,4 +1,4 @@
-"""Measured layouts as sites of a model, some of whose heads may have gone."""
+"""Measured layouts as sites of a model, some of whose heads may have been removed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from headprune.discovery.layout import Layout, Rows
-from headprune.hooks.torch_attention import written_class
+from headprune.hooks.torch_attention import original_class
 from headprune.units.linear import is_transposed
 from headprune.units.spec import LAST, Axis, Blocks, ForwardNeeds, Site
 
@@ -20,7 +20,7 @@ CACHED_SITES = 1024
 
 @dataclass(frozen=True, eq=False)  # the key of a cache, so each equals itself alone
 class DenseSite:
-    """An attention module of the dense model: where it is, what it looks like, and what its forward code needs."""
+    """An attention module of the dense model: its path, its layout, and the attributes that its forward reads."""
 
     path: str
     o: str
@@ -33,7 +33,7 @@ class DenseSite:
 
     @classmethod
     def from_plain(cls, plain: Any) -> DenseSite:
-        """From what `dataclasses.asdict` and a json file made of it."""
+        """The inverse of `dataclasses.asdict`, also after a round trip through JSON."""
         shape, needs = _tuples(plain["layout"]), _tuples(plain["needs"])
         layout = Layout(
             shape["members"],
@@ -46,7 +46,7 @@ class DenseSite:
 
 
 def _tuples(value: Any) -> Any:
-    """Lists as tuples, all the way down."""
+    """Lists as tuples, recursively."""
     if isinstance(value, (list, tuple)):
         return tuple(_tuples(item) for item in value)
     return {name: _tuples(item) for name, item in value.items()} if isinstance(value, dict) else value
@@ -55,32 +55,32 @@ def _tuples(value: Any) -> Any:
 def site_of(
     dense: DenseSite,
     index: int,
-    gone: Sequence[int],
+    removed: Sequence[int],
     *,
     stack: Any = "encoder",
     applications: int = 1,
 ) -> Site:
-    """The site as it is when these heads have gone."""
-    return _site_of(dense, index, tuple(gone), stack, applications)
+    """The site with these heads removed."""
+    return _site_of(dense, index, tuple(removed), stack, applications)
 
 
-# A model is resolved at every step, and most of its sites are as they were.
+# A model is resolved at every step, and most of its sites do not change between steps.
 @functools.lru_cache(maxsize=CACHED_SITES)
-def _site_of(dense: DenseSite, index: int, gone: tuple[int, ...], stack: Any, applications: int) -> Site:
-    found = dense.layout
-    original, group = len(found.members), found.group
-    kept = tuple(head for head in range(original) if head not in set(gone))
+def _site_of(dense: DenseSite, index: int, removed: tuple[int, ...], stack: Any, applications: int) -> Site:
+    layout = dense.layout
+    original, group = len(layout.members), layout.group
+    kept = tuple(head for head in range(original) if head not in set(removed))
     units = [head // group for head in kept[::group]]
-    axes = (*(_absolute(axis, dense.path) for axis in found.axes), output_axis(dense))
-    columns = {column: place for place, column in enumerate(axes[-1].left(units))}
-    order = tuple(columns[column] for head in kept for column in found.members[head])
+    axes = (*(_absolute(axis, dense.path) for axis in layout.axes), output_axis(dense))
+    columns = {column: position for position, column in enumerate(axes[-1].left(units))}
+    order = tuple(columns[column] for head in kept for column in layout.members[head])
     site = Site(
         proven=True,
         kind="heads",
         index=index,
         path=dense.path,
         o=dense.o,
-        width=len(found.members[0]),
+        width=len(layout.members[0]),
         group=group,
         kept=kept,
         original=original,
@@ -94,15 +94,15 @@ def _site_of(dense: DenseSite, index: int, gone: tuple[int, ...], stack: Any, ap
         obstacle=dense.obstacle or ("" if dense.needs.empty or len(units) > 1 else LAST["heads"]),
         order=() if order == tuple(range(len(order))) else order,
     )
-    return replace(site, axes=tuple(axis.compacted(staying) for axis, staying in site.axes_left(units)))
+    return replace(site, axes=tuple(axis.compacted(units_left) for axis, units_left in site.axes_left(units)))
 
 
 def output_axis(dense: DenseSite) -> Axis:
     """The columns of the output map, by unit."""
-    found = dense.layout
+    layout = dense.layout
     units = tuple(
-        tuple(sorted(column for member in found.members[start : start + found.group] for column in member))
-        for start in range(0, len(found.members), found.group)
+        tuple(sorted(column for member in layout.members[start : start + layout.group] for column in member))
+        for start in range(0, len(layout.members), layout.group)
     )
     return Axis(f"{dense.o}.weight", 0 if dense.conv1d else 1, sum(len(unit) for unit in units), units)
 
@@ -112,19 +112,21 @@ def _absolute(axis: Axis, path: str) -> Axis:
 
 
 def _producers(dense: DenseSite, kept: Sequence[int], units: Sequence[int]) -> dict[str, Axis]:
-    """The rows of queries by head, and of keys and values by unit, as far as they are known."""
+    """The rows of queries by head, and of keys and values by unit, where the layout tells them apart."""
     producers: dict[str, Axis] = {}
     for rows in dense.layout.roles if kept else ():
         axis = next(axis for axis in dense.layout.axes if axis.tensor == f"{rows.linear}.weight")
-        place = {row: number for number, row in enumerate(axis.left(units))}
-        table = tuple(tuple(place[row] for row in rows.table[which]) for which in (kept if rows.role == "q" else units))
-        own = Axis(axis.tensor, axis.dim, len(place), _regular(table, len(place)))
-        producers[rows.role] = _absolute(own, dense.path)
+        position = {row: index for index, row in enumerate(axis.left(units))}
+        table = tuple(
+            tuple(position[row] for row in rows.table[number]) for number in (kept if rows.role == "q" else units)
+        )
+        row_axis = Axis(axis.tensor, axis.dim, len(position), _regular(table, len(position)))
+        producers[rows.role] = _absolute(row_axis, dense.path)
     return producers
 
 
 def _regular(table: tuple[tuple[int, ...], ...], length: int) -> Sequence[Sequence[int]]:
-    """By a rule where the rows follow one, which is faster than a table."""
+    """`Blocks` where the rows are regularly spaced, which is faster than a table; the table otherwise."""
     count, width, offset = len(table), len(table[0]), table[0][0]
     stride = table[1][0] - offset if count > 1 else width
     rule = Blocks(count, ((offset, stride, width),))
@@ -133,12 +135,12 @@ def _regular(table: tuple[tuple[int, ...], ...], length: int) -> Sequence[Sequen
 
 
 def kinds_of(model: nn.Module, paths: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The classes of these modules as their code has them."""
-    found = []
+    """The classes of these modules as the modeling code defines them."""
+    classes = []
     for path in paths:
-        kind = written_class(model.get_submodule(path))
-        found.append((path, f"{kind.__module__}.{kind.__qualname__}"))
-    return tuple(found)
+        cls = original_class(model.get_submodule(path))
+        classes.append((path, f"{cls.__module__}.{cls.__qualname__}"))
+    return tuple(classes)
 
 
 def is_conv1d(model: nn.Module, path: str) -> bool:

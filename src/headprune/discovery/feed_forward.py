@@ -1,8 +1,8 @@
-"""Where the neurons of a model are, by experiment: a feed-forward layer is a linear map each of whose input columns is
-moved by rows of its own in the maps before it, and by no others.
+"""Discovers the neurons of a model by experiment: in a feed-forward layer, each input column of the output map depends
+on separate rows of the maps before it, and on no others.
 
-The model runs once with the output of every linear map cut off from what came before, so that a backward pass from the
-input of one map reaches exactly the maps that feed it. One such pass per column tells which rows move it.
+The model runs once with the output of every linear map detached from the graph before it, so that a backward pass from
+the input of one map reaches exactly the maps that feed it. One such pass per column shows on which rows it depends.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from headprune.cache import remembered
 from headprune.discovery.attention import DiscoveryError, twin_of
 from headprune.discovery.influence import NOISE
 from headprune.discovery.plain_modules import twin_of_module
-from headprune.discovery.proof import fails
+from headprune.discovery.proof import removal_failure
 from headprune.discovery.twin import Run, small_config
 from headprune.hooks.attach import hooks
-from headprune.hooks.paths import pattern
+from headprune.hooks.module_paths import pattern
 from headprune.units.cutting.record import dense_layout, keep_dense_layout
-from headprune.units.dense import dense_class, dense_config, quiet, structure_of
+from headprune.units.dense_model import dense_class, dense_config, quiet, structure_of
 from headprune.units.families import FeedForward
 from headprune.units.feed_forward import feed_forward_sites
 from headprune.units.linear import in_features, is_plain
@@ -33,129 +33,129 @@ from headprune.units.members import Member
 from headprune.units.resolve import survey
 from headprune.units.spec import Site
 
-FEWEST = 4  # columns of a map that may have neurons
+MIN_COLUMNS = 4  # of the output map of a feed-forward layer
 
 
 def discover_feed_forward(model: nn.Module, attention: Sequence[Site]) -> tuple[FeedForward, ...]:
-    """The kinds of feed-forward layers of a model with this attention: by an experiment on its class, or, where it is
-    no transformers model, on itself."""
+    """The layouts of the feed-forward layers of a model with these attention sites: by an experiment on its class, or,
+    where it is no transformers model, on a copy of the module."""
     if isinstance(model, PreTrainedModel):
         return layouts_for(dense_class(model), model.config)
     return _of_plain_module(model, attention)
 
 
 def layouts_for(kind: Any, config: Any) -> tuple[FeedForward, ...]:
-    """Layouts found on a small twin of this class, once; none where there is no twin."""
+    """Layouts measured on a small twin of this class and cached; none where no twin can be built."""
 
     def make() -> tuple[FeedForward, ...]:
         with torch.device("cpu"), quiet():
             return _on_twin(kind, dense_config(config))
 
-    found: tuple[FeedForward, ...] = remembered(
+    result: tuple[FeedForward, ...] = remembered(
         kind,
         "neurons " + structure_of(config),
         make,
         to_json=lambda layouts: [asdict(layout) for layout in layouts],
         from_json=lambda layouts: tuple(_from_plain(layout) for layout in layouts),
     )
-    return found
+    return result
 
 
 def _on_twin(kind: Any, config: Any) -> tuple[FeedForward, ...]:
     for depth in (4, None):
         try:
             twin, runs = twin_of(kind, small_config(config, keep_heads=False, depth=depth))
-        except Exception:  # whatever a config class says to sizes that it did not expect
+        except Exception:  # a config class may reject the small sizes with any error
             continue
         return tuple(measured_layouts(twin, runs, maps_of(survey(twin).sites)))
     return ()
 
 
 def _of_plain_module(model: nn.Module, attention: Sequence[Site]) -> tuple[FeedForward, ...]:
-    """A module that is no transformers model is measured as it is, before anything goes."""
-    known: tuple[FeedForward, ...] | None = dense_layout(model, "feed-forward")
-    if known is None:
+    """Measure a copy of a module that is no transformers model, before anything is removed from it."""
+    layouts: tuple[FeedForward, ...] | None = dense_layout(model, "feed-forward")
+    if layouts is None:
         try:
             twin, runs = twin_of_module(model)
-            known = tuple(measured_layouts(twin, runs, maps_of(attention)))
+            layouts = tuple(measured_layouts(twin, runs, maps_of(attention)))
         except DiscoveryError:
-            known = ()
-        keep_dense_layout(model, "feed-forward", known)
-    return known
+            layouts = ()
+        keep_dense_layout(model, "feed-forward", layouts)
+    return layouts
 
 
 def maps_of(attention: Iterable[Site]) -> set[str]:
-    """Linear maps that belong to attention."""
+    """The paths of linear maps that belong to attention."""
     return {path for site in attention for path in (site.o, *site.maps)}
 
 
 def _from_plain(plain: Any) -> FeedForward:
-    others = tuple((name, dim) for name, dim in plain["others"])
-    return FeedForward(**{**plain, "maps": tuple(plain["maps"]), "others": others})
+    neuron_axes = tuple((name, dim) for name, dim in plain["others"])
+    return FeedForward(**{**plain, "maps": tuple(plain["maps"]), "others": neuron_axes})
 
 
-def measured_layouts(twin: nn.Module, runs: Sequence[Run], taken: Collection[str]) -> list[FeedForward]:
-    """The kinds of feed-forward layers of a small random model that neurons can be removed from exactly; maps that are
-    `taken` by attention are none."""
-    found: dict[str, FeedForward] = {}
+def measured_layouts(twin: nn.Module, runs: Sequence[Run], attention_maps: Collection[str]) -> list[FeedForward]:
+    """The layouts of the feed-forward layers of a small random model from which neurons can be removed exactly; maps in
+    `attention_maps` are skipped."""
+    layouts: dict[str, FeedForward] = {}
     for run in runs:
-        with _apart(twin) as seen:
+        with _separate_graphs(twin) as recording:
             twin.get_submodule(run.path)(**run.inputs)
-            for down, (columns, fed) in seen.takers.items():
+            for down, (columns, outputs) in recording.consumers.items():
                 key = pattern(down)
-                if down in taken or "*" not in key or key in found or columns.shape[-1] < FEWEST:
+                if down in attention_maps or "*" not in key or key in layouts or columns.shape[-1] < MIN_COLUMNS:
                     continue
-                layout = _layout(twin, down, columns, {path: out for path, out in fed.items() if path != down})
+                layout = _layout(twin, down, columns, {path: out for path, out in outputs.items() if path != down})
                 if layout is not None:
-                    found[key] = layout
-    return [checked for layout in found.values() if (checked := _proven(twin, runs, layout)) is not None]
+                    layouts[key] = layout
+    return [checked for layout in layouts.values() if (checked := _proven(twin, runs, layout)) is not None]
 
 
-class _Seen:
+class _Recording:
     def __init__(self) -> None:
         self.outputs: dict[str, torch.Tensor] = {}
-        self.takers: dict[str, tuple[torch.Tensor, dict[str, torch.Tensor]]] = {}
+        self.consumers: dict[str, tuple[torch.Tensor, dict[str, torch.Tensor]]] = {}
 
 
 @contextmanager
-def _apart(model: nn.Module) -> Iterator[_Seen]:
-    """While it runs, what linear maps give starts a graph of its own, and what they are given is kept."""
-    seen = _Seen()
+def _separate_graphs(model: nn.Module) -> Iterator[_Recording]:
+    """Inside the block, the output of every linear map is detached and starts a new graph; its input is recorded."""
+    recording = _Recording()
     states = [(tensor, tensor.requires_grad) for tensor in model.parameters()]
 
-    def taking(path: str) -> Any:
-        def take(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def input_hook(path: str) -> Any:
+        def record_input(module: nn.Module, args: tuple[Any, ...]) -> None:
             if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point() and args[0].requires_grad:
-                seen.takers.setdefault(path, (args[0], dict(seen.outputs)))
+                recording.consumers.setdefault(path, (args[0], dict(recording.outputs)))
 
-        return take
+        return record_input
 
-    def giving(path: str) -> Any:
-        def give(module: nn.Module, args: Any, output: Any) -> Any:
+    def output_hook(path: str) -> Any:
+        def detach_output(module: nn.Module, args: Any, output: Any) -> Any:
             if not isinstance(output, torch.Tensor):  # a router derived from Linear
                 return output
-            seen.outputs[path] = output.detach().requires_grad_(True)
-            return seen.outputs[path].clone()  # which code may write into
+            recording.outputs[path] = output.detach().requires_grad_(True)
+            return recording.outputs[path].clone()  # a clone, because modeling code may write into it
 
-        return give
+        return detach_output
 
     maps = [(path, module) for path, module in model.named_modules() if is_plain(module)]
     with (
         torch.enable_grad(),
-        hooks([(module, taking(path)) for path, module in maps], before=True),
-        hooks([(module, giving(path)) for path, module in maps]),
+        hooks([(module, input_hook(path)) for path, module in maps], before=True),
+        hooks([(module, output_hook(path)) for path, module in maps]),
     ):
         for tensor, _ in states:
             tensor.requires_grad_(tensor.is_floating_point())
         try:
-            yield seen
+            yield recording
         finally:
             for tensor, state in states:
                 tensor.requires_grad_(state)
 
 
-def _layout(twin: nn.Module, down: str, columns: torch.Tensor, fed: dict[str, torch.Tensor]) -> FeedForward | None:
-    """The layer whose output map this is, if each column has rows of its own everywhere."""
+def _layout(twin: nn.Module, down: str, columns: torch.Tensor, outputs: dict[str, torch.Tensor]) -> FeedForward | None:
+    """The layout of the layer with this output map; None unless each column depends on separate rows in every map."""
     size = columns.shape[-1]
     if size != in_features(twin.get_submodule(down)):
         return None
@@ -166,24 +166,24 @@ def _layout(twin: nn.Module, down: str, columns: torch.Tensor, fed: dict[str, to
         for name, tensor in module.named_parameters(recurse=False)
         if tensor.requires_grad
     }
-    tensors = [*fed.values(), *between.values()]
+    tensors = [*outputs.values(), *between.values()]
     flat = columns.reshape(-1, size)
     weights = torch.rand(len(flat), generator=torch.Generator().manual_seed(0)).to(flat) + 0.5
     reached = torch.autograd.grad((flat * weights[:, None]).sum(), tensors, retain_graph=True, allow_unused=True)
-    names = [*fed, *between]
-    live = [place for place, gradient in enumerate(reached) if gradient is not None and bool(gradient.any())]
-    maps = [names[place] for place in live if names[place] in fed]
-    if not maps or any(fed[name].shape[-1] % size for name in maps):
+    names = [*outputs, *between]
+    live = [index for index, gradient in enumerate(reached) if gradient is not None and bool(gradient.any())]
+    maps = [names[index] for index in live if names[index] in outputs]
+    if not maps or any(outputs[name].shape[-1] % size for name in maps):
         return None
-    tables = {names[place]: [torch.zeros(size, length) for length in tensors[place].shape] for place in live}
-    moving = [tensors[place] for place in live]
+    tables = {names[index]: [torch.zeros(size, length) for length in tensors[index].shape] for index in live}
+    targets = [tensors[index] for index in live]
     for column in range(size):
         target = (flat[:, column] * weights).sum()
-        gradients = torch.autograd.grad(target, moving, retain_graph=True, allow_unused=True)
-        for place, gradient in zip(live, gradients, strict=True):
+        gradients = torch.autograd.grad(target, targets, retain_graph=True, allow_unused=True)
+        for index, gradient in zip(live, gradients, strict=True):
             if gradient is not None:
                 sizes = gradient.abs()
-                for axis, table in enumerate(tables[names[place]]):
+                for axis, table in enumerate(tables[names[index]]):
                     table[column] = sizes.movedim(axis, 0).reshape(table.shape[1], -1).amax(1)
     noise = NOISE.get(columns.dtype, 1e-6)
     moved = {name: [t > noise * max(float(t.max()), 1e-30) for t in parts] for name, parts in tables.items()}
@@ -191,15 +191,16 @@ def _layout(twin: nn.Module, down: str, columns: torch.Tensor, fed: dict[str, to
     if len(kinds) != 1 or None in kinds:
         return None
     blocks, interleaved = next(kind for kind in kinds if kind is not None)
-    others = [(name, dim) for name in moved if name not in fed for dim in _diagonal(moved[name], size)]
-    return _relative(twin, down, maps, blocks, interleaved, others)
+    neuron_axes = [(name, dim) for name in moved if name not in outputs for dim in _diagonal(moved[name], size)]
+    return _relative(twin, down, maps, blocks, interleaved, neuron_axes)
 
 
 def _kind(table: torch.Tensor, size: int) -> tuple[int, bool] | None:
-    """(blocks, interleaved) of rows [columns x rows] that move one column each; None where a row moves several."""
+    """(blocks, interleaved) of a table [columns x rows] in which each row moves one column; None where a row moves
+    several."""
     columns, rows = table.nonzero(as_tuple=True)
     blocks = table.shape[1] // size
-    if len(rows) * 2 < table.shape[1]:  # too few moved anything for a rule to be seen
+    if len(rows) * 2 < table.shape[1]:  # too few rows have an effect to recognise a rule
         return None
     if bool((rows % size == columns).all()):
         return blocks, False
@@ -207,7 +208,7 @@ def _kind(table: torch.Tensor, size: int) -> tuple[int, bool] | None:
 
 
 def _diagonal(parts: Sequence[torch.Tensor], size: int) -> list[int]:
-    """The axes of a tensor that have an entry of every neuron."""
+    """The axes of a tensor with one entry for every neuron."""
     return [
         dim
         for dim, table in enumerate(parts)
@@ -221,35 +222,35 @@ def _relative(
     maps: Sequence[str],
     blocks: int,
     interleaved: bool,
-    others: Sequence[tuple[str, int]],
+    neuron_axes: Sequence[tuple[str, int]],
 ) -> FeedForward | None:
-    paths = [path.split(".") for path in (down, *maps, *(name for name, _ in others))]
+    paths = [path.split(".") for path in (down, *maps, *(name for name, _ in neuron_axes))]
     shared = 0
     while all(len(path) > shared + 1 and path[shared] == paths[0][shared] for path in paths):
         shared += 1
-    home = ".".join(paths[0][:shared])
-    if "*" not in pattern(home):
+    parent = ".".join(paths[0][:shared])
+    if "*" not in pattern(parent):
         return None
-    cut = len(home) + 1
+    start = len(parent) + 1
     return FeedForward(
-        tuple(path[cut:] for path in maps),
-        down[cut:],
+        tuple(path[start:] for path in maps),
+        down[start:],
         blocks,
         interleaved,
-        tuple((name[cut:], dim) for name, dim in others),
-        within=pattern(home),
+        tuple((name[start:], dim) for name, dim in neuron_axes),
+        within=pattern(parent),
     )
 
 
 def _proven(twin: nn.Module, runs: Sequence[Run], layout: FeedForward) -> FeedForward | None:
-    """The layout if neurons can be removed exactly, noted whether all of a layer may go."""
+    """The layout, with `may_empty` set, if its neurons can be removed exactly; None otherwise."""
     sites = feed_forward_sites(twin, [layout], {})
-    if not sites or fails(twin, runs, sites, some_neurons(sites)):
+    if not sites or removal_failure(twin, runs, sites, some_neurons(sites)):
         return None
     everything = [Member(0, neuron) for neuron in sites[0].kept]
-    return replace(layout, may_empty=not fails(twin, runs, sites, everything))
+    return replace(layout, may_empty=not removal_failure(twin, runs, sites, everything))
 
 
 def some_neurons(sites: Sequence[Site]) -> list[Member]:
-    """Half of the neurons of every site, other ones at every other site."""
+    """Half of the neurons of every site: the even ones at sites with an even index, the odd ones at the others."""
     return [Member(site.index, neuron) for site in sites for neuron in site.kept[site.index % 2 :: 2]]

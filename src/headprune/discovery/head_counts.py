@@ -1,4 +1,4 @@
-"""Which numbers the forward code of a module reads: tried until fewer heads give what they must."""
+"""Determines by trial which integer attributes of a module have to change with its number of heads."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from headprune.discovery.influence import said
+from headprune.discovery.influence import describe_error
 from headprune.hooks.attach import hooks
 from headprune.hooks.attention_implementation import attention_implementation
-from headprune.hooks.recorded_calls import Call, first_tensor
+from headprune.hooks.module_calls import ModuleCall, first_tensor
 from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
 from headprune.units.cutting.removal import slice_weights
 from headprune.units.cutting.undo import Undo
@@ -22,43 +22,43 @@ from headprune.units.linear import is_plain, is_transposed
 from headprune.units.members import Member
 from headprune.units.spec import ForwardNeeds, Site
 
-KNOWN = (*QUERY_COUNTS, *KV_COUNTS, *WIDTHS)
+COMMON_NAMES = (*QUERY_COUNTS, *KV_COUNTS, *WIDTHS)
 Numbers = tuple[tuple[str, int], ...]
-# Numbers that have nothing to do with how many heads there are, whatever their value.
-NEVER = re.compile(
+# Attributes that never depend on the number of heads, whatever their value.
+UNRELATED = re.compile(
     r"layer|head_dim|^head_size|attention_head_size|dim_head|d_head|d_kv|key_value_proj_dim|window|position|bucket|block|length|dilation|stride"
     r"|kernel|ratio|rank|drop|idx|index|hash|chunk|rotary|^training$"
 )
-MOST = 8  # names that are tried in every combination
-# Relative to the largest output. Some code takes steps in float32 whatever the model is in: their rounding, 1e-7, grows
-# a hundredfold at most on the way to the outputs. Heads that do not belong together change outputs by much more.
+MAX_NAMES = 8  # attributes of which every combination is tried
+# Relative to the largest output. Some code computes in float32 whatever the dtype of the model: its rounding error,
+# 1e-7, grows a hundredfold at most on the way to the outputs. A wrong layout changes outputs by much more.
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}
 
 
-def forward_needs(model: nn.Module, site: Site, call: Call) -> ForwardNeeds | str:
-    """What works for this site, or in words what happened instead."""
+def forward_needs(model: nn.Module, site: Site, call: ModuleCall) -> ForwardNeeds | str:
+    """The attributes to change when heads of this site are removed, or the reason why no choice of them works."""
     module: Any = model.get_submodule(site.path)
-    first = ""
+    first_failure = ""
     units = site.units()
     if len(units) > 1:
         patterns = [[m for unit in units[::2] for m in unit], [*units[-1]]]
-        expected = [_silenced(model, site, call, members) for members in patterns]
+        expected = [_silenced_outputs(model, site, call, members) for members in patterns]
         for attributes, config in _choices(module, site):
-            made = replace(site.needs, attributes=attributes, config=config)
-            said = _tried(model, replace(site, needs=made), call, patterns, expected)
-            if not said:
+            needs = replace(site.needs, attributes=attributes, config=config)
+            failure = _failure(model, replace(site, needs=needs), call, patterns, expected)
+            if not failure:
                 break
-            first = first or said
+            first_failure = first_failure or failure
         else:
-            return first
+            return first_failure
     else:
         attributes, config = next(iter(_choices(module, site)))
-        made = replace(site.needs, attributes=attributes, config=config)
-    return replace(made, **_empty_form(model, replace(site, needs=made), call))
+        needs = replace(site.needs, attributes=attributes, config=config)
+    return replace(needs, **_empty_form(model, replace(site, needs=needs), call))
 
 
 def _choices(module: Any, site: Site) -> Iterator[tuple[Numbers, Numbers]]:
-    """Names of numbers that may have to follow the heads, the likely ones first, each choice once."""
+    """Choices of attributes (of the module and its config) to change with the heads, likely ones first, each once."""
     units = len(site.units())
     sizes = {site.original, units, site.original * site.width, *(axis.length for axis in site.axes)}
     numbers = {
@@ -66,107 +66,118 @@ def _choices(module: Any, site: Site) -> Iterator[tuple[Numbers, Numbers]]:
         for path, child in module.named_modules()
         if not is_plain(child)
         for name, value in child.__dict__.items()
-        if type(value) is int and not NEVER.search(name) and value and value % units == 0
-        if name in KNOWN or value in sizes or "group" in name
+        if type(value) is int and not UNRELATED.search(name) and value and value % units == 0
+        if name in COMMON_NAMES or value in sizes or "group" in name
     }
-    own = [name for name in numbers if "." not in name]
+    local_names = [name for name in numbers if "." not in name]
     config = getattr(module, "config", None)
-    read = {
+    config_counts = {
         name: value
         for name in (*QUERY_COUNTS, *KV_COUNTS)
-        if name not in own and (value := _number(config, name)) and value % units == 0
+        if name not in local_names and (value := _number(config, name)) and value % units == 0
     }
-    queries = [name for name in own if name in (*QUERY_COUNTS, *WIDTHS)]
-    known = [name for name in own if name in KNOWN]
-    rest = [name for name in numbers if name not in queries][:MOST]
-    # Code that was not run may read a count as well, so as many names as possible follow, the well-known ones first.
-    every = ([*queries, *names] for size in range(len(rest), -1, -1) for names in itertools.combinations(rest, size))
-    fewer = (list(names) for size in range(len(own), -1, -1) for names in itertools.combinations(own[:MOST], size))
+    queries = [name for name in local_names if name in (*QUERY_COUNTS, *WIDTHS)]
+    common = [name for name in local_names if name in COMMON_NAMES]
+    optional = [name for name in numbers if name not in queries][:MAX_NAMES]
+    # Code that did not run may read a count as well, so the largest choices come first.
+    largest_first = (
+        [*queries, *names] for size in range(len(optional), -1, -1) for names in itertools.combinations(optional, size)
+    )
+    subsets = (
+        list(names)
+        for size in range(len(local_names), -1, -1)
+        for names in itertools.combinations(local_names[:MAX_NAMES], size)
+    )
     seen: set[tuple[frozenset[str], bool]] = set()
-    for names in itertools.chain([known], every, fewer):
-        for with_config in (True, False) if read else (False,):
+    for names in itertools.chain([common], largest_first, subsets):
+        for with_config in (True, False) if config_counts else (False,):
             key = frozenset(names), with_config
             if key not in seen:
                 seen.add(key)
-                yield tuple((name, numbers[name]) for name in names), tuple(read.items()) if with_config else ()
+                yield (
+                    tuple((name, numbers[name]) for name in names),
+                    tuple(config_counts.items()) if with_config else (),
+                )
 
 
 def _number(config: Any, name: str) -> int:
-    """A number in a config, 0 where it has none by that name, or one for every layer."""
+    """An integer of a config; 0 where it has none of that name, or a value per layer."""
     try:
         value = getattr(config, name, None)
-    except Exception:  # a config whose layers differ refuses to give one number for all
+    except Exception:  # a heterogeneous config has no single value
         return 0
     return value if type(value) is int else 0
 
 
-def _tried(
+def _failure(
     model: nn.Module,
     site: Site,
-    call: Call,
+    call: ModuleCall,
     patterns: Sequence[Sequence[Member]],
     expected: Sequence[list[torch.Tensor]],
 ) -> str:
-    """Empty where removing gives what was expected; what happened otherwise."""
-    for members, wanted in zip(patterns, expected, strict=True):
+    """Empty where the outputs after removal are as expected; the reason otherwise."""
+    for members, target in zip(patterns, expected, strict=True):
         undo = Undo(model)
         try:
             slice_weights(model, [replace(site, index=0)], [Member(0, member.index) for member in members])
-            given = _outputs(model, site, call)
+            outputs = _outputs(model, site, call)
         except Exception as error:
-            return f"its forward fails with fewer heads ({said(error)})"
+            return f"its forward fails with fewer heads ({describe_error(error)})"
         finally:
             undo()
-        if not all(close(one, other) for one, other in zip(wanted, given, strict=False)) or len(given) < len(wanted):
+        if not all(close(reference, output) for reference, output in zip(target, outputs, strict=False)) or len(
+            outputs
+        ) < len(target):
             return "removing its heads did not give what silencing them gives"
     return ""
 
 
-def close(wanted: torch.Tensor, given: torch.Tensor, loosened: float = 1.0) -> bool:
-    """Equal but for rounding; what is not finite has to be so in both."""
-    if wanted.shape != given.shape:
+def close(expected: torch.Tensor, actual: torch.Tensor, factor: float = 1.0) -> bool:
+    """Equal up to rounding; entries that are not finite have to be at the same positions in both."""
+    if expected.shape != actual.shape:
         return False
-    finite = torch.isfinite(wanted)
-    if not torch.equal(finite, torch.isfinite(given)):
+    finite = torch.isfinite(expected)
+    if not torch.equal(finite, torch.isfinite(actual)):
         return False
-    one, other = wanted[finite], given[finite]
-    if not one.numel():
+    reference, values = expected[finite], actual[finite]
+    if not reference.numel():
         return True
-    allowed = loosened * TOLERANCE.get(wanted.dtype, 1e-4) * max(1.0, float(one.abs().max()))
-    return bool((one - other).abs().max() <= allowed)
+    allowed = factor * TOLERANCE.get(expected.dtype, 1e-4) * max(1.0, float(reference.abs().max()))
+    return bool((reference - values).abs().max() <= allowed)
 
 
-def _output(model: nn.Module, site: Site, call: Call) -> torch.Tensor:
-    """What the output map gives when the module is called."""
+def _output(model: nn.Module, site: Site, call: ModuleCall) -> torch.Tensor:
+    """The output of the output map when the module is called."""
     module, output = model.get_submodule(site.path), model.get_submodule(site.o)
-    seen: list[torch.Tensor] = []
-    with torch.no_grad(), hooks([(output, lambda m, args, out: seen.append(out))]):
+    outputs: list[torch.Tensor] = []
+    with torch.no_grad(), hooks([(output, lambda m, args, out: outputs.append(out))]):
         result = call(module)
         if not site.o.startswith(site.path + "."):
             columns = first_tensor(result)
             assert columns is not None
             output(columns)
-    return seen[-1]
+    return outputs[-1]
 
 
-def _outputs(model: nn.Module, site: Site, call: Call) -> list[torch.Tensor]:
-    """The same as the model attends, and by the code that is written out: either may read other numbers."""
+def _outputs(model: nn.Module, site: Site, call: ModuleCall) -> list[torch.Tensor]:
+    """The outputs with the attention implementation of the model and with eager: they may read different attributes."""
     usual = _output(model, site, call)
     try:
         with attention_implementation(model, lambda name: "eager"):
             return [usual, _output(model, site, call)]
-    except Exception:  # a mask that was made for the usual way need not serve the other
+    except Exception:  # a mask made for one implementation need not fit eager
         return [usual]
 
 
-def _silenced(model: nn.Module, site: Site, call: Call, members: Sequence[Member]) -> list[torch.Tensor]:
-    """The same with the columns of these members set to zero in the weights."""
+def _silenced_outputs(model: nn.Module, site: Site, call: ModuleCall, members: Sequence[Member]) -> list[torch.Tensor]:
+    """The same outputs with the columns of these members set to zero in the weights."""
     with silent_columns(model, [(site, members)]):
         return _outputs(model, site, call)
 
 
 class silent_columns:  # noqa: N801 - reads as a statement
-    """The columns of these members of each site are zero for the length of the block."""
+    """Inside the block, the columns of these members of each site are zero."""
 
     def __init__(self, model: nn.Module, chosen: Sequence[tuple[Site, Sequence[Member]]]) -> None:
         self.model, self.chosen = model, chosen
@@ -189,10 +200,10 @@ class silent_columns:  # noqa: N801 - reads as a statement
                 weight.copy_(old)
 
 
-def _empty_form(model: nn.Module, site: Site, call: Call) -> dict[str, Any]:
-    """How the site is run when it has no heads left: not at all where what it gives is what its output map gives."""
+def _empty_form(model: nn.Module, site: Site, call: ModuleCall) -> dict[str, Any]:
+    """How the site runs without heads: "bypass" skips the module, where its output is that of its output map."""
     everything = [member for unit in site.units() for member in unit]
-    wanted = _silenced(model, site, call, everything)
+    expected = _silenced_outputs(model, site, call, everything)
     with torch.no_grad():
         result = call(model.get_submodule(site.path))
     inside = site.o.startswith(site.path + ".")
@@ -203,11 +214,11 @@ def _empty_form(model: nn.Module, site: Site, call: Call) -> dict[str, Any]:
         words = ["output" if _same(part, target) else "none" for part in parts]
         if words[0] == "output" and words.count("output") == 1 and (is_tuple or isinstance(result, torch.Tensor)):
             form = tuple(words) if is_tuple else None
-            made = replace(site, needs=replace(site.needs, empty="bypass", form=form))
-            if not _tried(model, made, call, [everything], [wanted]):
+            bypass = replace(site, needs=replace(site.needs, empty="bypass", form=form))
+            if not _failure(model, bypass, call, [everything], [expected]):
                 return {"empty": "bypass", "form": form}
     silent = replace(site, needs=replace(site.needs, empty="silent"))
-    if not _tried(model, silent, call, [everything], [wanted]):
+    if not _failure(model, silent, call, [everything], [expected]):
         return {"empty": "silent"}
     return {"empty": ""}
 

@@ -1,4 +1,5 @@
-"""The proof that removal is exact: on a small random model, heads removed against heads whose columns are zero."""
+"""Proves that removal is exact: on a small random model, outputs with heads removed equal outputs with their columns
+set to zero."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from transformers import Cache
 
 from headprune.discovery.dense_site import DenseSite, site_of
 from headprune.discovery.head_counts import close, silent_columns
-from headprune.discovery.influence import said
+from headprune.discovery.influence import describe_error
 from headprune.discovery.twin import Run
 from headprune.units.cutting.plan import plan
 from headprune.units.cutting.removal import remaining, slice_weights
@@ -23,47 +24,55 @@ from headprune.units.members import Member, by_site
 from headprune.units.quirks import restructure
 from headprune.units.spec import Site
 
-STEEP = 100.0  # gradients pass through more steps in float32 than outputs do
+GRADIENT_FACTOR = 100.0  # gradients pass through more float32 operations than outputs
 
 
 def prove(
     model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]
 ) -> tuple[list[DenseSite], list[tuple[str, str]]]:
-    """The sites that removal is exact for, alone and together, and the others with reasons."""
-    if not dense or not _fail_together(model, runs, dense):
+    """The sites for which removal is exact, alone and together, and the others with reasons."""
+    if not dense or not _joint_failure(model, runs, dense):
         return list(dense), []
     proven, refused = [], []
-    for number, own in enumerate(dense):
-        found = _by_itself(model, runs, dense, number)
-        if isinstance(found, str):
-            refused.append((own.path, found))
+    for number, site in enumerate(dense):
+        result = _prove_alone(model, runs, dense, number)
+        if isinstance(result, str):
+            refused.append((site.path, result))
         else:
-            proven.append(found)
-    together = _fail_together(model, runs, proven)
-    if together:
-        return [], [*refused, *((site.path, f"together with the other sites, {together}") for site in proven)]
+            proven.append(result)
+    failure = _joint_failure(model, runs, proven)
+    if failure:
+        return [], [
+            *refused,
+            *((proven_site.path, f"together with the other sites, {failure}") for proven_site in proven),
+        ]
     return proven, refused
 
 
-def _fail_together(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]) -> str:
+def _joint_failure(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite]) -> str:
     sites = dense_sites(dense)
-    return next((why for pattern in everywhere(sites) if (why := fails(model, runs, sites, pattern))), "")
+    return next(
+        (failure for pattern in removal_patterns(sites) if (failure := removal_failure(model, runs, sites, pattern))),
+        "",
+    )
 
 
-def _by_itself(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite], number: int) -> DenseSite | str:
-    """The site with the way to run it without heads that works in its model, or why none of its heads can go."""
-    own = dense[number]
-    some, everything = _alone(dense_sites(dense)[number])
-    reason = fails(model, runs, dense_sites(dense), some) if some else ""
+def _prove_alone(model: nn.Module, runs: Sequence[Run], dense: Sequence[DenseSite], number: int) -> DenseSite | str:
+    """The site with the way to run it without heads that works in the model, or why its heads cannot be removed."""
+    site = dense[number]
+    some, everything = _half_and_all(dense_sites(dense)[number])
+    reason = removal_failure(model, runs, dense_sites(dense), some) if some else ""
     if reason:
         return reason
-    ways: tuple[Any, ...] = {"bypass": ("bypass", "silent", ""), "silent": ("silent", "")}.get(own.needs.empty, ("",))
-    for way in ways:
-        changed = replace(own, needs=replace(own.needs, empty=way))
-        others = [*dense[:number], changed, *dense[number + 1 :]]
-        if not way:
+    empty_modes: tuple[Any, ...] = {"bypass": ("bypass", "silent", ""), "silent": ("silent", "")}.get(
+        site.needs.empty, ("",)
+    )
+    for mode in empty_modes:
+        changed = replace(site, needs=replace(site.needs, empty=mode))
+        trial_sites = [*dense[:number], changed, *dense[number + 1 :]]
+        if not mode:
             break
-        reason = fails(model, runs, dense_sites(others), everything)
+        reason = removal_failure(model, runs, dense_sites(trial_sites), everything)
         if not reason:
             return changed
     return changed if some else reason or "it has one head, which cannot be removed"
@@ -73,9 +82,9 @@ def dense_sites(dense: Sequence[DenseSite]) -> list[Site]:
     return [site_of(site, index, []) for index, site in enumerate(dense)]
 
 
-def everywhere(sites: Sequence[Site]) -> list[list[Member]]:
-    """Half the units of every site, other ones at every other site; and the same with the first site of every
-    kind as a whole."""
+def removal_patterns(sites: Sequence[Site]) -> list[list[Member]]:
+    """Two removals to try: half the units of every site (even ones at even sites, odd ones at odd sites), and the same
+    with all units of the first site of every path pattern."""
     half: list[Member] = []
     sites = [site for site in sites if not site.obstacle]
     for site in sites:
@@ -87,77 +96,81 @@ def everywhere(sites: Sequence[Site]) -> list[list[Member]]:
         if not site.obstacle_to_emptying:
             kinds.setdefault(re.sub(r"\d+", "*", site.path), site)
     emptied = {site.index: site for site in kinds.values()}
-    whole = [member for site in emptied.values() for unit in site.units() for member in unit]
-    more = [*whole, *(member for member in half if member.site not in emptied)] if whole else []
-    return [pattern for pattern in (half, more) if pattern]
+    emptied_members = [member for site in emptied.values() for unit in site.units() for member in unit]
+    with_emptied = (
+        [*emptied_members, *(member for member in half if member.site not in emptied)] if emptied_members else []
+    )
+    return [pattern for pattern in (half, with_emptied) if pattern]
 
 
-def _alone(site: Site) -> tuple[list[Member], list[Member]]:
-    """Half of its units, where it has more than one, and all of them."""
+def _half_and_all(site: Site) -> tuple[list[Member], list[Member]]:
+    """The members of half of its units (none where it has one unit), and of all units."""
     units = site.units()
     half = units[::2] if len(units) > 1 else []
     return [m for unit in half for m in unit], [m for unit in units for m in unit]
 
 
-def fails(model: nn.Module, runs: Sequence[Run], sites: Sequence[Site], members: Sequence[Member]) -> str:
-    """Empty where outputs with these members removed are those with them silenced; else what differs."""
-    going = {index: [Member(index, member) for member in own] for index, own in by_site(members).items()}
-    what = " and ".join(dict.fromkeys(site.kind for site in sites if site.index in going))
-    with silent_columns(model, [(site, going[site.index]) for site in sites if site.index in going]):
-        wanted = [outcome(model, run) for run in runs]
-        learnt = gradients(model, runs)
-        continued = [with_cache(model, run) for run in runs]
+def removal_failure(model: nn.Module, runs: Sequence[Run], sites: Sequence[Site], members: Sequence[Member]) -> str:
+    """Empty where the outputs with these members removed equal those with their columns zero; else the reason."""
+    members_by_site = {
+        index: [Member(index, member) for member in indices] for index, indices in by_site(members).items()
+    }
+    kinds = " and ".join(dict.fromkeys(site.kind for site in sites if site.index in members_by_site))
+    with silent_columns(
+        model, [(site, members_by_site[site.index]) for site in sites if site.index in members_by_site]
+    ):
+        expected = [run_outputs(model, run) for run in runs]
+        expected_gradients = gradients(model, runs)
+        expected_cached = [cached_outputs(model, run) for run in runs]
     undo = Undo(model)
     try:
         slice_weights(model, sites, members)
-        for run, expected in zip(runs, wanted, strict=True):
-            if not _alike(expected, outcome(model, run)):
-                return f"removing {what} did not give what silencing them gives"
+        for run, tensors in zip(runs, expected, strict=True):
+            if not _all_close(tensors, run_outputs(model, run)):
+                return f"removing {kinds} did not give what silencing them gives"
         for name, gradient in gradients(model, runs).items():
-            # What loses units has another shape; what keeps them must learn the same.
-            same = name in learnt and gradient.shape == learnt[name].shape
-            if same and not close(learnt[name], gradient, loosened=STEEP):
-                return f"the gradient of {name} with {what} removed is not what it is with them silenced"
-        for run, before in zip(runs, continued, strict=True):
-            if before is not None:
-                after = with_cache(model, run)
-                if after is None or not _alike(before, after):
-                    return f"with a cache, removing {what} did not give what silencing them gives"
+            # Tensors that lose units have another shape; the gradients of all others must stay the same.
+            same = name in expected_gradients and gradient.shape == expected_gradients[name].shape
+            if same and not close(expected_gradients[name], gradient, factor=GRADIENT_FACTOR):
+                return f"the gradient of {name} with {kinds} removed is not what it is with them silenced"
+        for run, cached in zip(runs, expected_cached, strict=True):
+            if cached is not None:
+                actual = cached_outputs(model, run)
+                if actual is None or not _all_close(cached, actual):
+                    return f"with a cache, removing {kinds} did not give what silencing them gives"
     except Exception as error:
-        return f"the model fails with fewer {what} ({said(error)})"
+        return f"the model fails with fewer {kinds} ({describe_error(error)})"
     finally:
         undo()
     return ""
 
 
-def reloading_fails(
-    model: nn.Module, fresh: Callable[[], nn.Module], runs: Sequence[Run], sites: Sequence[Site]
-) -> str:
-    """Empty where the weights of a pruned model, put into a fresh one of the same shapes, give the same."""
-    members = next(iter(reversed(everywhere(sites))), [])
+def reload_failure(model: nn.Module, fresh: Callable[[], nn.Module], runs: Sequence[Run], sites: Sequence[Site]) -> str:
+    """Empty where a fresh model with the weights of a pruned one gives the same outputs; else the reason."""
+    members = next(iter(reversed(removal_patterns(sites))), [])
     undo = Undo(model)
     try:
         slice_weights(model, sites, members)
-        wanted = [outcome(model, run) for run in runs]
+        expected = [run_outputs(model, run) for run in runs]
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        again = fresh()
-        restructure(again, plan(again, sites, remaining(sites, members)))
-        again.load_state_dict(weights)
-        if all(_alike(expected, outcome(again, run)) for run, expected in zip(runs, wanted, strict=True)):
+        reloaded = fresh()
+        restructure(reloaded, plan(reloaded, sites, remaining(sites, members)))
+        reloaded.load_state_dict(weights)
+        if all(_all_close(tensors, run_outputs(reloaded, run)) for run, tensors in zip(runs, expected, strict=True)):
             return ""
-        return "a pruned model that is saved and loaded gives something else"
+        return "a pruned model gives other outputs after it is saved and loaded"
     except Exception as error:
-        return f"a pruned model could not be saved and loaded ({said(error)})"
+        return f"a pruned model could not be saved and loaded ({describe_error(error)})"
     finally:
         undo()
 
 
-def _alike(expected: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
-    return len(given) == len(expected) and all(close(a, b) for a, b in zip(expected, given, strict=True))
+def _all_close(expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> bool:
+    return len(actual) == len(expected) and all(close(a, b) for a, b in zip(expected, actual, strict=True))
 
 
-def outcome(model: nn.Module, run: Run) -> list[torch.Tensor]:
-    """All floating-point tensors that a run gives, caches and attention maps left out."""
+def run_outputs(model: nn.Module, run: Run) -> list[torch.Tensor]:
+    """All floating-point tensors in the output of a run, without caches and attention maps."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         result = model.get_submodule(run.path)(**copy.deepcopy(run.inputs))
@@ -165,11 +178,11 @@ def outcome(model: nn.Module, run: Run) -> list[torch.Tensor]:
 
 
 def gradients(model: nn.Module, runs: Sequence[Run]) -> dict[str, torch.Tensor]:
-    """Of all outputs of the first run added up, each with a weight of its own; none where a model cannot learn."""
-    asking = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
-    states = {name: parameter.requires_grad for name, parameter in asking.items()}
+    """Gradients of a randomly weighted sum of all outputs of the first run; none where the model has no backward."""
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
+    states = {name: parameter.requires_grad for name, parameter in parameters.items()}
     try:
-        for parameter in asking.values():
+        for parameter in parameters.values():
             parameter.requires_grad_(True)
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -182,17 +195,17 @@ def gradients(model: nn.Module, runs: Sequence[Run]) -> dict[str, torch.Tensor]:
             )
             if not isinstance(total, torch.Tensor):
                 return {}
-            found = torch.autograd.grad(total, list(asking.values()), allow_unused=True)
-        return {name: value for name, value in zip(asking, found, strict=True) if value is not None}
+            values = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        return {name: value for name, value in zip(parameters, values, strict=True) if value is not None}
     except RuntimeError:
         return {}
     finally:
-        for name, parameter in asking.items():
+        for name, parameter in parameters.items():
             parameter.requires_grad_(states[name])
 
 
-def with_cache(model: nn.Module, run: Run) -> list[torch.Tensor] | None:
-    """The last token of a run, when all before it are in the cache; None for what keeps none."""
+def cached_outputs(model: nn.Module, run: Run) -> list[torch.Tensor] | None:
+    """The outputs for the last token of a run, with the others in the KV cache; None for models without a cache."""
     module: Any = model.get_submodule(run.path)
     ids = run.inputs.get("decoder_input_ids", run.inputs.get("input_ids"))
     name = "decoder_input_ids" if "decoder_input_ids" in run.inputs else "input_ids"
@@ -211,7 +224,7 @@ def with_cache(model: nn.Module, run: Run) -> list[torch.Tensor] | None:
                 use_cache=True,
             )
         return list(_tensors(last))
-    except Exception:  # inputs that fit a whole sequence need not fit its last token
+    except Exception:  # inputs for a whole sequence need not fit its last token
         return None
 
 

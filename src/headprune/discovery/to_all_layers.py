@@ -1,4 +1,4 @@
-"""From a shallow twin to a deep model: layers of the same kind are alike, so what holds for one holds for all."""
+"""Extends the sites of a shallow twin to all layers of a deep model: layers of the same kind have the same layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTS = (*QUERY_COUNTS, *KV_COUNTS)
 
 
 def is_uniform(config: Any) -> bool:
-    """Whether a config gives all layers of a kind the same heads, as far as it says."""
+    """Whether a config has the same head counts for all layers."""
     parts = [config, *(value for value in vars(config).values() if hasattr(value, "to_dict"))]
     for part in parts:
         values = vars(part)
@@ -28,23 +28,23 @@ def is_uniform(config: Any) -> bool:
     return True
 
 
-def deepened(
-    sites: Sequence[DenseSite], left: Sequence[tuple[str, str]], twin: nn.Module, model: nn.Module
+def extend_to_all_layers(
+    sites: Sequence[DenseSite], skipped: Sequence[tuple[str, str]], twin: nn.Module, model: nn.Module
 ) -> tuple[list[DenseSite], list[tuple[str, str]]]:
-    """Sites of the model (its structure is all that is looked at), each from one of its kind in the twin."""
-    known: dict[Any, DenseSite] = {_kind(twin, site.path): site for site in sites}
-    refused = {_kind(twin, path): reason for path, reason in left}
-    found: list[DenseSite] = []
-    whole: list[tuple[str, str]] = []
+    """Sites of the model (only its structure is read), each copied from a site of the same kind in the twin."""
+    site_of_kind: dict[Any, DenseSite] = {_kind(twin, site.path): site for site in sites}
+    reason_of_kind = {_kind(twin, path): reason for path, reason in skipped}
+    extended: list[DenseSite] = []
+    unmatched: list[tuple[str, str]] = []
     for path in attention_modules(model):
         kind = _kind(model, path)
-        if kind in refused:  # one of its kind cannot be pruned, whatever holds for others
-            whole.append((path, refused[kind]))
-        elif kind in known:
-            found.append(_at(known[kind], path))
+        if kind in reason_of_kind:  # a module of this kind cannot be pruned in the twin, whatever holds for others
+            unmatched.append((path, reason_of_kind[kind]))
+        elif kind in site_of_kind:
+            extended.append(_in_layer(site_of_kind[kind], path))
         elif not any(_pattern(path).startswith(_pattern(site.path) + ".") for site in sites):
-            whole.append((path, "its small twin has no layer of this kind"))
-    return found, whole
+            unmatched.append((path, "its small twin has no layer of this kind"))
+    return extended, unmatched
 
 
 def _pattern(path: str) -> str:
@@ -52,28 +52,28 @@ def _pattern(path: str) -> str:
 
 
 def _kind(model: nn.Module, path: str) -> Any:
-    """Where it is but for the number of its layer, its class, what it holds, and what it says about its heads."""
+    """The path without layer numbers, the class, the parameters, and the head counts among the attributes."""
     module = model.get_submodule(path)
     tensors = tuple((name, tensor.dim()) for name, tensor in module.named_parameters())
     values = module.__dict__.items()
-    said = tuple(sorted((n, v) for n, v in values if type(v) is bool or (type(v) is int and n in COUNTS)))
-    return _pattern(path), type(module), tensors, said
+    attributes = tuple(sorted((n, v) for n, v in values if type(v) is bool or (type(v) is int and n in COUNTS)))
+    return _pattern(path), type(module), tensors, attributes
 
 
-def _at(site: DenseSite, path: str) -> DenseSite:
-    """The same site in another layer: the numbers in all its paths change with it."""
+def _in_layer(site: DenseSite, path: str) -> DenseSite:
+    """The same site in another layer: the layer numbers in all its paths change."""
     old = [part for part in site.path.split(".") if part.isdigit()]
     new = [part for part in path.split(".") if part.isdigit()]
 
-    def moved(other: str) -> str:
+    def renumber(name: str) -> str:
         shared = site.path.split(".")
-        parts = other.split(".")
-        place = 0
+        parts = name.split(".")
+        position = 0
         for number, part in enumerate(parts):
             if number < len(shared) and part == shared[number]:
                 if part.isdigit():
-                    parts[number] = new[place]
-                    place += 1
+                    parts[number] = new[position]
+                    position += 1
             else:
                 break
         return ".".join(parts)
@@ -83,7 +83,7 @@ def _at(site: DenseSite, path: str) -> DenseSite:
     return replace(
         site,
         path=path,
-        o=moved(site.o),
-        maps=tuple(moved(name) for name in site.maps),
-        kinds=tuple((moved(name), kind) for name, kind in site.kinds),
+        o=renumber(site.o),
+        maps=tuple(renumber(name) for name in site.maps),
+        kinds=tuple((renumber(name), kind) for name, kind in site.kinds),
     )

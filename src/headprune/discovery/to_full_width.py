@@ -1,4 +1,4 @@
-"""A layout that was measured on a small twin, for the model at its own size: the same heads, only wider."""
+"""Scales a layout that was measured on a narrow twin to the widths of the model: the same heads, only wider."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ Units = Sequence[Sequence[int]]
 Table = tuple[tuple[int, ...], ...]
 
 
-class NotStretchableError(Exception):
-    """The layout of the twin does not say what it is at another size; the text is the end of a sentence."""
+class NotScalableError(Exception):
+    """The layout of the twin cannot be scaled to the size of the model; the message is the end of a sentence."""
 
 
-def stretched(dense: DenseSite, model: nn.Module) -> DenseSite:
-    """The site of a dense `model` (its shapes are all that is looked at) that has the same heads as the twin."""
-    found = dense.layout
+def scale_to_width(dense: DenseSite, model: nn.Module) -> DenseSite:
+    """The site of a dense `model` (only its shapes are read) that has the same heads as the twin."""
+    layout = dense.layout
     axes = tuple(
-        Axis(axis.tensor, axis.dim, length, _wider(axis.units, axis.length, length))
-        for axis in found.axes
+        Axis(axis.tensor, axis.dim, length, _scaled(axis.units, axis.length, length))
+        for axis in layout.axes
         for length in (_length(model, f"{dense.path}.{axis.tensor}", axis.dim),)
     )
     old = output_axis(dense)
     columns = _length(model, old.tensor, old.dim)
-    members = _wider(found.members, old.length, columns)
-    lengths = {axis.tensor: (axis.length, wide.length) for axis, wide in zip(found.axes, axes, strict=True)}
-    roles = tuple(rows for role in found.roles if (rows := _rows(role, lengths)) is not None)
+    members = _scaled(layout.members, old.length, columns)
+    lengths = {axis.tensor: (axis.length, wide.length) for axis, wide in zip(layout.axes, axes, strict=True)}
+    roles = tuple(rows for role in layout.roles if (rows := _rows(role, lengths)) is not None)
     module: Any = model.get_submodule(dense.path)
     needs = replace(
         dense.needs,
         attributes=tuple((name, _number(module, name)) for name, _ in dense.needs.attributes),
         config=tuple((name, getattr(module.config, name)) for name, _ in dense.needs.config),
     )
-    return replace(dense, layout=Layout(members, found.group, axes, found.inputs, roles), needs=needs)
+    return replace(dense, layout=Layout(members, layout.group, axes, layout.inputs, roles), needs=needs)
 
 
 def _length(model: nn.Module, tensor: str, dim: int) -> int:
@@ -53,29 +53,29 @@ def _number(module: nn.Module, name: str) -> int:
     return int(getattr(module.get_submodule(path), attribute))
 
 
-def _wider(units: Units, length: int, wanted: int) -> Table:
-    """Index sets on an axis of another length: heads keep their order and their number."""
-    if length == wanted:
+def _scaled(units: Units, length: int, new_length: int) -> Table:
+    """Index sets on an axis of another length: the order and the number of heads stay."""
+    if length == new_length:
         return tuple(map(tuple, units))
     each = len(units[0])
     if each == 1:
-        raise NotStretchableError("one of its axes has another number of heads than in its small twin")
-    if wanted % length == 0:
-        ratio = wanted // length
+        raise NotScalableError("one of its axes has another number of heads than in its small twin")
+    if new_length % length == 0:
+        ratio = new_length // length
         steps = {later - earlier for unit in units for earlier, later in pairwise(unit)}
-        if len(steps) == 1 and steps != {1}:  # heads side by side, one index of each after the other
+        if len(steps) == 1 and steps != {1}:  # heads interleaved: one index of each head after the other
             (step,) = steps
-            return tuple(tuple(unit[0] + step * place for place in range(each * ratio)) for unit in units)
+            return tuple(tuple(unit[0] + step * index for index in range(each * ratio)) for unit in units)
         return tuple(tuple(index * ratio + part for index in unit for part in range(ratio)) for unit in units)
     whole = tuple(range(length))
-    if tuple(index for unit in units for index in unit) == whole and wanted % len(units) == 0:
-        width = wanted // len(units)
-        return tuple(tuple(range(place * width, (place + 1) * width)) for place in range(len(units)))
-    raise NotStretchableError("its axes do not grow in proportion with the width of its heads")
+    if tuple(index for unit in units for index in unit) == whole and new_length % len(units) == 0:
+        width = new_length // len(units)
+        return tuple(tuple(range(index * width, (index + 1) * width)) for index in range(len(units)))
+    raise NotScalableError("its axes do not grow in proportion with the width of its heads")
 
 
 def _rows(rows: Rows, lengths: dict[str, tuple[int, int]]) -> Rows | None:
-    length, wanted = lengths[f"{rows.linear}.weight"]
-    if wanted % length:  # queries and values of different widths in one map: which is which is not known there
+    length, new_length = lengths[f"{rows.linear}.weight"]
+    if new_length % length:  # queries and values of different widths in one map cannot be separated
         return None
-    return Rows(rows.linear, rows.role, _wider(rows.table, length, wanted))
+    return Rows(rows.linear, rows.role, _scaled(rows.table, length, new_length))

@@ -1,4 +1,4 @@
-"""Hooks on modules and tensors: everything that is attached to a model is attached here, and comes off again."""
+"""Registers hooks on modules and tensors, and removes them again: all hooks of the package are registered here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class HookedSite(Protocol):
-    """What hooks need to know of a site."""
+    """The part of a site that hooks use."""
 
     @property
     def index(self) -> int: ...
@@ -65,18 +65,18 @@ def hooks(
     first: bool = False,
     with_kwargs: bool = False,
 ) -> Iterator[None]:
-    """One hook per module for the length of the block."""
+    """One hook per module within a block."""
     with ExitStack() as stack:
         for module, hook in pairs:
             stack.callback(attach_hook(module, hook, before=before, first=first, with_kwargs=with_kwargs).remove)
         yield
 
 
-def at_gradient(tensor: torch.Tensor, note: Callable[[torch.Tensor], Any]) -> RemovableHandle:
+def at_gradient(tensor: torch.Tensor, callback: Callable[[torch.Tensor], Any]) -> RemovableHandle:
     """Call back with the gradient of a tensor in the backward pass."""
-    return tensor.register_hook(note)
+    return tensor.register_hook(callback)
 
 
-def after_accumulation(parameter: torch.Tensor, note: Callable[[torch.Tensor], None]) -> RemovableHandle:
-    """Call back with a parameter whenever a gradient has been added to its own."""
-    return parameter.register_post_accumulate_grad_hook(note)
+def after_accumulation(parameter: torch.Tensor, callback: Callable[[torch.Tensor], None]) -> RemovableHandle:
+    """Call back with a parameter whenever a gradient has been accumulated into its `grad`."""
+    return parameter.register_post_accumulate_grad_hook(callback)

@@ -1,4 +1,4 @@
-"""Which implementation of attention a model runs, exchanged for a while."""
+"""Switches the attention implementation of a model within a block."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 
 @contextmanager
 def attention_implementation(model: nn.Module, choose: Callable[[str | None], str]) -> Iterator[None]:
-    """Every config of the model names the implementation that `choose` gives for its own one."""
+    """Replace the implementation in every config of the model by the one that `choose` returns for it."""
     configs: dict[int, Any] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
-        config = getattr(config, "_base", config)  # of a pruned module with head counts of its own
+        config = getattr(config, "_base", config)  # of a pruned module, whose config wraps the model's
         if hasattr(config, "_attn_implementation"):
             configs[id(config)] = config
     before = [(config, config._attn_implementation) for config in configs.values()]

@@ -1,4 +1,4 @@
-"""Gates on what the members of a site give: as a context manager, or as a module that stays and may train."""
+"""Gates on the outputs of the members of a site: as a context manager, or as a module that stays and may train."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from headprune.errors import GateError
 from headprune.hooks.attach import HookedSite, attach_hook, hooks
 from headprune.hooks.torch_attention import expose, exposing, hide
 
-Own = TypeVar("Own", bound="InstalledGates")
+AnyGates = TypeVar("AnyGates", bound="InstalledGates")
 
 
 @contextmanager
 def gate_sites(model: nn.Module, sites: Sequence[HookedSite], gates: torch.Tensor) -> Iterator[None]:
-    """Multiply what the members of every site give, before the output map, by their gates.
+    """Multiply the outputs of the members of every site, before the output map, by their gates.
 
     `gates` is [sites x members], or [batch x sites x members] for a row of gates per sample, in original ids; the
-    positions of removed members are not looked at. A gate of 1 leaves the output as it is, bit for bit.
+    positions of removed members are ignored. A gate of 1 leaves the output as it is, bit for bit.
     """
     check_gates(gates, sites)
     pairs = [(model.get_submodule(site.o), _Gate(site, _row_of(gates, site))) for site in sites if site.kept]
@@ -31,7 +31,7 @@ def gate_sites(model: nn.Module, sites: Sequence[HookedSite], gates: torch.Tenso
 
 
 class InstalledGates(nn.Module):
-    """What stays on a model and multiplies the outputs of members until it is taken off; subclasses say by what."""
+    """A module that multiplies the outputs of members until it is detached; subclasses compute the factors."""
 
     def __init__(self, model: nn.Module, sites: Sequence[HookedSite]) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class InstalledGates(nn.Module):
         return bool(self._handles)
 
     def forward(self, site: HookedSite) -> torch.Tensor:
-        """What multiplies the members of this site, by their original ids."""
+        """The factors of the members of this site, by their original ids."""
         raise NotImplementedError
 
-    def attach(self: Own) -> Own:
+    def attach(self: AnyGates) -> AnyGates:
         """Install the gates; the model computes with them from now on."""
         if self.attached:
             raise GateError("These gates are on the model already; detach them first.")
@@ -64,7 +64,7 @@ class InstalledGates(nn.Module):
         return self
 
     def detach(self) -> None:
-        """Take the gates off; the model computes as it did without them."""
+        """Remove the gates; the model computes as it did without them."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -73,13 +73,12 @@ class InstalledGates(nn.Module):
 
 
 def check_gates(gates: torch.Tensor, sites: Sequence[HookedSite]) -> None:
-    wanted = (len(sites), max((site.original for site in sites), default=0))
+    shape = (len(sites), max((site.original for site in sites), default=0))
     if not isinstance(gates, torch.Tensor) or not gates.is_floating_point():
-        raise GateError(f"Gates must be a floating-point tensor of shape {list(wanted)}, not {_describe(gates)}.")
-    if gates.dim() not in (2, 3) or tuple(gates.shape[-2:]) != wanted:
+        raise GateError(f"Gates must be a floating-point tensor of shape {list(shape)}, not {_describe(gates)}.")
+    if gates.dim() not in (2, 3) or tuple(gates.shape[-2:]) != shape:
         raise GateError(
-            f"Gates must have shape {list(wanted)} (sites x heads), or one such row per sample, not "
-            f"{list(gates.shape)}."
+            f"Gates must have shape {list(shape)} (sites x heads), or one such row per sample, not {list(gates.shape)}."
         )
 
 
@@ -92,21 +91,21 @@ def _row_of(gates: torch.Tensor, site: HookedSite) -> Callable[[], torch.Tensor]
 
 
 class _Gate:
-    """A pre-hook of the output map that multiplies the columns of each member by its gate. An object and no closure: a
-    copy of a model takes its own gates along."""
+    """A pre-hook of the output map that multiplies the columns of each member by its gate. An object and no closure, so
+    that a copy of a model has a copy of its gates."""
 
     def __init__(self, site: HookedSite, row: Callable[[], torch.Tensor]) -> None:
         self.site, self.row, self.kept = site, row, torch.tensor(site.kept)
 
     def __call__(self, module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         outputs, *rest = args
-        own = self.row()
-        own = own.index_select(-1, self.kept.to(own.device)).to(outputs)
-        if own.dim() == 2:
-            if outputs.shape[0] != own.shape[0]:
+        values = self.row()
+        values = values.index_select(-1, self.kept.to(values.device)).to(outputs)
+        if values.dim() == 2:
+            if outputs.shape[0] != values.shape[0]:
                 raise GateError(
-                    f"There are gates for {own.shape[0]} samples, but {self.site.path} sees a batch of "
+                    f"There are gates for {values.shape[0]} samples, but {self.site.path} sees a batch of "
                     f"{outputs.shape[0]}."
                 )
-            own = own.view(own.shape[0], *(1,) * (outputs.dim() - 2), own.shape[1])
-        return (self.site.join(self.site.split(outputs) * own.unsqueeze(-1)), *rest)
+            values = values.view(values.shape[0], *(1,) * (outputs.dim() - 2), values.shape[1])
+        return (self.site.join(self.site.split(outputs) * values.unsqueeze(-1)), *rest)

@@ -1,8 +1,8 @@
-"""A cache of what layers gave: asked the same again, they do not compute it again.
+"""A cache of the outputs of layers, for calls with the same inputs.
 
-Nothing is assumed about the order in which layers run, how often they run, or what lies between them. A call is
-answered from memory only if the layer itself (its weights, and all else it holds) and everything it is given are what
-they were; whatever changed anywhere in the model reaches a layer through one of these.
+Nothing is assumed about the order in which layers run, how often they run, or what lies between them. An output is
+taken from the cache only if the layer itself (its weights, and all its attributes) and all its inputs are what they
+were; whatever changed anywhere in the model reaches a layer through one of these.
 """
 
 from __future__ import annotations
@@ -18,73 +18,76 @@ import torch
 from torch import nn
 
 from headprune.hooks.attach import HookedSite
-from headprune.hooks.calls import standing_in
-from headprune.hooks.paths import layer_path
+from headprune.hooks.layer_calls import replace_forwards
+from headprune.hooks.module_paths import layer_path
 
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
 
 
 def cacheable_layers(model: nn.Module, sites: Sequence[HookedSite]) -> list[tuple[str, nn.Module]]:
-    """The layers of these sites, by path. One that runs again and again in a pass (ALBERT's) changes as a whole, if it
-    does, and would fill the memory for nothing."""
+    """The layers of these sites, by path. A layer that runs several times in a pass (ALBERT's) changes as a whole, if
+    it does, and would only fill the memory."""
     again = {layer_path(site.path) for site in sites if site.applications > 1}
     paths = dict.fromkeys(layer_path(site.path) for site in sites)
     return [(path, model.get_submodule(path)) for path in paths if path not in again]
 
 
 class _OpaqueError(Exception):
-    """A value that may change without being seen, such as a KV cache."""
+    """A value that may change unnoticed, such as a KV cache."""
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """A tensor as it was: one that is written to since has another version."""
+class _TensorVersion:
+    """A tensor and its version, which changes when it is written to."""
 
     tensor: torch.Tensor
     version: int
 
     @property
-    def intact(self) -> bool:
+    def unchanged(self) -> bool:
         return self.tensor._version == self.version
 
     def same(self, other: torch.Tensor) -> bool:
-        if not self.intact or self.tensor.shape != other.shape:
+        if not self.unchanged or self.tensor.shape != other.shape:
             return False
         if self.tensor is other:
             return True
-        alike = (self.tensor.dtype, self.tensor.device) == (other.dtype, other.device)
-        return alike and torch.equal(self.tensor, other)
+        same_kind = (self.tensor.dtype, self.tensor.device) == (other.dtype, other.device)
+        return same_kind and torch.equal(self.tensor, other)
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of a layer: what the layer held, what it was given, what it gave."""
+class CachedCall:
+    """One call of a layer: the state of the layer, its inputs, and its outputs."""
 
     state: list[tuple[Any, int]]
-    given: Any
+    inputs: Any
     output: Any
-    gave: Any
+    outputs: Any
     storages: Mapping[int, int]  # the bytes of each that it keeps alive, by address
 
-    def answers(self, state: list[tuple[Any, int]], given: Any) -> bool:
+    def matches(self, state: list[tuple[Any, int]], inputs: Any) -> bool:
         return (
-            _same_state(self.state, state) and _same(self.given, given) and all(t.intact for t in _tensors(self.gave))
+            _same_state(self.state, state)
+            and _same(self.inputs, inputs)
+            and all(t.unchanged for t in _tensors(self.outputs))
         )
 
 
-Calls = dict[tuple[str, int], Call]  # by the layer's path, and how many calls of it went before in this pass
+CallKey = tuple[str, int]  # the path of a layer, and the number of its calls before in this pass
+Calls = dict[CallKey, CachedCall]
 
 
 class LayerStates:
-    """What layers hold, looked at once for all batches that go through them: that takes as long as a small layer.
+    """The states of layers, read once for all batches: reading one takes as long as running a small layer.
 
-    A layer that changes itself is found out when it first computes, or at the latest by `intact` at the end.
+    A layer that changes itself is noticed when it first computes, or at the latest by `unchanged` at the end.
     """
 
     def __init__(self) -> None:
         self._states: dict[str, list[tuple[Any, int]]] = {}
         self._layers: dict[str, nn.Module] = {}
-        self.changing: dict[str, bool] = {}  # whether a layer is another after it has computed
+        self.changing: dict[str, bool] = {}  # whether a layer changes itself when it computes
 
     def of(self, path: str, layer: nn.Module) -> list[tuple[Any, int]]:
         if path not in self._states:
@@ -92,13 +95,13 @@ class LayerStates:
         return self._states[path]
 
     def changes(self, path: str) -> bool:
-        """Whether the layer, which has just computed, is another now."""
+        """Whether the layer, which has just computed, has changed itself."""
         if path not in self.changing:
             self.changing[path] = not self._same(path)
         return self.changing[path]
 
-    def intact(self) -> bool:
-        """Whether all layers hold what they held. Where not, what was answered from memory may be wrong."""
+    def unchanged(self) -> bool:
+        """Whether all layers are in the state that they were in; otherwise cached outputs may be wrong."""
         return all(self._same(path) for path in self._states if not self.changing.get(path))
 
     def _same(self, path: str) -> bool:
@@ -106,24 +109,24 @@ class LayerStates:
 
 
 class LayerCache:
-    """Answers calls of one forward pass from those of an earlier one with the same data, and remembers them for a
-    later one, within `room` bytes. Passes over several batches of the same data may share what layers `held`. Where
-    gradients are recorded, every layer computes.
+    """Returns outputs of layers from an `earlier` pass over the same batch, and caches those of this one, within
+    `limit` bytes. Passes over several batches may share the `states` of layers. With gradients enabled every layer
+    computes.
     """
 
-    def __init__(self, known: Mapping[tuple[str, int], Call], room: int, held: LayerStates | None = None) -> None:
-        self.known = known
-        self.room = room
-        self.held = held or LayerStates()
+    def __init__(self, earlier: Mapping[CallKey, CachedCall], limit: int, states: LayerStates | None = None) -> None:
+        self.earlier = earlier
+        self.limit = limit
+        self.states = states or LayerStates()
         self.calls: Calls = {}
         self.bytes = 0
-        self.computed = 0  # calls that were not answered from memory
+        self.computed = 0  # calls that were not cached
         self._storages: set[int] = set()
         self._counts: Counter[str] = Counter()
 
     def of(self, layers: Sequence[tuple[str, nn.Module]]) -> AbstractContextManager[None]:
-        """These layers answer from memory for the length of the block."""
-        return standing_in([(layer, self._cached(path, layer)) for path, layer in layers])
+        """Cached outputs of these layers within a block."""
+        return replace_forwards([(layer, self._cached(path, layer)) for path, layer in layers])
 
     def _cached(self, path: str, layer: nn.Module) -> Callable[..., Any]:
         compute = layer.forward
@@ -131,44 +134,44 @@ class LayerCache:
         def forward(*args: Any, **kwargs: Any) -> Any:
             key = (path, self._counts[path])
             self._counts[path] += 1
-            if torch.is_grad_enabled():  # what is remembered has no graph
+            if torch.is_grad_enabled():  # cached outputs have no graph
                 return compute(*args, **kwargs)
             try:
-                given, state = _freeze((args, kwargs)), self.held.of(path, layer)
+                inputs, state = _freeze((args, kwargs)), self.states.of(path, layer)
             except _OpaqueError:
                 return compute(*args, **kwargs)
-            call = None if self.held.changing.get(path) else self.known.get(key)
-            if call is None or not call.answers(state, given):
+            call = None if self.states.changing.get(path) else self.earlier.get(key)
+            if call is None or not call.matches(state, inputs):
                 self.computed += 1
                 output = compute(*args, **kwargs)
                 try:
-                    # A layer that changes its inputs or itself does more than give an output.
-                    if not _same(given, _freeze((args, kwargs))) or self.held.changes(path):
+                    # A layer that changes its inputs or itself cannot be replaced by its output.
+                    if not _same(inputs, _freeze((args, kwargs))) or self.states.changes(path):
                         return output
-                    gave = _freeze(output, mutable=False)
-                    call = Call(state, given, output, gave, _storages(state, given, gave))
+                    outputs = _freeze(output, mutable=False)
+                    call = CachedCall(state, inputs, output, outputs, _storages(state, inputs, outputs))
                 except _OpaqueError:
                     return output
-            self._remember(key, call)
+            self._store(key, call)
             return call.output
 
         return forward
 
-    def _remember(self, key: tuple[str, int], call: Call) -> None:
-        more = {place: size for place, size in call.storages.items() if place not in self._storages}
-        size = sum(more.values())
-        if self.bytes + size <= self.room:
+    def _store(self, key: CallKey, call: CachedCall) -> None:
+        added = {pointer: size for pointer, size in call.storages.items() if pointer not in self._storages}
+        size = sum(added.values())
+        if self.bytes + size <= self.limit:
             self.calls[key] = call
             self.bytes += size
-            self._storages.update(more)
+            self._storages.update(added)
 
 
 def _freeze(value: Any, *, mutable: bool = True) -> Any:
-    """The value as it is now, in tuples. What is handed out again must not be `mutable`."""
+    """The value as it is now, in tuples; outputs, which are handed out again, must not be `mutable`."""
     if isinstance(value, torch.Tensor):
-        if value.is_inference():  # such tensors do not say whether they were written to
+        if value.is_inference():  # such tensors have no version
             raise _OpaqueError
-        return _Seen(value, value._version)
+        return _TensorVersion(value, value._version)
     if isinstance(value, PLAIN):
         return value
     if type(value) is tuple or (mutable and type(value) is list):
@@ -179,8 +182,8 @@ def _freeze(value: Any, *, mutable: bool = True) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, _Seen):
-        return isinstance(other, _Seen) and other.intact and one.same(other.tensor)
+    if isinstance(one, _TensorVersion):
+        return isinstance(other, _TensorVersion) and other.unchanged and one.same(other.tensor)
     if type(one) is not type(other):
         return False
     if type(one) is tuple:
@@ -188,19 +191,21 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _tensors(frozen: Any) -> Iterator[_Seen]:
-    if isinstance(frozen, _Seen):
+def _tensors(frozen: Any) -> Iterator[_TensorVersion]:
+    if isinstance(frozen, _TensorVersion):
         yield frozen
     elif isinstance(frozen, tuple):
         for part in frozen:
             yield from _tensors(part)
 
 
-def _storages(state: Sequence[tuple[Any, int]], given: Any, gave: Any) -> dict[int, int]:
-    """The bytes of what a call keeps alive beside the layer's weights: what it was given, and what it gave."""
-    kept = [seen.tensor for seen in (*_tensors(given), *_tensors(gave))]
+def _storages(state: Sequence[tuple[Any, int]], inputs: Any, outputs: Any) -> dict[int, int]:
+    """The bytes that a call keeps alive beside the weights of the layer: its inputs and outputs."""
+    tensors = [part.tensor for part in (*_tensors(inputs), *_tensors(outputs))]
     weights = {_address(part) for part, _ in state if isinstance(part, torch.Tensor)}
-    return {_address(tensor): tensor.untyped_storage().nbytes() for tensor in kept if _address(tensor) not in weights}
+    return {
+        _address(tensor): tensor.untyped_storage().nbytes() for tensor in tensors if _address(tensor) not in weights
+    }
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -208,18 +213,18 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _state(layer: nn.Module) -> list[tuple[Any, int]]:
-    """All that the modules of a layer hold: weights and buffers with their versions, children, numbers, hooks."""
-    held: list[tuple[Any, int]] = []
+    """All attributes of the modules of a layer: weights and buffers with their versions, children, numbers, hooks."""
+    state: list[tuple[Any, int]] = []
     for module in layer.modules():
-        held.append((type(module), 0))
+        state.append((type(module), 0))
         for name, value in vars(module).items():
             if name == "forward" and module is layer:
-                continue  # what stands in for the layer's own
-            held.append((name, 0))
+                continue  # the replacement of the layer's forward
+            state.append((name, 0))
             for part in (*value.values(), len(value)) if isinstance(value, dict) else (value,):
                 tracked = isinstance(part, torch.Tensor) and not part.is_inference()
-                held.append((part, part._version if tracked else 0))
-    return held
+                state.append((part, part._version if tracked else 0))
+    return state
 
 
 def _same_state(one: list[tuple[Any, int]], other: list[tuple[Any, int]]) -> bool:

@@ -1,4 +1,4 @@
-"""Running a model on a batch and looking at what it gives."""
+"""Runs a model on a batch, and compares outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headprune.batches import to_device
 from headprune.hooks.offload import input_device
 from headprune.hooks.torch_attention import exposing
 
-# Outputs that repeat the inputs' cost or depend on labels are not what a model is compared by.
+# Outputs that are not compared: those that depend on labels, KV caches and attention maps.
 NOT_COMPARED = ("loss", "past_key_values", "attentions", "decoder_attentions", "cross_attentions", "encoder_attentions")
 # Allowed difference of outputs relative to their largest value, by precision.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -21,7 +21,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torc
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode, and ready for hooks, for the length of the block, then each as it was."""
+    """Every module in eval mode, and ready for hooks, within a block; then each as it was."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -36,11 +36,11 @@ def run(model: nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor]:
     """The floating-point outputs of the model in eval mode, without gradients."""
     device = input_device(model)
     with torch.no_grad(), evaluating(model):
-        return numbers(model(**to_device(batch, device)))
+        return compared_outputs(model(**to_device(batch, device)))
 
 
-def numbers(output: Any) -> list[torch.Tensor]:
-    """What a model is compared by, of what it gave."""
+def compared_outputs(output: Any) -> list[torch.Tensor]:
+    """The floating-point outputs that are compared."""
     named = output.items() if isinstance(output, Mapping) else enumerate(output)
     return [
         value
@@ -50,7 +50,7 @@ def numbers(output: Any) -> list[torch.Tensor]:
 
 
 def largest_difference(expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> tuple[float, float]:
-    """The largest absolute difference (NaN if there is one in either), and the one that rounding may explain."""
+    """The largest absolute difference (NaN if there is one in either), and the largest that rounding may cause."""
     worst, allowed = 0.0, 0.0
     for one, other in zip(expected, actual, strict=True):
         if one.numel():

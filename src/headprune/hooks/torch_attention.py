@@ -1,4 +1,5 @@
-"""torch's own attention, which does not call its output projection: made to do so, and to run with fewer heads."""
+"""nn.MultiheadAttention with a forward that calls its output projection, so that hooks see it, and that runs with fewer
+heads."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ import torch
 from torch import nn
 
 
-class CalledAttention(nn.MultiheadAttention):
-    """nn.MultiheadAttention with a forward that calls `out_proj` as a module, so that hooks see what it is given, and
-    that reads how many heads there are from its weights."""
+class HookableAttention(nn.MultiheadAttention):
+    """nn.MultiheadAttention with a forward that calls `out_proj` as a module, so that hooks see its inputs, and
+    that reads the number of heads from its weights."""
 
     def forward(
         self,
@@ -31,7 +32,7 @@ class CalledAttention(nn.MultiheadAttention):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif not self.batch_first:
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-        q, k, v = self._projected(query, key, value)
+        q, k, v = self._project(query, key, value)
         bias = self._bias(q, k, key_padding_mask, attn_mask)
         if need_weights:
             scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
@@ -53,20 +54,20 @@ class CalledAttention(nn.MultiheadAttention):
         super()._reset_parameters()
         self._qkv_same_embed_dim = False
 
-    def _projected(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    def _project(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         if self.in_proj_weight is not None:
             maps = self.in_proj_weight.chunk(3)
         else:
             maps = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        states = [nn.functional.linear(*given) for given in zip(inputs, maps, biases, strict=True)]
+        states = [nn.functional.linear(*arguments) for arguments in zip(inputs, maps, biases, strict=True)]
         if self.bias_k is not None:
             extras: Any = (self.bias_k, self.bias_v)
-            for place, extra in enumerate(extras, start=1):
-                states[place] = torch.cat([states[place], extra.expand(len(states[place]), -1, -1)], dim=1)
+            for position, extra in enumerate(extras, start=1):
+                states[position] = torch.cat([states[position], extra.expand(len(states[position]), -1, -1)], dim=1)
         if self.add_zero_attn:
-            for place in (1, 2):
-                states[place] = nn.functional.pad(states[place], (0, 0, 0, 1))
+            for position in (1, 2):
+                states[position] = nn.functional.pad(states[position], (0, 0, 0, 1))
         return [state.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for state in states]
 
     def _bias(
@@ -77,47 +78,47 @@ class CalledAttention(nn.MultiheadAttention):
         if mask is not None:
             mask = mask.unflatten(0, (len(q), -1)) if mask.dim() == 3 else mask[None, None]
             kept = getattr(self, "headprune_kept", None)
-            if kept and mask.shape[1] not in (1, len(kept)):  # one mask for every head that there was
+            if kept and mask.shape[1] not in (1, len(kept)):  # a mask per original head
                 mask = mask.index_select(1, torch.tensor(kept, device=mask.device))
-            parts.append(self._added(mask, q))
+            parts.append(self._additive(mask, q))
         if padding is not None:
-            parts.append(self._added(padding[:, None, None], q))
+            parts.append(self._additive(padding[:, None, None], q))
         if not parts:
             return None
         total = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         return nn.functional.pad(total, (0, k.shape[-2] - total.shape[-1]))
 
-    def _added(self, mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """A boolean mask says what is left out."""
+    def _additive(self, mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """A boolean mask is True where a key is masked out."""
         return (
             torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else mask
         )
 
 
 def expose(model: nn.Module) -> list[tuple[Any, bool]]:
-    """Let torch's own attention modules call their output projections, and return them with what `hide` needs to undo
-    that. They compute and store what they did."""
+    """Let torch's attention modules call their output projections, and return them with what `hide` needs to undo that.
+    Their outputs and weights stay the same."""
     exposed = []
     for module in model.modules():
         if type(module) is nn.MultiheadAttention:
             exposed.append((module, module._qkv_same_embed_dim))
-            module.__class__ = CalledAttention
-            module._qkv_same_embed_dim = False  # torch's encoder layers pass such modules by otherwise
+            module.__class__ = HookableAttention
+            module._qkv_same_embed_dim = False  # otherwise torch's encoder layers do not call the module
     return exposed
 
 
 def hide(exposed: list[tuple[Any, bool]]) -> None:
-    """Give these modules their class back, unless they have lost heads meanwhile."""
+    """Give these modules their class back, unless heads were removed from them meanwhile."""
     for module, same in exposed:
-        has_lost_heads = hasattr(module, "headprune_kept") or type(module) is not CalledAttention
-        if not has_lost_heads:
+        pruned = hasattr(module, "headprune_kept") or type(module) is not HookableAttention
+        if not pruned:
             module.__class__ = nn.MultiheadAttention
             module._qkv_same_embed_dim = same
 
 
 @contextmanager
 def exposing(model: nn.Module) -> Iterator[None]:
-    """The output projections of torch's own attention modules are called for the length of the block."""
+    """Within a block torch's attention modules call their output projections."""
     exposed = expose(model)
     try:
         yield
@@ -125,7 +126,7 @@ def exposing(model: nn.Module) -> Iterator[None]:
         hide(exposed)
 
 
-def written_class(module: nn.Module) -> type:
-    """The class of a module as its author wrote it down."""
+def original_class(module: nn.Module) -> type:
+    """The class of a module before headprune changed it."""
     kind = type(module)
-    return nn.MultiheadAttention if kind is CalledAttention else getattr(kind, "_base_class", kind)
+    return nn.MultiheadAttention if kind is HookableAttention else getattr(kind, "_base_class", kind)

@@ -1,1 +1,1 @@
-"""Running a model layer after layer: where every batch has got to, in memory or on disk."""
+"""Runs a model layer after layer, with hidden states in memory or on disk, after checking that its class allows it."""

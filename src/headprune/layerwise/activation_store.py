@@ -1,4 +1,4 @@
-"""Activations of all batches between two layers: in memory, or in files where there is not enough of it."""
+"""Hidden states of all batches between two layers: in memory, or in files where it is too small."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from headprune.errors import RunError
 
 
 class ActivationStore:
-    """A list of tensors, one for each batch, that may lie on disk."""
+    """A list of tensors, one per batch, in memory or on disk."""
 
     def __init__(self, folder: Path | None = None, name: str = "") -> None:
         self.folder, self.name = folder, name
-        self._held: list[torch.Tensor | None] = []
+        self._tensors: list[torch.Tensor | None] = []
 
     def put(self, number: int, tensor: torch.Tensor) -> None:
-        """This tensor for this batch; batches come in their order at first."""
-        while len(self._held) <= number:
-            self._held.append(None)
+        """Store the tensor of this batch."""
+        while len(self._tensors) <= number:
+            self._tensors.append(None)
         if self.folder is None:
-            self._held[number] = tensor
+            self._tensors[number] = tensor
         else:
             try:
                 save_file({"stream": tensor.contiguous()}, self._file(number))
@@ -32,19 +32,19 @@ class ActivationStore:
                 reason = getattr(error, "strerror", None) or str(error)
                 raise RunError(
                     f"Cannot write activations to {self.folder}: {reason}; make room and run the same command again, "
-                    "which goes on with this layer."
+                    "which resumes at this layer."
                 ) from None
 
     def append(self, tensor: torch.Tensor) -> None:
         self.put(len(self), tensor)
 
     def __getitem__(self, number: int) -> torch.Tensor:
-        held = self._held[number]
-        # A clone, so that no file is mapped when it is written again.
-        return load_file(self._file(number))["stream"].clone() if held is None else held
+        tensor = self._tensors[number]
+        # A clone, since a file that is memory-mapped cannot be overwritten safely.
+        return load_file(self._file(number))["stream"].clone() if tensor is None else tensor
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._tensors)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (self[number] for number in range(len(self)))
@@ -53,7 +53,7 @@ class ActivationStore:
         if self.folder is not None:
             for number in range(len(self)):
                 self._file(number).unlink(missing_ok=True)
-        self._held = []
+        self._tensors = []
 
     def _file(self, number: int) -> Path:
         assert self.folder is not None

@@ -1,4 +1,4 @@
-"""Whether a model can be walked through layer by layer: what comes out must be what the model gives at once."""
+"""Checks that a model can run layer by layer: the outputs must equal those of the model."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from transformers import PreTrainedModel
 from headprune.batches import rows_of
 from headprune.cache import remembered
 from headprune.errors import HeadpruneError, UnsupportedModelError
-from headprune.hooks.calls import UnfollowableError
-from headprune.hooks.logits import compared, few_logits
+from headprune.hooks.layer_calls import NotLayerwiseError
+from headprune.hooks.logit_blocks import comparable_outputs, few_logits
 from headprune.layerwise.walker import Walker
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task, task_of
 from headprune.units import Site, sites_of
-from headprune.units.dense import dense_class, dense_config, quiet, structure_of
+from headprune.units.dense_model import dense_class, dense_config, quiet, structure_of
 from headprune.units.families import family_of
 
 DEPTH = 3
 
 
 def require_walkable(model: PreTrainedModel) -> None:
-    """Raise unless a small random twin of this class, which may be on disk, gives the same layer by layer."""
+    """Raise unless a small random twin of this class, whose weights may be on disk, has the same outputs layer by
+    layer."""
     kind, config = dense_class(model), dense_config(model.config)
     entry = repr(family_of(config.model_type))  # anyone may register another
     reason = remembered(kind, f"layers {entry} {structure_of(config)}", lambda: _reason_of_twin(model))
     if reason:
-        raise UnsupportedModelError(
-            f"{kind.__name__} cannot be gone through layer by layer: {reason}; use --schedule rounds."
-        )
+        raise UnsupportedModelError(f"{kind.__name__} cannot run layer by layer: {reason}; use --schedule rounds.")
 
 
 def _reason_of_twin(model: PreTrainedModel) -> str:
@@ -50,7 +49,8 @@ def _reason_of_twin(model: PreTrainedModel) -> str:
 
 
 def _removal_fails(twin: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any]) -> str:
-    """Why units cannot be removed; layers that come from a disk are pruned where no model runs as a whole."""
+    """Why units cannot be removed; checked on the twin, as layers on disk are pruned where the whole model does not
+    run."""
     units = [site.units()[0] for site in sites if not site.obstacle and len(site.units()) > 1]
     try:
         remove_units(twin, [member for unit in units for member in unit], sites=sites, verify=batch)
@@ -62,7 +62,7 @@ def _removal_fails(twin: PreTrainedModel, sites: Sequence[Site], batch: Mapping[
 def is_walkable(
     model: PreTrainedModel, sites: Sequence[Site], batches: Sequence[Mapping[str, Any]], task: Task
 ) -> bool:
-    """Whether this model gives the same layer by layer, tried on the first sample."""
+    """Whether this model has the same outputs layer by layer, tested on the first sample."""
     return not reason_against(model, sites, [rows_of(batches[0], slice(0, 1))], task, all_logits=False)
 
 
@@ -74,20 +74,20 @@ def reason_against(
     *,
     all_logits: bool = True,
 ) -> str:
-    """Why these batches cannot be taken through the layers one by one; empty where they can."""
-    asked = dict if all_logits else functools.partial(few_logits, model)
+    """Why these batches cannot run through the layers one by one; empty where they can."""
+    model_inputs = dict if all_logits else functools.partial(few_logits, model)
     try:
         walker = Walker(model, sites, batches, task, which=("dense",))
         for layer in walker.layers():
             walker.advance(layer, "dense")
         for number in range(len(batches)):
-            expected = compared(model, asked(task.inputs(walker.prepared(number))))
-            with walker.behind("dense", number) as inputs:
-                actual = compared(model, asked(inputs))
+            expected = comparable_outputs(model, model_inputs(task.inputs(walker.prepared(number))))
+            with walker.after_layers("dense", number) as inputs:
+                actual = comparable_outputs(model, model_inputs(inputs))
             if not all(map(torch.equal, expected, actual)):
-                return "its layers one by one give something else than the model"
-    except UnfollowableError as error:
+                return "its outputs are different layer by layer"
+    except NotLayerwiseError as error:
         return str(error)
-    except Exception as error:  # whatever a layer says to what it is given out of its turn
+    except Exception as error:  # whatever a layer raises when it is called alone
         return f"its layers do not run one by one ({' '.join(str(error).split())[:200]})"
     return ""

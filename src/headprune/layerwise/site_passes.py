@@ -1,7 +1,7 @@
-"""The tokens of one site after the other, front to back, while each site may change once it has been looked at.
+"""The tokens of one site after the other, front to back, where each site may be changed after its tokens were read.
 
-The batches wait in front of the layer of the last site, so a site costs a pass as far as itself in that layer. Where
-a model cannot be walked through layer by layer, every site costs a pass of the model as far as itself.
+The hidden states in front of the current layer are kept, so a site costs a pass through its layer up to the site. Where
+a model cannot run layer by layer, every site costs a pass of the model up to the site.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from headprune.hooks.calls import UnfollowableError
-from headprune.hooks.paths import layer_path
+from headprune.hooks.layer_calls import NotLayerwiseError
+from headprune.hooks.module_paths import layer_path
 from headprune.layerwise.site_tokens import SiteTokens
 from headprune.layerwise.walker import Walker
 from headprune.tasks import Task, own_batches
@@ -20,8 +20,8 @@ from headprune.units import Site
 
 
 class SitePasses:
-    """Passes over the batches of this process. Asked for sites in the order in which they run, it walks; a model that
-    runs otherwise, or that is known not to be `walkable`, is run as a whole."""
+    """Passes over the batches of this process. Sites requested in the order in which they run take passes through
+    layers; otherwise, or where the model is not `walkable`, the whole model runs."""
 
     def __init__(
         self,
@@ -40,32 +40,32 @@ class SitePasses:
         return Walker(
             self.model,
             self.sites,
-            [own.batch for own in self.batches],
+            [each.batch for each in self.batches],
             self.task,
-            first_samples=[own.first for own in self.batches],
+            first_samples=[each.first for each in self.batches],
             which=("pruned",),
             stacks=None if walkable else {},
         )
 
     def at(self, site: Site, *, streams: bool = False) -> Iterator[SiteTokens]:
-        """The tokens of this site in the model as it is now, batch after batch, all applications after one another."""
-        if self.batches:  # of several processes one may have none
+        """The tokens of this site in the model as it is now, batch after batch, with all applications of each."""
+        if self.batches:  # one of several processes may have none
             try:
-                walked = self._walk_to(layer_path(site.path))
-            except UnfollowableError:
-                walked = False
-            if not walked:
+                reached = self._walk_to(layer_path(site.path))
+            except NotLayerwiseError:
+                reached = False
+            if not reached:
                 self.walker = self._walker(walkable=False)
         return self.walker.at(site, streams=streams)
 
     def _walk_to(self, path: str) -> bool:
-        """Whether the walker now stands at this layer or, for what is in no layer, between two stacks."""
+        """Whether the walker could go to this layer or, for a site outside of layers, between two stacks."""
         walker = self.walker
         while walker.current is None or walker.current.path != path:
             if walker.current is not None:
                 walker.advance(walker.current, "pruned")
                 walker.leave()
-            if not walker.is_ahead(path):
+            if not walker.is_remaining(path):
                 return walker.between_stacks and not walker.is_done(path)
             if not walker.enter():
                 return False

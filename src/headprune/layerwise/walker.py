@@ -1,4 +1,4 @@
-"""Walking through a model layer after layer: where every batch has got to, in the dense model and in the pruned one."""
+"""Runs a model layer after layer: keeps the hidden states of every batch, of the dense model and of the pruned one."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from headprune.hooks.calls import (
-    Recorded,
-    UnfollowableError,
-    filled,
+from headprune.hooks.layer_calls import (
+    NotLayerwiseError,
+    StackCalls,
     first_reached,
-    gives,
+    hidden_of,
+    insert_hidden,
     record,
-    standing_in,
-    stream_in,
+    replace_forwards,
+    returns,
 )
-from headprune.hooks.logits import few_logits
+from headprune.hooks.logit_blocks import few_logits
+from headprune.hooks.module_paths import layer_path
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.paths import layer_path
-from headprune.hooks.stop import StopForwardError
+from headprune.hooks.stop_forward import StopForwardError
 from headprune.layerwise.activation_store import ActivationStore
-from headprune.layerwise.site_tokens import SiteTokens, SiteWatch
+from headprune.layerwise.site_tokens import SiteRecorder, SiteTokens
 from headprune.tasks import Task, batch_size
 from headprune.units import Site
 
@@ -37,20 +37,20 @@ Which = Literal["dense", "pruned"]
 
 
 class LayerWeights(Protocol):
-    """Where the weights of layers are while it is not their turn."""
+    """Loads and unloads the weights of layers."""
 
     def fetch(self, path: str) -> None:
-        """The layer at this path gets its dense weights."""
+        """Load the dense weights of the layer at this path."""
 
     def outside(self) -> AbstractContextManager[None]:
-        """What is no layer has its weights for the length of the block."""
+        """Load the weights outside of layers within a block."""
 
     def put_back(self, path: str) -> None:
-        """The weights of this layer are not needed now."""
+        """Unload the weights of this layer."""
 
 
 class InMemory:
-    """Everything is there all the time."""
+    """All weights are in memory all the time."""
 
     def fetch(self, path: str) -> None:
         pass
@@ -65,29 +65,28 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer whose turn it is."""
+    """The current layer."""
 
     path: str
     module: nn.Module
-    sites: tuple[Site, ...]  # by their indices; in the order of running only the pass tells
-    place: int  # in its stack
+    sites: tuple[Site, ...]  # by index, which need not be the order in which they run
+    depth: int  # in its stack
 
 
 @dataclass(frozen=True)
-class _Done:
-    """A stack that has run: what its last layer gave for every batch, and what each of them gave it in."""
+class _FinishedStack:
+    """A stack that has run: the structure of its outputs and its last hidden states for every batch."""
 
     paths: tuple[str, ...]
-    forms: Mapping[Which, Sequence[Any]]
-    streams: Mapping[Which, ActivationStore]
+    output_forms: Mapping[Which, Sequence[Any]]
+    hidden_states: Mapping[Which, ActivationStore]
 
 
 class Walker:
-    """Takes all batches through one layer after the other.
+    """Runs all batches through one layer after the other.
 
-    `calibration` batches come first, and the others only pass through. `first_samples` are the numbers that the first
-    samples of batches have in all the data; they count from 0 unless said otherwise. Without `stacks`, every site takes
-    a pass of the whole model.
+    The first `calibration` batches are those of `at`. `first_samples` are the numbers of the first samples of batches
+    in all the data; by default they count from 0. With empty `stacks` every site takes a pass of the whole model.
     """
 
     def __init__(
@@ -113,96 +112,104 @@ class Walker:
         self.device = device or input_device(model)
         self.which = tuple(which)
         self.scratch = scratch
-        self.streams: dict[Which, ActivationStore] = {}
+        self.hidden_states: dict[Which, ActivationStore] = {}
         self.current: Layer | None = None
-        self._waiting = dict(stacks_of(model, sites) if stacks is None else stacks)  # that have not begun
-        self._stack: tuple[str, ...] = ()  # that runs
-        self._ahead: list[str] = []  # layers of it that have not had their turn
-        self._records: dict[Which, list[Recorded]] = {}
-        self._done: list[_Done] = []
+        self._pending = dict(stacks_of(model, sites) if stacks is None else stacks)  # that have not started
+        self._stack: tuple[str, ...] = ()  # the current one
+        self._remaining: list[str] = []  # layers of it that have not run
+        self._records: dict[Which, list[StackCalls]] = {}
+        self._finished: list[_FinishedStack] = []
 
     # --- layer after layer ---
 
     def layers(self) -> Iterator[Layer]:
-        """Every layer in its turn, with its dense weights there. Whoever takes it has to `advance` the streams before
-        the next; it is put back then."""
+        """Every layer in order, with its dense weights loaded. The caller has to `advance` the hidden states before the
+        next; then the layer is unloaded."""
         while self.enter():
             assert self.current is not None
             yield self.current
 
     def enter(self) -> bool:
-        """Go on to the next layer, if there is one that runs."""
+        """Load the next layer, if there is one that runs."""
         self.leave()
-        if not self._ahead:
-            name = self._next()
+        if not self._remaining:
+            name = self._next_stack()
             if not name:
-                return False  # what is left does not run
-            self._stack = tuple(self._waiting.pop(name))
+                return False  # the remaining layers do not run
+            self._stack = tuple(self._pending.pop(name))
             self.weights.fetch(self._stack[0])
             with self.weights.outside():
-                self._begin([path for stack in self._waiting.values() for path in stack])
-            self._ahead = list(self._stack)
+                self._start_stack([path for stack in self._pending.values() for path in stack])
+            self._remaining = list(self._stack)
         else:
-            self.weights.fetch(self._ahead[0])
-        place = len(self._stack) - len(self._ahead)
-        path = self._ahead.pop(0)
-        own = tuple(site for site in self.sites if layer_path(site.path) == path)
-        self.current = Layer(path, self.model.get_submodule(path), own, place)
+            self.weights.fetch(self._remaining[0])
+        depth = len(self._stack) - len(self._remaining)
+        path = self._remaining.pop(0)
+        sites = tuple(site for site in self.sites if layer_path(site.path) == path)
+        self.current = Layer(path, self.model.get_submodule(path), sites, depth)
         return True
 
     def leave(self) -> None:
-        """Put the layer back, and end its stack behind the last."""
+        """Unload the current layer, and finish its stack after the last one."""
         if self.current is not None:
             self.weights.put_back(self.current.path)
             self.current = None
-            if not self._ahead:
-                forms = {which: [own.form for own in records] for which, records in self._records.items()}
-                self._done.append(_Done(self._stack, forms, self.streams))
+            if not self._remaining:
+                output_forms = {
+                    which: [recorded.output_form for recorded in records] for which, records in self._records.items()
+                }
+                self._finished.append(_FinishedStack(self._stack, output_forms, self.hidden_states))
                 self._records = {}
 
     @property
     def between_stacks(self) -> bool:
-        """Whether no stack is on its way."""
-        return self.current is None and not self._ahead
+        """Whether no stack is running."""
+        return self.current is None and not self._remaining
 
-    def is_ahead(self, path: str) -> bool:
-        """Whether the layer at this path has not had its turn."""
-        return path in self._ahead or any(path in stack for stack in self._waiting.values())
+    def is_remaining(self, path: str) -> bool:
+        """Whether the layer at this path has not run yet."""
+        return path in self._remaining or any(path in stack for stack in self._pending.values())
 
     def is_done(self, path: str) -> bool:
         """Whether the layer at this path belongs to a stack that has run."""
-        return any(path in done.paths for done in self._done)
+        return any(path in done.paths for done in self._finished)
 
-    def _next(self) -> str:
-        """The stack that runs first, of those that have not."""
-        layers = {path: self.model.get_submodule(path) for paths in self._waiting.values() for path in paths}
+    def _next_stack(self) -> str:
+        """The pending stack that runs first."""
+        layers = {path: self.model.get_submodule(path) for paths in self._pending.values() for path in paths}
         if not layers:
             return ""
         with self.weights.outside(), evaluating(self.model):
-            reached = first_reached(self.model, self._inputs(0), self._gone(self.which[0], 0), layers)
-        return next((name for name, paths in self._waiting.items() if reached in paths), "")
+            reached = first_reached(self.model, self._inputs(0), self._finished_forwards(self.which[0], 0), layers)
+        return next((name for name, paths in self._pending.items() if reached in paths), "")
 
-    def _begin(self, others: Sequence[str]) -> None:
-        self.streams = {which: ActivationStore(self.scratch, f"{which}-{len(self._done)}") for which in self.which}
+    def _start_stack(self, others: Sequence[str]) -> None:
+        self.hidden_states = {
+            which: ActivationStore(self.scratch, f"{which}-{len(self._finished)}") for which in self.which
+        }
         stack = [self.model.get_submodule(path) for path in self._stack]
-        waiting = [self.model.get_submodule(path) for path in others]
+        pending = [self.model.get_submodule(path) for path in others]
         with evaluating(self.model):
             for which in self.which:
                 self._records[which] = []
                 for number in range(len(self.batches)):
-                    if which != self.which[0] and not self._done:  # nothing sets them apart yet
+                    if which != self.which[0] and not self._finished:  # equal before the first stack
                         recorded = self._records[self.which[0]][number]
-                        self.streams[which].put(number, self.streams[self.which[0]][number])
+                        self.hidden_states[which].put(number, self.hidden_states[self.which[0]][number])
                     else:
-                        recorded = record(self.model, self._inputs(number), self._gone(which, number), stack, waiting)
-                        self.streams[which].put(number, recorded.stream)
-                    self._records[which].append(Recorded(recorded.calls, recorded.stream.new_empty(0), recorded.form))
+                        recorded = record(
+                            self.model, self._inputs(number), self._finished_forwards(which, number), stack, pending
+                        )
+                        self.hidden_states[which].put(number, recorded.hidden)
+                    self._records[which].append(
+                        StackCalls(recorded.calls, recorded.hidden.new_empty(0), recorded.output_form)
+                    )
 
-    def _gone(self, which: Which, number: int) -> list[tuple[nn.Module, Callable[..., Any]]]:
+    def _finished_forwards(self, which: Which, number: int) -> list[tuple[nn.Module, Callable[..., Any]]]:
         return [
-            (self.model.get_submodule(path), gives(output))
-            for done in self._done
-            for output in [filled(done.forms[which][number], done.streams[which][number])]
+            (self.model.get_submodule(path), returns(output))
+            for done in self._finished
+            for output in [insert_hidden(done.output_forms[which][number], done.hidden_states[which][number])]
             for path in done.paths
         ]
 
@@ -215,9 +222,9 @@ class Walker:
     # --- one layer ---
 
     def run(self, layer: Layer, which: Which, number: int) -> Any:
-        """What the layer gives for this batch as it has come here."""
-        call = self._records[which][number].calls[layer.place]
-        return call.on(layer.module, self.streams[which][number])
+        """The output of the layer for the current hidden states of this batch."""
+        call = self._records[which][number].calls[layer.depth]
+        return call.on(layer.module, self.hidden_states[which][number])
 
     def advance(
         self,
@@ -227,52 +234,59 @@ class Walker:
         before: Callable[[int], None] | None = None,
         after: Callable[[int, torch.Tensor], None] | None = None,
     ) -> None:
-        """All batches go through the layer as it is now; `before` and `after` each, others may look."""
+        """Run all batches through the layer as it is now; `before` and `after` are called for each."""
         with torch.no_grad(), evaluating(self.model):
             for number in range(len(self.batches)):
                 if before is not None:
                     before(number)
-                stream = stream_in(self.run(layer, which, number))
+                hidden = hidden_of(self.run(layer, which, number))
                 if after is not None:
-                    after(number, stream)
-                self.streams[which].put(number, stream)
+                    after(number, hidden)
+                self.hidden_states[which].put(number, hidden)
 
     def at(self, site: Site, *, streams: bool = False) -> Iterator[SiteTokens]:
-        """The tokens of this site in the pruned model, for the calibration batches: of the current layer, or of no
-        layer, in a pass for which stacks that are done give what they gave."""
+        """The tokens of this site in the pruned model, for the calibration batches: by running the current layer, or,
+        for a site outside of it, the model with the outputs of finished stacks."""
         inside = self.current if self.current is not None and layer_path(site.path) == self.current.path else None
         with evaluating(self.model):
             for number in range(self.calibration):
                 batch = self.prepared(number)
-                watch = SiteWatch(site, streams)
-                with torch.no_grad(), watch.on(self.model), suppress(StopForwardError):
+                recorder = SiteRecorder(site, streams)
+                with torch.no_grad(), recorder.on(self.model), suppress(StopForwardError):
                     if inside is not None:
                         self.run(inside, "pruned", number)
                     else:
-                        with standing_in(self._gone("pruned", number)):
+                        with replace_forwards(self._finished_forwards("pruned", number)):
                             self.model(**few_logits(self.model, self.task.inputs(batch)))
-                yield watch.tokens(batch, self.task, self.first_samples[number])
+                yield recorder.tokens(batch, self.task, self.first_samples[number])
 
     @contextmanager
-    def behind(self, which: Which, number: int) -> Iterator[dict[str, Any]]:
-        """When all layers have run: inputs of this batch, for which the model gives, inside the block, what comes out
-        behind its last layer."""
-        with self.weights.outside(), torch.no_grad(), evaluating(self.model), standing_in(self._gone(which, number)):
+    def after_layers(self, which: Which, number: int) -> Iterator[dict[str, Any]]:
+        """After all layers have run: the inputs of this batch, on which the model, within the block, runs what comes
+        after its last layer."""
+        with (
+            self.weights.outside(),
+            torch.no_grad(),
+            evaluating(self.model),
+            replace_forwards(self._finished_forwards(which, number)),
+        ):
             yield self._inputs(number)
 
 
 def stacks_of(model: PreTrainedModel, sites: Sequence[Site]) -> dict[str, list[str]]:
-    """Layers in a row, by the path of the list that holds them: all in that list, with sites or not."""
+    """Stacks of layers by the path of their module list: all layers in that list, with sites or not."""
     stacks: dict[str, list[str]] = {}
     for site in sites:
         path = layer_path(site.path)
-        holder, _, number = path.rpartition(".")
+        module_list, _, number = path.rpartition(".")
         if site.applications > 1:
-            raise UnfollowableError(
+            raise NotLayerwiseError(
                 f"its layers do not run one by one, as {site.path} runs {site.applications} times in a pass"
             )
-        if number.isdigit() and holder not in stacks:
-            stacks[holder] = [f"{holder}.{name}" for name, _ in model.get_submodule(holder).named_children()]
+        if number.isdigit() and module_list not in stacks:
+            stacks[module_list] = [
+                f"{module_list}.{name}" for name, _ in model.get_submodule(module_list).named_children()
+            ]
     if not stacks:
-        raise UnfollowableError("it has no layers in a row")
+        raise NotLayerwiseError("it has no layers in a row")
     return stacks

@@ -1,1 +1,1 @@
-"""What a model is worth and what it costs: metrics with their intervals, size, FLOPs, time."""
+"""What a model is worth and what it costs: metrics with intervals, agreement, parameters, FLOPs, memory, time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -16,22 +17,42 @@ DROPS = (0.01, 0.05)  # of the metric, within which removable heads are counted
 
 
 def shares(steps: Sequence[Step]) -> list[float]:
-    """The share of heads that is gone at each step; where neurons may go as well, the share of the FLOPs of both, since
+    """The share of heads removed at each step; where neurons are pruned as well, the share of the FLOPs of both, since
     one head is worth many neurons; of members of any kind where neither is known."""
     by_flops = steps[0].attention is not None and steps[0].flops > 0
     left = [step.flops if by_flops else step.heads if steps[0].heads else step.left for step in steps]
-    return [(left[0] - now) / left[0] if left[0] else 0.0 for now in left]
+    return [(left[0] - count) / left[0] if left[0] else 0.0 for count in left]
+
+
+def curve_rows(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """A row of a table per step: what was removed, and what was measured then."""
+    kinds = list(steps[0].units)
+    return [
+        {
+            "step": step.step,
+            "removed": share,
+            **{kind: step.units.get(kind, 0) for kind in kinds},
+            "metric": step.metric,
+            "low": None if step.interval is None else step.interval.low,
+            "high": None if step.interval is None else step.interval.high,
+            "agreement": step.agreement,
+            "loss": step.loss,
+            "parameters": step.parameters,
+            "flops": step.flops,
+        }
+        for step, share in zip(steps, shares(steps), strict=True)
+    ]
 
 
 def weights(steps: Sequence[Step], until: float | None = None) -> list[float]:
-    """What each step counts in the mean of the curve from its start to `until`, a share of heads removed, or to its
+    """The weight of each step in the mean of the curve from its start to `until`, a share of heads removed, or to its
     end: trapezoids, the last of them cut where the range ends. All zero where nothing was removed."""
-    places = shares(steps)
-    end = places[-1] if until is None else min(until, places[-1])
+    shares_removed = shares(steps)
+    end = shares_removed[-1] if until is None else min(until, shares_removed[-1])
     result = [0.0] * len(steps)
     if not end > 0:
         return result
-    for number, (left, right) in enumerate(itertools.pairwise(places)):
+    for number, (left, right) in enumerate(itertools.pairwise(shares_removed)):
         if not left < end or left == right:
             continue
         width = min(right, end) - left
@@ -66,39 +87,41 @@ def unsigned(metric: Metric, value: float) -> float:
     return value if metric.higher_is_better else -value
 
 
-def signed_outcomes(metric: Metric, step: Step | None) -> torch.Tensor | None:
+def signed_per_sample(metric: Metric, step: Step | None) -> torch.Tensor | None:
     """One number per sample whose mean is the signed metric; None where they are not known."""
-    if step is None or step.outcomes is None or not torch.isfinite(step.outcomes).all():
+    if step is None or step.per_sample is None or not torch.isfinite(step.per_sample).all():
         return None
-    return step.outcomes if metric.higher_is_better else -step.outcomes
+    return step.per_sample if metric.higher_is_better else -step.per_sample
 
 
-def area_outcomes(metric: Metric, steps: Sequence[Step], until: float | None = None) -> torch.Tensor | None:
-    """One number per sample whose mean is the signed area: the area under the curve of its own outcomes."""
+def area_per_sample(metric: Metric, steps: Sequence[Step], until: float | None = None) -> torch.Tensor | None:
+    """One number per sample whose mean is the signed area: the area under the curve of that sample."""
     parts = [
-        (weight, signed_outcomes(metric, step))
+        (weight, signed_per_sample(metric, step))
         for weight, step in zip(weights(steps, until), steps, strict=True)
         if weight
     ]
-    known = [weight * part for weight, part in parts if part is not None]
-    if not known or len(known) < len(parts) or len({len(part) for part in known}) > 1:
+    weighted_parts = [weight * part for weight, part in parts if part is not None]
+    if not weighted_parts or len(weighted_parts) < len(parts) or len({len(part) for part in weighted_parts}) > 1:
         return None
-    return torch.stack(known).sum(0)
+    return torch.stack(weighted_parts).sum(0)
 
 
 def at_share(steps: Sequence[Step], share: float) -> Step | None:
-    """The first step at which at least this share of the heads is gone; None for a run that did not go that far."""
-    places = shares(steps)
-    return next((step for step, place in zip(steps, places, strict=True) if place >= share - 1e-9), None)
+    """The first step at which at least this share of the heads is removed; None for a run that ended before."""
+    shares_removed = shares(steps)
+    return next(
+        (step for step, share_removed in zip(steps, shares_removed, strict=True) if share_removed >= share - 1e-9), None
+    )
 
 
 def removable(metric: Metric, steps: Sequence[Step], drop: float) -> int:
-    """How many heads can go before the metric is worse than dense by more than `drop`."""
+    """How many heads can be removed before the metric is worse than dense by more than `drop`."""
     return steps[0].heads - steps[_last_within(metric, steps, drop)].heads
 
 
 def within(metric: Metric, steps: Sequence[Step], drop: float) -> float:
-    """The share of heads that can go before the metric is worse than dense by more than `drop`."""
+    """The share of heads that can be removed before the metric is worse than dense by more than `drop`."""
     return shares(steps)[_last_within(metric, steps, drop)]
 
 
@@ -112,22 +135,23 @@ def _last_within(metric: Metric, steps: Sequence[Step], drop: float) -> int:
 
 def weighted_area(metric: Metric, steps: Sequence[Step]) -> float:
     """The mean of the signed metric in which a step weighs the share of heads that are left."""
-    return _mean([1 - place for place in shares(steps)], [signed(metric, step.metric) for step in steps])
+    return _mean(
+        [1 - share_removed for share_removed in shares(steps)], [signed(metric, step.metric) for step in steps]
+    )
 
 
 def _mean(counts: Sequence[float], values: Sequence[float]) -> float:
-    """Weighted; what weighs nothing may be anything, and NaN where nothing weighs."""
+    """The weighted mean; a value of weight 0 may be NaN, and without any weight so is the mean."""
     total = sum(counts)
     return sum(w * v for w, v in zip(counts, values, strict=True) if w) / total if total else math.nan
 
 
-def rising(values: Sequence[float]) -> list[float]:
-    """The sequence that never falls nearest to these values in squares: neighbours that fall are put together at their
-    mean."""
+def isotonic(values: Sequence[float]) -> list[float]:
+    """Isotonic regression: the non-decreasing sequence nearest to these values in squares."""
     blocks: list[tuple[float, int]] = []
     for value in values:
         blocks.append((value, 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (first, many), (second, more) = blocks[-2:]
-            blocks[-2:] = [((first * many + second * more) / (many + more), many + more)]
-    return [mean for mean, many in blocks for _ in range(many)]
+            (first, count), (second, next_count) = blocks[-2:]
+            blocks[-2:] = [((first * count + second * next_count) / (count + next_count), count + next_count)]
+    return [mean for mean, count in blocks for _ in range(count)]

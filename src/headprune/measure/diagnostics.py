@@ -1,4 +1,4 @@
-"""How far the gradients of all sites move when heads are removed: the evidence that scores go stale."""
+"""How far the gradients of all sites change when heads are removed, so that their scores go stale."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headprune.errors import DataError
 from headprune.hooks.gates import gate_sites
 from headprune.hooks.offload import input_device, refuse_offloaded
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.watch import frozen
+from headprune.hooks.site_activations import frozen
 from headprune.signals.objectives import logit_norms
 from headprune.surgery.check import check_removable
 from headprune.tasks import batch_size, task_of

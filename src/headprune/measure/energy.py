@@ -1,4 +1,4 @@
-"""Energy, where the machine tells it: by counters of processors (RAPL) and of NVIDIA's cards (NVML)."""
+"""Energy by the counters of processors (RAPL) and of NVIDIA GPUs (NVML), where they can be read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-POWERCAP = Path("/sys/class/powercap")  # AMD's processors are there as well, under the same name
+POWERCAP = Path("/sys/class/powercap")  # AMD processors are there as well, under the same name
 TURNS = 5
 MICRO, MILLI = 1e-6, 1e-3
 
 
 @dataclass(frozen=True)
 class Counter:
-    """Counts joules upwards, and where `wraps` is given starts at 0 again after so many."""
+    """A counter of joules; where `wraps` is not 0 it starts again after so many."""
 
     read: Callable[[], float]
     wraps: float = 0.0
@@ -29,21 +29,21 @@ class Counter:
 
 
 def counters(device: torch.device) -> list[Counter]:
-    """What can be read here: all packages of the processor, and the card that the model is on."""
-    return [*_processors(), *(_cards(device) if device.type == "cuda" else [])]
+    """The counters that can be read: of all packages of the processor, and of the GPU that the model is on."""
+    return [*_processors(), *(_gpus(device) if device.type == "cuda" else [])]
 
 
 def _processors() -> list[Counter]:
-    """Whole packages; the zones inside of them, and what counts the whole platform, would count things twice."""
-    found = []
+    """Whole packages; zones inside of them and the whole platform would count energy twice."""
+    counters = []
     with suppress(OSError):
         for zone in sorted(POWERCAP.glob("intel-rapl:*")):
             with suppress(OSError, ValueError):  # most systems let only root read it
                 if zone.name.count(":") == 1 and (zone / "name").read_text().strip() != "psys":
                     counter = Counter(_reader(zone / "energy_uj"), MICRO * _number(zone / "max_energy_range_uj"))
                     counter.read()
-                    found.append(counter)
-    return found
+                    counters.append(counter)
+    return counters
 
 
 def _number(file: Path) -> int:
@@ -54,12 +54,12 @@ def _reader(file: Path) -> Callable[[], float]:
     return lambda: MICRO * _number(file)
 
 
-def _cards(device: torch.device) -> list[Counter]:
-    with suppress(Exception):  # no package, no driver, or a card that does not count
+def _gpus(device: torch.device) -> list[Counter]:
+    with suppress(Exception):  # no package, no driver, or a GPU without a counter
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        card = nvml.nvmlDeviceGetHandleByIndex(device.index or 0)
-        counter = Counter(lambda: MILLI * nvml.nvmlDeviceGetTotalEnergyConsumption(card))
+        gpu = nvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+        counter = Counter(lambda: MILLI * nvml.nvmlDeviceGetTotalEnergyConsumption(gpu))
         counter.read()
         return [counter]
     return []
@@ -68,9 +68,9 @@ def _cards(device: torch.device) -> list[Counter]:
 def energy_per_thousand(
     runs: Mapping[str, Callable[[], Any]], sequences: int, device: torch.device, *, turns: int = TURNS
 ) -> dict[str, float] | None:
-    """Joules for 1,000 sequences of each run, which takes `sequences` at once; None where nothing tells it.
+    """Joules for 1,000 sequences of each run, which takes `sequences` at once; None where it cannot be measured.
 
-    The runs take turns. It is all that the processor and the card use meanwhile, whoever uses it.
+    The runs take turns. Energy of other programs that run meanwhile is counted too.
     """
     meters = counters(device)
     if not meters:
@@ -86,7 +86,7 @@ def energy_per_thousand(
                 spent[name] += sum(
                     meter.between(start, meter.read()) for meter, start in zip(meters, before, strict=True)
                 )
-    except (OSError, ValueError):  # a counter that has gone
+    except (OSError, ValueError):  # a counter that cannot be read any more
         return None
     if not all(spent.values()):
         return None  # too short for a counter to move

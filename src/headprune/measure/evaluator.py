@@ -1,4 +1,4 @@
-"""Evaluating a model on held-out batches, without computing again what a removal did not change."""
+"""Evaluates a model on held-out batches, reusing outputs of layers that a removal did not change."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 from headprune import distributed
 from headprune.errors import NonFiniteError
 from headprune.hooks.layer_cache import Calls, LayerCache, LayerStates, cacheable_layers
-from headprune.hooks.logits import States, forward
+from headprune.hooks.logit_blocks import States, forward
+from headprune.hooks.module_paths import layer_path
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.paths import layer_path
-from headprune.measure.quality import Quality
+from headprune.measure.predictions import Predictions
 from headprune.tasks import Task, own_batches, task_of
 from headprune.units import Site
 
@@ -27,9 +27,9 @@ CACHE_BYTES = 1 << 30
 class Evaluator:
     """Runs a model over the same batches again and again while heads leave it.
 
-    A layer that did not change and gets what it got before gives what it gave before. So, within a budget of memory,
-    layers remember their outputs: those that run before the first change, and towers that a change does not reach.
-    Several processes share the batches, and all get the quality over all of them.
+    A layer that did not change and has the same inputs as before has the same outputs. So, within a budget of memory,
+    outputs of layers are cached: of those before the first change, and of towers that a change does not reach.
+    Several processes share the batches, and all get the predictions of all of them.
     """
 
     def __init__(
@@ -37,38 +37,44 @@ class Evaluator:
     ) -> None:
         self.batches, self.task = batches, task
         self.cache_bytes = cache_bytes
-        self._known: dict[int, Calls] = {}  # by the batch's number
+        self._cached_calls: dict[int, Calls] = {}  # by the batch's number
 
-    def __call__(self, model: PreTrainedModel, sites: Sequence[Site], changed: Sequence[int] | None = None) -> Quality:
+    def __call__(
+        self, model: PreTrainedModel, sites: Sequence[Site], changed: Sequence[int] | None = None
+    ) -> Predictions:
         """Evaluate; `changed` are the sites that differ from the last call's model, None if anything may differ."""
         task = self.task or task_of(model)
-        known, self._known = ({} if changed is None else self._known), {}
+        cached, self._cached_calls = ({} if changed is None else self._cached_calls), {}
         stale = {layer_path(sites[site].path) for site in changed or ()}
         layers = cacheable_layers(model, sites) if self.cache_bytes > 0 else []
         with distributed.fail_together():
-            once = _Pass(model, task, layers)
+            forward_pass = _Pass(model, task, layers)
             with torch.no_grad(), evaluating(model):
-                parts = self._over(once, known, stale)
-                if not once.held.intact():  # a layer has changed itself on the way: nothing is taken from memory
-                    self._known = {}
-                    parts = self._over(_Pass(model, task, []), {}, set())
-        return Quality.over_processes(task, parts)
+                parts = self._run_batches(forward_pass, cached, stale)
+                if (
+                    not forward_pass.states.unchanged()
+                ):  # a layer changed itself during the pass: the cache is not valid
+                    self._cached_calls = {}
+                    parts = self._run_batches(_Pass(model, task, []), {}, set())
+        return Predictions.over_processes(task, parts)
 
-    def _over(self, once: _Pass, known: dict[int, Calls], stale: set[str]) -> dict[int, Quality]:
-        parts: dict[int, Quality] = {}
-        device = input_device(once.model)
-        room = self.cache_bytes
+    def _run_batches(self, forward_pass: _Pass, cached: dict[int, Calls], stale: set[str]) -> dict[int, Predictions]:
+        parts: dict[int, Predictions] = {}
+        device = input_device(forward_pass.model)
+        free = self.cache_bytes
         for number, _, batch in own_batches(self.batches):
-            calls = known.pop(number, {})
-            cache = LayerCache({key: call for key, call in calls.items() if key[0] not in stale}, room, once.held)
-            parts[number] = once.quality(number, once.task.prepare(batch, device), cache)
-            self._known[number] = cache.calls
-            room -= cache.bytes
+            calls = cached.pop(number, {})
+            cache = LayerCache(
+                {key: call for key, call in calls.items() if key[0] not in stale}, free, forward_pass.states
+            )
+            parts[number] = forward_pass.predict(number, forward_pass.task.prepare(batch, device), cache)
+            self._cached_calls[number] = cache.calls
+            free -= cache.bytes
         return parts
 
-    def forget(self) -> None:
-        """The next model has nothing to do with the last one."""
-        self._known = {}
+    def clear_cache(self) -> None:
+        """Drop all cached outputs: the next model is another one."""
+        self._cached_calls = {}
 
 
 @dataclass
@@ -77,23 +83,23 @@ class _Pass:
 
     model: PreTrainedModel
     task: Task
-    layers: Sequence[tuple[str, nn.Module]]  # that remember
-    held: LayerStates = field(default_factory=LayerStates)
+    layers: Sequence[tuple[str, nn.Module]]  # whose outputs are cached
+    states: LayerStates = field(default_factory=LayerStates)
 
-    def quality(self, number: int, batch: Mapping[str, Any], cache: LayerCache) -> Quality:
-        quality = Quality(self.task)
+    def predict(self, number: int, batch: Mapping[str, Any], cache: LayerCache) -> Predictions:
+        predictions = Predictions(self.task)
         with cache.of(self.layers):
             output = forward(self.model, self.task, self.task.inputs(batch))
-        add_output(quality, batch, output, number)
-        return quality
+        add_output(predictions, batch, output, number)
+        return predictions
 
 
-def add_output(quality: Quality, batch: Mapping[str, Any], output: Any, number: int) -> None:
-    """Take in what `forward` gave for a batch; of `States`, block by block."""
+def add_output(predictions: Predictions, batch: Mapping[str, Any], output: Any, number: int) -> None:
+    """Add what `forward` returned for a batch; of `States`, block by block."""
     if isinstance(output, States):
-        quality.add_blocks(batch, output.shape, (_finite_logits(part, number) for part in output.blocks()))
+        predictions.add_blocks(batch, output.shape, (_finite_logits(part, number) for part in output.blocks()))
     else:
-        quality.add(batch, output, _finite_logits(quality.task.logits(output), number))
+        predictions.add(batch, output, _finite_logits(predictions.task.logits(output), number))
 
 
 def _finite_logits(logits: torch.Tensor, number: int) -> torch.Tensor:

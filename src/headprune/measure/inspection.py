@@ -1,4 +1,4 @@
-"""`inspect`: what attention and feed-forward layers a model has, and the most that removing units could save."""
+"""`inspect`: the attention and feed-forward layers of a model, and the most that removing units could save."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Inspection:
     head_parameters: int
     flops: Flops
     known_by: str  # "table" or "experiment"
-    left: tuple[tuple[str, str], ...]  # attention that is left whole: path and reason
+    left: tuple[tuple[str, str], ...]  # attention that cannot be pruned: path and reason
     feed_forward: list[Site] = field(default_factory=list)
     neuron_parameters: int = 0
 
@@ -74,10 +74,10 @@ class Inspection:
 def inspect(model: PreTrainedModel, *, tokens: int | None = None) -> Inspection:
     """Sites, parameters by module, and the share of parameters and FLOPs that heads and neurons hold.
 
-    Reads shapes only, so a model on the meta device, without weights, serves as well.
+    Reads shapes only, so a model on the meta device, without weights, will do.
     """
-    found = survey(model)
-    sites = found.sites
+    survey_result = survey(model)
+    sites = survey_result.sites
     feed_forward = neuron_sites(model, sites)
     return Inspection(
         model_type=model.config.model_type,
@@ -86,8 +86,8 @@ def inspect(model: PreTrainedModel, *, tokens: int | None = None) -> Inspection:
         modules=parameters_by_module(model),
         head_parameters=sum(head_parameters(model, site) for site in sites),
         flops=flops(model, [*sites, *feed_forward], tokens=tokens),
-        known_by=found.known_by,
-        left=found.left,
+        known_by=survey_result.known_by,
+        left=survey_result.left,
         feed_forward=feed_forward,
         neuron_parameters=sum(head_parameters(model, site) for site in feed_forward),
     )

@@ -1,8 +1,8 @@
-"""How sure a number is: 95 % intervals over samples, and whether two numbers on the same samples differ.
+"""95 % intervals of metrics over samples, and of the difference of two metrics on the same samples.
 
-A metric of n samples comes with `outcomes`, one number per sample whose mean is the metric (its jackknife
-pseudo-values): for accuracy 1 where a sample is right and 0 where it is wrong. Their spread over the square root of n
-is the metric's standard error, and the spread of differences of outcomes that of a difference.
+A metric of n samples comes with values `per_sample` whose mean is the metric (its jackknife pseudo-values): for
+accuracy 1 where a sample is right and 0 where it is wrong. Their standard deviation over the square root of n is the
+standard error of the metric, and that of the differences of two such sets the standard error of the difference.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ def wilson(successes: float, count: int) -> Interval:
     return Interval(0.0 if share == 0 else centre - half, 1.0 if share == 1 else centre + half)
 
 
-def standard_error(outcomes: torch.Tensor) -> float:
-    """Of the mean of these outcomes; NaN for a single one."""
-    return float(outcomes.std()) / math.sqrt(len(outcomes)) if len(outcomes) > 1 else math.nan
+def standard_error(per_sample: torch.Tensor) -> float:
+    """Of the mean of these values; NaN for a single one."""
+    return float(per_sample.std()) / math.sqrt(len(per_sample)) if len(per_sample) > 1 else math.nan
 
 
-def interval(outcomes: torch.Tensor) -> Interval:
-    """Of the mean of outcomes: Wilson's for those that are right or wrong, else by the normal distribution."""
-    if len(outcomes) and bool(((outcomes == 0) | (outcomes == 1)).all()):
-        return wilson(float(outcomes.sum()), len(outcomes))
-    mean, error = float(outcomes.mean()), standard_error(outcomes)
+def interval(per_sample: torch.Tensor) -> Interval:
+    """Of the mean of these values: Wilson's where they are right or wrong, else by the normal distribution."""
+    if len(per_sample) and bool(((per_sample == 0) | (per_sample == 1)).all()):
+        return wilson(float(per_sample.sum()), len(per_sample))
+    mean, error = float(per_sample.mean()), standard_error(per_sample)
     return Interval(mean - Z * error, mean + Z * error)
 
 
 class Difference(NamedTuple):
-    """The mean difference of two sets of outcomes of the same samples, and its 95 % interval."""
+    """The mean difference of two sets of values of the same samples, and its 95 % interval."""
 
     value: float
     low: float
@@ -57,9 +57,9 @@ class Difference(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
-def paired(one: torch.Tensor, other: torch.Tensor) -> Difference:
-    """one - other. With few samples that differ, a normal interval would be too sure of itself, so two differences, one
-    each way, are added (Agresti and Min 2005)."""
+def paired_difference(one: torch.Tensor, other: torch.Tensor) -> Difference:
+    """one - other. With few samples that differ, a normal interval would be too narrow, so two differences, one in each
+    direction, are added (Agresti and Min 2005)."""
     gap = one - other
     value = float(gap.mean())
     padded = torch.cat([gap, gap.new_tensor([1.0, -1.0]) * max(float(gap.abs().max()), torch.finfo(gap.dtype).tiny)])
@@ -67,7 +67,7 @@ def paired(one: torch.Tensor, other: torch.Tensor) -> Difference:
     return Difference(value, centre - Z * error, centre + Z * error)
 
 
-def ratio_outcomes(numerators: torch.Tensor, denominators: torch.Tensor) -> torch.Tensor:
-    """Outcomes of sum(numerators) / sum(denominators) over samples, to first order."""
+def ratio_per_sample(numerators: torch.Tensor, denominators: torch.Tensor) -> torch.Tensor:
+    """The values per sample of sum(numerators) / sum(denominators), to first order."""
     ratio = numerators.sum() / denominators.sum()
     return ratio + (numerators - ratio * denominators) / denominators.mean()

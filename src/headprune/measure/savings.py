@@ -18,13 +18,13 @@ from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.measure.costs import MEBIBYTE, Flops, flops, megabytes, parameters_by_module, total_parameters
 from headprune.measure.energy import energy_per_thousand
-from headprune.measure.timing import Timed, turns, using_threads
+from headprune.measure.timing import TimedCall, time_in_turns, using_threads
 from headprune.tasks import Task, batch_size, rows_of, task_of, to_device
 from headprune.units import Kind, Site, sites_of
 from headprune.units.cutting.record import removed_members
 
 REPEATS = 7
-SMALL_SHARE = 0.25  # of the FLOPs: below it, heads are not where the time goes
+SMALL_SHARE = 0.25  # of the FLOPs: below it, heads are not the bottleneck
 
 
 def savings(
@@ -35,12 +35,12 @@ def savings(
     folders: Mapping[str, Path] | None = None,
     task: Task | None = None,
 ) -> dict[str, Any]:
-    """Parameters, size, FLOPs, latency, peak memory and, where the machine tells it, energy of both models, the shares
-    that are left, and a sentence where heads are not the bottleneck. `batch` is a full batch of real data; latency is
-    also taken on its first sample alone. `folders` are the checkpoints of both, for their size on disk. The share of
-    FLOPs is that of an input of the usual length, as budgets count it."""
+    """Parameters, size, FLOPs, latency, peak memory and, where the machine can measure it, energy of both models, the
+    shares that are left, and a note where heads are not the bottleneck. `batch` is a full batch of real data; latency
+    is also taken on its first sample alone. `folders` are the checkpoints of both, for their size on disk. The share of
+    FLOPs is that of an input of the default length, as budgets count it."""
     task = task or task_of(dense)
-    sites, costs = _counted(dense, pruned, batch)
+    sites, costs = _count_flops(dense, pruned, batch)
     tokens = costs["dense"].tokens
     single = rows_of(batch, slice(0, 1))
     size = batch_size(batch)
@@ -81,7 +81,7 @@ def savings(
 def shares(
     dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any], *, task: Task | None = None
 ) -> dict[str, float]:
-    """What is left of the parameters, of the FLOPs of an input of the usual length, which budgets count, and of the
+    """What is left of the parameters, of the FLOPs of an input of the default length, as budgets count them, and of the
     time of this batch: pruned by dense."""
     sites = _sites(dense, pruned)
     return _shares(dense, pruned, sites, 1 / measure_speedup(dense, pruned, batch, task=task))
@@ -97,15 +97,15 @@ def _shares(
 
 
 def _sites(dense: PreTrainedModel, pruned: PreTrainedModel) -> dict[str, Sequence[Site]]:
-    """Sites of both, feed-forward layers among them where some of their neurons have gone."""
+    """Sites of both models, with feed-forward layers where neurons were removed."""
     kinds: list[Kind] = ["heads", "neurons"] if removed_members(pruned, "neurons") else ["heads"]
     return {name: sites_of(model, kinds) for name, model in _named(dense, pruned)}
 
 
-def _counted(
+def _count_flops(
     dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any]
 ) -> tuple[dict[str, Sequence[Site]], dict[str, Flops]]:
-    """Sites of both, and the FLOPs of a sample of this batch."""
+    """Sites of both models, and the FLOPs of a sample of this batch."""
     sites = _sites(dense, pruned)
     return sites, {name: flops(model, sites[name], batch=batch) for name, model in _named(dense, pruned)}
 
@@ -121,27 +121,27 @@ def measure_speedup(
 ) -> float:
     """How many times as fast the pruned model is: the two take turns, and the median of the ratios counts."""
     with using_threads(threads):
-        times = _turns(dense, pruned, batch, task or task_of(dense), repeats)
+        times = _times(dense, pruned, batch, task or task_of(dense), repeats)
     return statistics.median(slow / fast for slow, fast in zip(times["dense"], times["pruned"], strict=True))
 
 
 def _latency(dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any], task: Task) -> dict[str, float]:
     """Median milliseconds of each, the two taking turns, and their ratio."""
-    times = _turns(dense, pruned, batch, task, REPEATS)
+    times = _times(dense, pruned, batch, task, REPEATS)
     medians = {name: 1000 * statistics.median(values) for name, values in times.items()}
     return {**{k: round(v, 3) for k, v in medians.items()}, "ratio": round(medians["pruned"] / medians["dense"], 3)}
 
 
-def _turns(
+def _times(
     dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any], task: Task, repeats: int
 ) -> dict[str, list[float]]:
     with evaluating(dense), evaluating(pruned):
-        runs = {name: Timed(model, (), _inputs(model, batch, task)) for name, model in _named(dense, pruned)}
-        return turns(runs, repeats)
+        runs = {name: TimedCall(model, (), _inputs(model, batch, task)) for name, model in _named(dense, pruned)}
+        return time_in_turns(runs, repeats)
 
 
 def _energy(dense: PreTrainedModel, pruned: PreTrainedModel, batch: Mapping[str, Any], task: Task) -> dict[str, float]:
-    """Joules of each for 1,000 sequences; nothing where the machine does not tell."""
+    """Joules of each for 1,000 sequences; empty where the machine cannot measure them."""
     with torch.no_grad(), evaluating(dense), evaluating(pruned):
         runs = {name: partial(model, **_inputs(model, batch, task)) for name, model in _named(dense, pruned)}
         return energy_per_thousand(runs, batch_size(batch), input_device(pruned)) or {}
@@ -170,7 +170,7 @@ def _peak_memory(model: PreTrainedModel, batch: Mapping[str, Any], task: Task) -
 
 
 class _TensorMeter(TorchDispatchMode):
-    """Counts the storage of every tensor that operations make, for as long as it lives."""
+    """Counts the storage of every tensor that an operation creates, as long as it is alive."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""The part of a model that one site is, to be timed alone: the smallest module around it that a forward pass calls,
-with other numbers of units in it."""
+"""Sublayers, to be timed alone: the smallest module around a site that a forward pass calls, with other numbers of
+units in it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from headprune.hooks.module_calls import ModuleCall, Trace, detached_copy, tracing
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.recorded_calls import Call, Trace, copied, tracing
-from headprune.measure.timing import Timed
+from headprune.measure.timing import TimedCall
 from headprune.surgery.remove_units import remove_units
 from headprune.units import Member, Site
 
@@ -24,30 +24,30 @@ STEPS = 12  # else so many steps, and a small one to begin with
 
 @dataclass(frozen=True)
 class Sublayer:
-    """Sites that take the same time: alike in their modules, their shapes and what they are called with."""
+    """Sites that take the same time: equal in their modules, shapes and inputs."""
 
-    home: str  # module to time, around the first of the sites
+    module: str  # path of the module to time, around the first of the sites
     sites: tuple[int, ...]
     counts: tuple[int, ...]  # units to time it with, ascending; the first is the fewest that may be left
 
 
 def sublayers(model: PreTrainedModel, sites: Sequence[Site], inputs: dict[str, Any]) -> list[Sublayer]:
-    """The sites that these inputs reach, one entry for all that are alike."""
-    trace = called(model, inputs, {path for site in sites if site.kept for path in _around(site)})
-    alike: dict[Any, list[Site]] = {}
-    homes: dict[int, str] = {}
+    """The sites that these inputs reach, one entry for all that are equal."""
+    trace = record_calls(model, inputs, {path for site in sites if site.kept for path in _enclosing_modules(site)})
+    groups: dict[Any, list[Site]] = {}
+    modules: dict[int, str] = {}
     for site in sites:
-        home = next((path for path in _around(site) if path in trace.calls), None) if site.kept else None
-        if home is not None:
-            homes[site.index] = home
-            alike.setdefault(_likeness(model, site, home, trace.calls[home]), []).append(site)
+        module = next((path for path in _enclosing_modules(site) if path in trace.calls), None) if site.kept else None
+        if module is not None:
+            modules[site.index] = module
+            groups.setdefault(_signature(model, site, module, trace.calls[module]), []).append(site)
     return [
-        Sublayer(homes[group[0].index], tuple(site.index for site in group), counts_of(group[0]))
-        for group in alike.values()
+        Sublayer(modules[group[0].index], tuple(site.index for site in group), counts_of(group[0]))
+        for group in groups.values()
     ]
 
 
-def called(model: PreTrainedModel, inputs: dict[str, Any], paths: set[str]) -> Trace:
+def record_calls(model: PreTrainedModel, inputs: dict[str, Any], paths: set[str]) -> Trace:
     """The first call of each of these modules in a forward pass."""
     with torch.no_grad(), evaluating(model), tracing(model, sorted(paths), []) as trace:
         model(**inputs)
@@ -55,17 +55,19 @@ def called(model: PreTrainedModel, inputs: dict[str, Any], paths: set[str]) -> T
 
 
 def counts_of(site: Site) -> tuple[int, ...]:
-    """The numbers of units that a site is timed with."""
+    """The numbers of units with which a site is timed."""
     units, fewest = site.size // site.group, fewest_of(site)
     if units <= ALL_COUNTS:
         return tuple(range(fewest, units + 1))
     steps = (units * step / STEPS for step in range(1, STEPS))
-    return tuple(sorted({fewest, max(units // 64, 1), *(usual(step) for step in steps), usual(units - 1), units}))
+    return tuple(
+        sorted({fewest, max(units // 64, 1), *(typical_count(step) for step in steps), typical_count(units - 1), units})
+    )
 
 
-def usual(count: float) -> int:
-    """A number near this one, of the sort that pruning leaves. Widths that are multiples of 8 are faster than others,
-    and would promise too much."""
+def typical_count(count: float) -> int:
+    """A number near this one that is no multiple of 8 beyond small ones: pruning seldom leaves such widths, and they
+    are faster than others."""
     near = round(count)
     return near if near <= ALL_COUNTS else near - near % 8 - 3
 
@@ -77,41 +79,44 @@ def fewest_of(site: Site) -> int:
     return 1 if site.obstacle_to_emptying else 0
 
 
-def timed(model: PreTrainedModel, sites: Sequence[Site], home: str, call: Call, site: int, count: int) -> Timed:
-    """The home of a site with so many of its units; what else is in it has as few as it may, not to blur the times."""
+def timed_sublayer(
+    model: PreTrainedModel, sites: Sequence[Site], module: str, call: ModuleCall, site: int, count: int
+) -> TimedCall:
+    """The module of a site with `count` of its units; other sites in it have as few as they can, so that they add
+    little time."""
     others = [
-        other for other in sites if other.index != site and f"{other.path}.".startswith(f"{home}." if home else "")
+        other for other in sites if other.index != site and f"{other.path}.".startswith(f"{module}." if module else "")
     ]
     left = {site: count, **{other.index: fewest_of(other) for other in others if other.kept}}
-    return Timed(with_units(model, sites, left).get_submodule(home), call.args, call.kwargs, copied)
+    return TimedCall(with_units(model, sites, left).get_submodule(module), call.args, call.kwargs, detached_copy)
 
 
 def with_units(model: PreTrainedModel, sites: Sequence[Site], left: dict[int, int]) -> PreTrainedModel:
-    """A copy with so many units left at these sites, the first ones. What is not cut shares its memory."""
+    """A copy with this number of units left at these sites, the first ones; other weights share their memory."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, dict(shared)).eval()
-    remove_units(twin, [member for index, count in left.items() for member in _beyond(sites[index], count)])
+    remove_units(twin, [member for index, count in left.items() for member in _members_after(sites[index], count)])
     return twin
 
 
-def _beyond(site: Site, count: int) -> list[Member]:
+def _members_after(site: Site, count: int) -> list[Member]:
     return [member for unit in site.units()[count:] for member in unit]
 
 
-def _around(site: Site) -> list[str]:
+def _enclosing_modules(site: Site) -> list[str]:
     """Modules around all parts of a site, the smallest first, the model itself last."""
-    words = [path.split(".") for path in (site.path, site.o, *site.maps)]
+    paths = [path.split(".") for path in (site.path, site.o, *site.maps)]
     shared = 0
-    while all(len(path) > shared and path[shared] == words[0][shared] for path in words):
+    while all(len(path) > shared and path[shared] == paths[0][shared] for path in paths):
         shared += 1
-    return [".".join(words[0][:length]) for length in range(shared, -1, -1)]
+    return [".".join(paths[0][:length]) for length in range(shared, -1, -1)]
 
 
-def _likeness(model: nn.Module, site: Site, home: str, call: Call) -> Any:
-    module = model.get_submodule(home)
+def _signature(model: nn.Module, site: Site, path: str, call: ModuleCall) -> Any:
+    module = model.get_submodule(path)
     shapes = tuple((name, tuple(parameter.shape)) for name, parameter in module.named_parameters())
-    what = (site.kind, site.place, site.size, site.group, site.applications, fewest_of(site))
-    return type(module), type(model.get_submodule(site.path)), what, shapes, _shapes((call.args, call.kwargs))
+    site_shape = (site.kind, site.place, site.size, site.group, site.applications, fewest_of(site))
+    return type(module), type(model.get_submodule(site.path)), site_shape, shapes, _shapes((call.args, call.kwargs))
 
 
 def _shapes(value: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Time, taken fairly: what is to be compared takes turns in one process, so that the noise of the machine meets all."""
+"""Times calls that are to be compared: they take turns in one process, so that noise of the machine affects all
+alike."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from typing import Any
 
 import torch
 
-WARM_UP = 2  # turns that do not count
-MORE = 10
+WARM_UP = 2  # turns that are not counted
+MORE = 10  # times as many turns at most, where calls are short
 
 
 @dataclass
-class Timed:
-    """A module or function, and what it is called with; `before` makes what a call may write into anew, untimed."""
+class TimedCall:
+    """A module or function and its arguments; `before` copies arguments that a call may write into, untimed."""
 
     module: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -27,47 +28,47 @@ class Timed:
 Clock = Callable[[], float]
 
 
-def own_clock(threads: int, device: torch.device) -> Clock:
-    """The clock that other programs disturb least. One thread of a processor has a clock of its own, which stands still
-    while something else runs; elsewhere it is the one on the wall."""
+def choose_clock(threads: int, device: torch.device) -> Clock:
+    """The clock that other programs disturb least: CPU time of the thread where there is only one on a CPU, else wall
+    time."""
     return time.thread_time if threads == 1 and device.type == "cpu" else time.perf_counter
 
 
-def once(run: Timed, clock: Clock) -> float:
+def time_once(run: TimedCall, clock: Clock) -> float:
     """Seconds of one call."""
     args, kwargs = run.before(run.args), run.before(run.kwargs)
-    _wait()
+    _synchronize()
     started = clock()
     run.module(*args, **kwargs)
-    _wait()
+    _synchronize()
     return clock() - started
 
 
-def turns(
-    runs: Mapping[Any, Timed],
+def time_in_turns(
+    runs: Mapping[Any, TimedCall],
     repeats: int,
     *,
     clock: Clock = time.perf_counter,
     seconds_at_least: float = 0.0,
 ) -> dict[Any, list[float]]:
-    """Seconds of every run in every turn: of so many turns, or of up to `MORE` times as many where all of them together
-    are shorter than asked for."""
+    """Seconds of every run in every turn: of `repeats` turns, or of up to `MORE` times as many until all of them
+    together took `seconds_at_least`."""
     seconds: dict[Any, list[float]] = {name: [] for name in runs}
     with torch.no_grad():
         for _ in range(WARM_UP):
             for run in runs.values():
-                once(run, clock)
+                time_once(run, clock)
         for turn in range(MORE * repeats):
             if turn >= repeats and sum(map(sum, seconds.values())) >= seconds_at_least:
                 break
             for name, run in runs.items():
-                seconds[name].append(once(run, clock))
+                seconds[name].append(time_once(run, clock))
     return seconds
 
 
 @contextmanager
 def using_threads(number: int | None) -> Iterator[int]:
-    """So many threads of torch for the length of the block, as many as there are where None."""
+    """A number of torch threads within a block; None leaves it as it is."""
     before = torch.get_num_threads()
     try:
         if number is not None:
@@ -77,7 +78,7 @@ def using_threads(number: int | None) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def _wait() -> None:
-    """Until an accelerator has done what it was given."""
+def _synchronize() -> None:
+    """Wait for the GPU."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -11,8 +11,9 @@ from typing import Any
 import numpy
 import torch
 
-from headprune.measure.compact import Deciles, deciles, packed_neurons, unpacked_neurons
+from headprune.errors import FormerName
 from headprune.measure.intervals import Interval
+from headprune.measure.journal_codec import Deciles, deciles, decode_neurons, encode_neurons
 from headprune.units import Member
 
 CURVE_COLUMNS = "Pruned_Heads,Accuracy,Step,Removed_Heads,Agreement,Loss,Parameters,Attention_FLOPs,Low,High"
@@ -23,8 +24,8 @@ NEURON_COLUMNS = ",Removed_Neurons,Neurons"
 class Step:
     """One removal. Step 0 is the dense model, where nothing was removed; `scores` are those that led to the removal.
 
-    Of neurons a journal keeps the deciles of the scores at each site, so `scores` read from one are NaN there. Whoever
-    needs them in full, as a one-shot schedule that is resumed does, computes them again.
+    Of neurons a journal keeps the deciles of the scores at each site, so `scores` read from one are NaN there. A
+    resumed one-shot schedule, which needs all of them, computes them again.
     """
 
     step: int
@@ -38,23 +39,23 @@ class Step:
     parameters: int
     flops: int  # of the units that are left, for one sequence
     scores: torch.Tensor | None
-    # Per site that lost units: which compensation was used, and its error on the calibration data without and with it.
-    compensation: tuple[Mapping[str, Any], ...] = ()
+    # Per site that lost units: its kind of repair, and the error on the calibration data without and with it.
+    repairs: tuple[Mapping[str, Any], ...] = ()
     interval: Interval | None = None  # 95 %, of the metric
-    outcomes: torch.Tensor | None = field(
-        default=None, repr=False, compare=False
-    )  # per sample; their mean is the metric
+    per_sample: torch.Tensor | None = field(default=None, repr=False, compare=False)  # their mean is the metric
 
-    # Sites of attention, and the heads of the widest: what goes at sites after these is neurons. None where only heads
-    # are looked at.
+    # The number of attention sites, and the heads of the widest; sites after these have neurons. None where only heads
+    # are pruned.
     attention: tuple[int, int] | None = None
     widths: Mapping[int, int] = field(default_factory=dict)  # neurons left, by feed-forward site
     neuron_scores: Mapping[int, Deciles | None] | None = None  # of `scores`, by site
     latency: float | None = None  # measured time relative to the dense model, where a budget asks for it
     model_flops: int | None = None  # of the whole model, for one sequence; older journals do not have it
 
+    outcomes, compensation = FormerName("per_sample"), FormerName("repairs")
+
     def __post_init__(self) -> None:
-        """One order, in memory and on disk: heads as they went, then neurons by site and id."""
+        """One order, in memory and on disk: heads as they were removed, then neurons by site and id."""
         if self.attention is None:
             return
         heads = [member for member in self.removed if not self._is_neuron(member)]
@@ -96,34 +97,36 @@ class Step:
         line = {
             "step": self.step,
             "removed": [list(member) for member in self.removed_heads],
-            "score": plain(self.score),
-            "metric": plain(self.metric),
-            "interval": None if self.interval is None else [plain(self.interval.low), plain(self.interval.high)],
-            "agreement": plain(self.agreement),
-            "loss": plain(self.loss),
+            "score": finite_or_none(self.score),
+            "metric": finite_or_none(self.metric),
+            "interval": None
+            if self.interval is None
+            else [finite_or_none(self.interval.low), finite_or_none(self.interval.high)],
+            "agreement": finite_or_none(self.agreement),
+            "loss": finite_or_none(self.loss),
             "units": dict(self.units),
             "applied": dict(self.applied),
             "heads": self.heads,
             "applied_heads": self.applied_heads,
             "parameters": self.parameters,
             "flops": self.flops,
-            "compensation": [dict(repair) for repair in self.compensation],
-            "outcomes": None if self.outcomes is None else packed(self.outcomes),
-            "scores": None if scores is None else [[plain(v) for v in row] for row in scores.tolist()],
+            "compensation": [dict(repair) for repair in self.repairs],
+            "outcomes": None if self.per_sample is None else encode_per_sample(self.per_sample),
+            "scores": None if scores is None else [[finite_or_none(v) for v in row] for row in scores.tolist()],
         }
         if self.model_flops is not None:
             line["model_flops"] = self.model_flops
         if self.latency is not None:
-            line["latency"] = plain(self.latency)
+            line["latency"] = finite_or_none(self.latency)
         if self.attention is not None:
             line["attention"] = list(self.attention)
             line["widths"] = {str(site): width for site, width in self.widths.items()}
-            line["removed_neurons"] = packed_neurons(self.removed_neurons)
+            line["removed_neurons"] = encode_neurons(self.removed_neurons)
             line["neuron_scores"] = (
                 None
                 if self.neuron_scores is None
                 else {
-                    str(site): None if values is None else [plain(value) for value in values]
+                    str(site): None if values is None else [finite_or_none(value) for value in values]
                     for site, values in self.neuron_scores.items()
                 }
             )
@@ -147,12 +150,12 @@ class Step:
             if scores is not None:
                 nothing = torch.full((len(summary), line["attention"][1]), math.nan, dtype=torch.float64)
                 scores = torch.cat([scores.reshape(*line["attention"]), nothing])
-        between, outcomes = line.get("interval"), line.get("outcomes")  # which older journals do not have
+        interval, per_sample = line.get("interval"), line.get("outcomes")  # which older journals do not have
         return cls(
             step=line["step"],
             removed=(
                 *(Member(site, index) for site, index in line["removed"]),
-                *unpacked_neurons(line.get("removed_neurons", {})),
+                *decode_neurons(line.get("removed_neurons", {})),
             ),
             score=line["score"],
             metric=math.nan if line["metric"] is None else line["metric"],
@@ -163,9 +166,9 @@ class Step:
             parameters=line["parameters"],
             flops=line["flops"],
             scores=scores,
-            compensation=tuple(line.get("compensation", ())),
-            interval=None if between is None else Interval(*_numbers(between)),
-            outcomes=None if outcomes is None else unpacked(outcomes),
+            repairs=tuple(line.get("compensation", ())),
+            interval=None if interval is None else Interval(*_numbers(interval)),
+            per_sample=None if per_sample is None else decode_per_sample(per_sample),
             latency=line.get("latency"),
             model_flops=line.get("model_flops"),
             attention=tuple(line["attention"]) if "attention" in line else None,
@@ -178,37 +181,38 @@ def _numbers(values: Sequence[float | None] | None) -> Any:
     return None if values is None else tuple(math.nan if value is None else value for value in values)
 
 
-def packed(outcomes: torch.Tensor) -> str:
-    """Outcomes as text: a bit each where samples are right or wrong, else a float32 each."""
-    values = outcomes.double().numpy()
+def encode_per_sample(per_sample: torch.Tensor) -> str:
+    """Values per sample as text: a bit each where samples are right or wrong, else a float32 each."""
+    values = per_sample.double().numpy()
     if numpy.isin(values, (0.0, 1.0)).all():
         return f"bits:{len(values)}:" + base64.b64encode(numpy.packbits(values.astype(bool)).tobytes()).decode()
     return f"float32:{len(values)}:" + base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 
-def unpacked(text: str) -> torch.Tensor:
+def decode_per_sample(text: str) -> torch.Tensor:
     form, count, content = text.split(":", 2)
     raw = base64.b64decode(content)
     if form == "bits":
         bits = numpy.unpackbits(numpy.frombuffer(raw, numpy.uint8))[: int(count)]
         return torch.from_numpy(bits.astype(numpy.float64))
     if form != "float32":
-        raise ValueError(f"outcomes are in a form that this version does not know: {form}")
+        raise ValueError(f"values per sample are in a form that this version does not know: {form}")
     return torch.from_numpy(numpy.frombuffer(raw, "<f4").astype(numpy.float64))
 
 
-def plain(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else value  # JSON has neither NaN nor Infinity
+def finite_or_none(value: float | None) -> float | None:
+    """JSON has neither NaN nor Infinity."""
+    return None if value is None or not math.isfinite(value) else value
 
 
 def removed_until(steps: Sequence[Step], last: int) -> list[Member]:
-    """All members that are gone after step `last`."""
+    """All members that were removed up to step `last`."""
     return [member for step in steps[: last + 1] for member in step.removed]
 
 
 def curve_csv(steps: Sequence[Step]) -> str:
-    """The curve with the authors' columns first, and those of neurons, if any may go, last. Pruned_Heads counts a tied
-    head once per application, as they do."""
+    """The curve with the papers' columns first, and those of neurons, where they are pruned, last. Pruned_Heads counts
+    a tied head once per application, as they do."""
     neurons = bool(steps) and steps[0].attention is not None
     lines = [CURVE_COLUMNS + NEURON_COLUMNS if neurons else CURVE_COLUMNS]
     for step in steps:

@@ -1,4 +1,4 @@
-"""Models that transformers does not have. Importing this room makes its Auto classes know them."""
+"""Model classes that transformers does not have; importing the room registers them with its Auto classes."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 

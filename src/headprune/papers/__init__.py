@@ -1,4 +1,4 @@
-"""`headprune reproduce greedy-gnorm`: the tables and figures of arXiv 2602.04491 again."""
+"""Reproduces published tables and figures: `headprune reproduce`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headprune.checkpoint.atomic_files import path_exists, write_text
 from headprune.extras import require
 from headprune.papers import gradients
 from headprune.papers.figures import figure3, figure4, figure5
 from headprune.papers.panels import Panel
-from headprune.papers.paper import MODELS, ReproductionError
+from headprune.papers.paper_models import MODELS, ReproductionError
 from headprune.papers.protocol import PROTOCOLS
 from headprune.papers.published import mask_of_order, published_panels, read_masks, read_orders
 from headprune.papers.runs import run_panels
 from headprune.papers.tables import make_tables
-from headprune.report.export import save_figure
-from headprune.store.files import is_there, write_text
+from headprune.reports.save_figures import save_figure
 
 with require("cli", "Reproducing a paper needs"):
     from rich.console import Console
@@ -36,17 +36,17 @@ def reproduce_greedy_gnorm(
     runs: Path | None = None,
     console: Console | None = None,
 ) -> list[Path]:
-    """Write tables 1 to 5, the figures that can be drawn, and the protocol to `out`; returns the files.
+    """Write tables 1 to 5, the figures for which there is data, and the protocol to `out`; returns the files.
 
-    `published` is a folder with the authors' result files, `runs` one with runs of this tool (MODEL/.../RUN): figures
-    3 to 5 come from either, or from both under two names. `figure2` is a model folder and a data file to measure
-    gradients on; without it the demo's model serves, where the packages that bring it are installed.
+    `published` is a folder with the authors' result files, `runs` one with runs of headprune (MODEL/.../RUN): figures
+    3 to 5 are drawn from either, or from both under two names. `figure2` is a model folder and a data file to measure
+    gradients on; by default it is the model of the demo, where its packages are installed.
     """
     console = console or Console()
-    if is_there(out, ReproductionError) and not out.is_dir():
+    if path_exists(out, ReproductionError) and not out.is_dir():
         raise ReproductionError(f"{out} is a file; choose a directory for the tables and figures.")
     charts, notes = _curves_and_masks(published, runs)
-    task = gradients.demo_task() if figure2 is None else gradients.given_task(*figure2)
+    task = gradients.demo_task() if figure2 is None else gradients.load_task(*figure2)
     name = gradients.DEMO_NAME if figure2 is None else Path(figure2[0]).name
     if task is None:
         notes.append(
@@ -54,7 +54,7 @@ def reproduce_greedy_gnorm(
         )
     else:
         charts["figure2"] = gradients.figure2(gradients.measure_change(task, name))
-    # Everything that input can spoil has been read: from here on files are written.
+    # All input has been read and checked: from here on files are written.
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
         files = _write_tables(out)
@@ -65,34 +65,40 @@ def reproduce_greedy_gnorm(
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
     console.print(
-        f"{len(files)} files are in {out}: tables 1 to 5, {_listed(charts)}.", highlight=False, soft_wrap=True
+        f"{len(files)} files are in {out}: tables 1 to 5, {_join_names(charts)}.", highlight=False, soft_wrap=True
     )
     return files
 
 
 def _curves_and_masks(published: Path | None, runs: Path | None) -> tuple[dict[str, Any], list[str]]:
-    """Figures 3 to 5 by file name, and what there is to say about them."""
+    """Figures 3 to 5 by file name, and notes about them."""
     charts: dict[str, Any] = {}
     notes = []
     if published is not None:
         charts.update(_draw(published_panels(published), PUBLISHED_SOURCE, ""))
         notes.append(_check_orders(published))
     if runs is not None:
-        drawn = _draw(run_panels(runs), RUNS_SOURCE, "" if published is None else "-runs")
-        missing = [name for name in ("figure3", "figure4", "figure5") if not any(key.startswith(name) for key in drawn)]
+        run_charts = _draw(run_panels(runs), RUNS_SOURCE, "" if published is None else "-runs")
+        missing = [
+            name for name in ("figure3", "figure4", "figure5") if not any(key.startswith(name) for key in run_charts)
+        ]
         notes += [f"{runs} has no runs to draw {name} from." for name in missing]
-        charts.update(drawn)
+        charts.update(run_charts)
     if published is None and runs is None:
         notes.append(
             "Figures 3, 4 and 5 were left out: give --published with a folder of the authors' result files, or --runs "
-            "with runs of this tool, which python -m headprune.papers MODEL --out DIR makes."
+            "with runs of headprune, which python -m headprune.papers MODEL --out DIR makes."
         )
     return charts, notes
 
 
 def _draw(panels: Sequence[Panel], source: str, suffix: str) -> dict[str, Any]:
-    made = {"figure3": figure3(panels, source), "figure4": figure4(panels, source), "figure5": figure5(panels, source)}
-    return {name + suffix: chart for name, chart in made.items() if chart is not None}
+    figures = {
+        "figure3": figure3(panels, source),
+        "figure4": figure4(panels, source),
+        "figure5": figure5(panels, source),
+    }
+    return {name + suffix: chart for name, chart in figures.items() if chart is not None}
 
 
 def _check_orders(published: Path) -> str:
@@ -115,5 +121,5 @@ def _write_tables(out: Path) -> list[Path]:
     return files
 
 
-def _listed(charts: dict[str, Any]) -> str:
+def _join_names(charts: dict[str, Any]) -> str:
     return ", ".join(sorted(charts)) or "no figures"

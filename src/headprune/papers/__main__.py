@@ -1,4 +1,4 @@
-"""`python -m headprune.papers MODEL --out DIR`: all runs of one of the paper's models, in one command."""
+"""`python -m headprune.papers MODEL --out DIR`: all runs of one of the paper's models in one command."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def main(arguments: list[str] | None = None) -> int:
         "--aggregation",
         choices=["sample", "batch"],
         default="sample",
-        help="sample: the paper's formula; batch: what the notebooks compute",
+        help="sample: the formula of the paper; batch: the computation of the notebooks",
     )
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         folder = run_protocol(
-            asked.model,
-            asked.out,
-            checkpoint=asked.checkpoint,
-            source=asked.data,
-            aggregation=asked.aggregation,
-            trials=asked.trials,
+            options.model,
+            options.out,
+            checkpoint=options.checkpoint,
+            source=options.data,
+            aggregation=options.aggregation,
+            trials=options.trials,
         )
     except HeadpruneError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
-    print(f"The runs are in {folder}; draw them with headprune reproduce greedy-gnorm --runs {asked.out}.")
+    print(f"The runs are in {folder}; draw them with headprune reproduce greedy-gnorm --runs {options.out}.")
     return 0
 
 

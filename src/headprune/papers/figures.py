@@ -1,4 +1,4 @@
-"""Figures 3, 4 and 5 as Altair charts. Colours are Okabe and Ito's, which the colour-blind can tell apart."""
+"""Figures 3, 4 and 5 as Altair charts, in the colour-blind safe palette of Okabe and Ito."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ COLOURS = {"gnorm": BLUE, "inverse:gnorm": SKY, "entropy": VERMILION, "inverse:e
 DASHES = {"gnorm": [1, 0], "inverse:gnorm": [5, 3], "entropy": [1, 0], "inverse:entropy": [5, 3]}
 RANDOM = "Random (box: quartiles, line: range)"
 WIDTH, HEIGHT, COLUMNS = 330, 200, 2
-HEADING = 16  # font size of a figure's own title
+HEADING = 16  # font size of the title of a figure
 CELL = 20  # pixels of one head
 
 
 def figure3(panels: Sequence[Panel], source: str) -> alt.TopLevelMixin | None:
     """Accuracy over heads removed, one panel per model, one line per criterion; None where there are no curves."""
-    drawn = [panel for panel in panels if panel.curves]
-    if not drawn:
+    with_curves = [panel for panel in panels if panel.curves]
+    if not with_curves:
         return None
-    shown = [name for name in CRITERIA if any(name in panel.curves for panel in drawn)]
-    metrics = " or ".join(dict.fromkeys(panel.metric for panel in drawn))
-    return _arranged(
-        [_curves(panel, shown) for panel in drawn],
+    criteria = [name for name in CRITERIA if any(name in panel.curves for panel in with_curves)]
+    metrics = " or ".join(dict.fromkeys(panel.metric for panel in with_curves))
+    return _arrange(
+        [_curves(panel, criteria) for panel in with_curves],
         f"{metrics.capitalize()} as heads are removed, by the criterion that chooses them",
         f"Dotted: where pruning stops. {source}",
     )
 
 
-def _curves(panel: Panel, shown: Sequence[str]) -> alt.LayerChart:
+def _curves(panel: Panel, criteria: Sequence[str]) -> alt.LayerChart:
     rows = [
         {"removed": removed, "value": value, "criterion": CRITERIA[name]}
-        for name in sorted(shown, key=lambda name: name.startswith("inverse:"))  # dashes on top of whole lines
+        for name in sorted(criteria, key=lambda name: name.startswith("inverse:"))  # dashed lines on top of solid ones
         for removed, value in panel.curves.get(name, ())
     ]
-    domain = [CRITERIA[name] for name in shown]
-    colour = alt.Scale(domain=domain, range=[COLOURS[name] for name in shown])
-    dash = alt.Scale(domain=domain, range=[DASHES[name] for name in shown])
+    domain = [CRITERIA[name] for name in criteria]
+    colour = alt.Scale(domain=domain, range=[COLOURS[name] for name in criteria])
+    dash = alt.Scale(domain=domain, range=[DASHES[name] for name in criteria])
     legend = alt.Legend(
         title=None, orient="bottom", symbolType="stroke", symbolSize=500, symbolStrokeWidth=3, labelLimit=300
     )
@@ -63,11 +63,11 @@ def _curves(panel: Panel, shown: Sequence[str]) -> alt.LayerChart:
 
 def figure4(panels: Sequence[Panel], source: str) -> alt.TopLevelMixin | None:
     """Random trials as boxes with the Greedy-Gnorm line on top, one panel per model; None where there are no trials."""
-    drawn = [panel for panel in panels if panel.trials]
-    if not drawn:
+    with_trials = [panel for panel in panels if panel.trials]
+    if not with_trials:
         return None
-    return _arranged(
-        [_boxes(panel) for panel in drawn],
+    return _arrange(
+        [_boxes(panel) for panel in with_trials],
         "Greedy-Gnorm against heads removed at random",
         f"A box holds the middle half of the random trials; its line reaches from the worst to the best. {source}",
     )
@@ -101,24 +101,24 @@ def _boxes(panel: Panel) -> alt.LayerChart:
 
 
 def box_rows(trials: Mapping[int, Sequence[float]], heads: int) -> list[dict[str, Any]]:
-    """Per number of heads removed: range, quartiles and median of the trials, and where its box begins and ends."""
-    places = sorted(place for place, values in trials.items() if values)
-    if len(places) > 33:  # runs may measure after every single head: boxes would hide each other
+    """Per number of heads removed: range, quartiles and median of the trials, and the edges of its box."""
+    counts = sorted(removed for removed, values in trials.items() if values)
+    if len(counts) > 33:  # runs may measure after every head: boxes would overlap
         step = -(-heads // 24)
-        places = [place for place in places if place % step == 0 or place == heads]
-    gap = min((b - a for a, b in itertools.pairwise(places)), default=heads)
+        counts = [removed for removed in counts if removed % step == 0 or removed == heads]
+    gap = min((b - a for a, b in itertools.pairwise(counts)), default=heads)
     rows = []
-    for place in places:
-        values = list(trials[place])
+    for removed in counts:
+        values = list(trials[removed])
         if len(values) > 1:
             lower, middle, upper = statistics.quantiles(values, n=4, method="inclusive")
         else:
             lower = middle = upper = values[0]
         rows.append(
             {
-                "removed": place,
-                "left": place - 0.3 * gap,
-                "right": place + 0.3 * gap,
+                "removed": removed,
+                "left": removed - 0.3 * gap,
+                "right": removed + 0.3 * gap,
                 "low": min(values),
                 "lower": lower,
                 "middle": middle,
@@ -132,11 +132,13 @@ def box_rows(trials: Mapping[int, Sequence[float]], heads: int) -> list[dict[str
 
 def figure5(panels: Sequence[Panel], source: str) -> alt.TopLevelMixin | None:
     """The masks where pruning stops, one panel per model; None where there are none."""
-    drawn = [panel for panel in panels if panel.mask]
-    if not drawn:
+    with_masks = [panel for panel in panels if panel.mask]
+    if not with_masks:
         return None
-    return _arranged(
-        [_mask(panel) for panel in drawn], "Heads that are kept where pruning stops", f"One square per head. {source}"
+    return _arrange(
+        [_mask(panel) for panel in with_masks],
+        "Heads that are kept where pruning stops",
+        f"One square per head. {source}",
     )
 
 
@@ -148,7 +150,7 @@ def _mask(panel: Panel) -> alt.Chart:
         for head, bit in enumerate(bits)
     ]
     kept = sum(sum(bits) for bits in mask)
-    # A title along the axis needs room that a single site does not have.
+    # A vertical axis title does not fit beside a single site.
     site = alt.Axis(title="Site (layer)", labelOverlap=True, ticks=False)
     if len(mask) < 4:
         site = alt.Axis(title="Site", titleAngle=0, titleAlign="right", titleBaseline="middle", ticks=False)
@@ -178,7 +180,7 @@ def _data(rows: Sequence[Mapping[str, Any]]) -> alt.InlineData:
 
 
 def _sparse(panel: Panel) -> bool:
-    """Curves with few points show them: nothing was measured in between."""
+    """Whether a curve has few points, which are then marked: there are no measurements between them."""
     return max((len(curve) for curve in panel.curves.values()), default=0) <= 40
 
 
@@ -202,13 +204,13 @@ def _stop_rule(panel: Panel) -> list[alt.Chart]:
     return [rule.encode(_removed_axis(panel))]
 
 
-def _arranged(charts: Sequence[Any], title: str, subtitle: str) -> alt.TopLevelMixin:
-    joined = alt.concat(*charts, columns=COLUMNS, spacing=28)
-    return styled(joined.properties(title=alt.TitleParams(title, subtitle=subtitle, fontSize=HEADING)))
+def _arrange(charts: Sequence[Any], title: str, subtitle: str) -> alt.TopLevelMixin:
+    grid = alt.concat(*charts, columns=COLUMNS, spacing=28)
+    return apply_style(grid.properties(title=alt.TitleParams(title, subtitle=subtitle, fontSize=HEADING)))
 
 
-def styled(chart: Any) -> alt.TopLevelMixin:
-    """One look for all figures: readable in print, on white."""
+def apply_style(chart: Any) -> alt.TopLevelMixin:
+    """The common style of all figures: readable in print, on white."""
     return (
         chart.configure(background="white", padding=12, font="DejaVu Sans, Arial, sans-serif")
         .configure_title(anchor="start", fontSize=13, subtitleFontSize=11, subtitleColor="#444444", offset=10)

@@ -1,4 +1,4 @@
-"""Figure 2: how far one removal moves the gradients of all layers, measured on a real model."""
+"""Figure 2: the change of the gradients of all layers after one removal, measured on a real model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headprune.errors import MissingPackageError
 from headprune.extras import need_demo, require
 from headprune.measure.diagnostics import GradientChange, gradient_change
 from headprune.papers import langid
-from headprune.papers.figures import HEADING, VERMILION, styled
-from headprune.runs.subject import Subject, load_subject
+from headprune.papers.figures import HEADING, VERMILION, apply_style
+from headprune.runs.loading import RunInputs, load_run_inputs
 from headprune.search.config import Experiment
 from headprune.tasks import task_of
 from headprune.units import resolve
@@ -25,8 +25,8 @@ with require("report", "Figures need"):
 
 SAMPLES, BATCH, SEED = 64, 32, 0
 DEMO_NAME = "all-MiniLM-L6-v2 with a fitted language classifier"
-LESSONS = 640  # strings that the demo's classifier is fitted to
-FINEST = 16  # squares along a side of a map
+TRAINING_STRINGS = 640  # strings to fit the classifier of the demo on
+MAX_GRID = 16  # cells along a side of a heat map
 ROLES = ("Query", "Key", "Value")
 CELL = 7  # pixels
 
@@ -38,26 +38,26 @@ class MeasuredChange:
     change: GradientChange
 
 
-def measure_change(task: Subject, name: str) -> MeasuredChange:
+def measure_change(task: RunInputs, name: str) -> MeasuredChange:
     """Remove the head that Greedy-Gnorm would remove first, and compare the weight gradients of all sites."""
     examples = task.examples.sample(SAMPLES, SEED)
     batches = examples.batches(BATCH)
     scores = score(task.model, batches, criterion="gnorm").scores
-    least = int(torch.where(scores.isnan(), torch.inf, scores).argmin())
-    site, head = divmod(least, scores.shape[1])
+    lowest = int(torch.where(scores.isnan(), torch.inf, scores).argmin())
+    site, head = divmod(lowest, scores.shape[1])
     unit = resolve(task.model)[site].unit(head)
-    grid = min(FINEST, scores.shape[1])  # one row of a map per head, where they are few enough
+    grid = min(MAX_GRID, scores.shape[1])  # one row of a heat map per head, where there are few enough
     return MeasuredChange(name, len(examples), gradient_change(task.model, batches, unit, grid=grid))
 
 
-def given_task(model: str | Path, data: str | Path) -> Subject:
-    return load_subject(Experiment(model=str(model), data=str(data), seed=SEED))
+def load_task(model: str | Path, data: str | Path) -> RunInputs:
+    return load_run_inputs(Experiment(model=str(model), data=str(data), seed=SEED))
 
 
-def demo_task() -> Subject | None:
-    """The demo's pretrained model and data; None where the packages that bring them are not installed.
+def demo_task() -> RunInputs | None:
+    """The pretrained model and the data of the demo; None where their packages are not installed.
 
-    Its classifier is fitted in one step by least squares, which takes seconds where fine-tuning takes minutes.
+    The classifier is fitted by least squares, which takes seconds where fine-tuning takes minutes.
     """
     try:
         need_demo()
@@ -66,16 +66,16 @@ def demo_task() -> Subject | None:
     model = langid.pretrained()
     with tempfile.TemporaryDirectory() as folder:
         data = langid.prepare_data(Path(folder))
-        lessons, examples = (
+        training_examples, examples = (
             langid.read(model, data / name).sample(count, SEED)
-            for name, count in (("train.tsv", LESSONS), ("dev.tsv", SAMPLES))
+            for name, count in (("train.tsv", TRAINING_STRINGS), ("dev.tsv", SAMPLES))
         )
-    langid.fit_classifier(model, lessons.batches(BATCH))
-    return Subject(model, task_of(model), examples)
+    langid.fit_classifier(model, training_examples.batches(BATCH))
+    return RunInputs(model, task_of(model), examples)
 
 
 def figure2(measured: MeasuredChange) -> alt.TopLevelMixin:
-    """A heat map per site and role: where the weight gradient changed, and by how much of its norm."""
+    """A heat map per site and role: where the weight gradient changed, and the change relative to its norm."""
     removed = measured.change.removed
     sites = {head.site for head in removed}
     count = len(measured.change.grids)
@@ -87,12 +87,12 @@ def figure2(measured: MeasuredChange) -> alt.TopLevelMixin:
         )
         for number, site in enumerate(range(count))
     ]
-    # Sites stand in two columns where there are many, so that the page stays a page.
+    # Many sites are arranged in two columns, so that the figure fits on a page.
     half = -(-count // 2) if count > 6 else count
     columns = [alt.vconcat(*rows[start : start + half], spacing=8) for start in range(0, count, half)]
-    named = ", ".join(f"{head.index}" for head in removed)
+    head_names = ", ".join(f"{head.index}" for head in removed)
     title = alt.TitleParams(
-        f"Change of the weight gradients after removing head {named} of site {min(sites)}",
+        f"Change of the weight gradients after removing head {head_names} of site {min(sites)}",
         subtitle=[
             f"{measured.name}, {measured.samples} samples; it is the head that Greedy-Gnorm removes first.",
             "A map is one gradient matrix, pooled: heads from top to bottom, inputs from left to right.",
@@ -100,7 +100,7 @@ def figure2(measured: MeasuredChange) -> alt.TopLevelMixin:
         ],
         fontSize=HEADING,
     )
-    return styled(alt.hconcat(*columns, spacing=30).properties(title=title))
+    return apply_style(alt.hconcat(*columns, spacing=30).properties(title=title))
 
 
 def _map(measured: MeasuredChange, site: int, role: int, largest: float, pruned: bool, first: bool) -> Any:

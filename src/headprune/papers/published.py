@@ -1,4 +1,4 @@
-"""The authors' own result files: curves (csv), random trials (xlsx), final masks and removal orders (json)."""
+"""Reads the result files of the authors: curves (csv), random trials (xlsx), final masks and removal orders (json)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headprune.papers.panels import Curve, Panel
-from headprune.papers.paper import MODELS, PaperModel, ReproductionError
+from headprune.papers.paper_models import MODELS, PaperModel, ReproductionError
 
 CURVE_FILES = {
     "gnorm": "GreedyGnorm",
@@ -18,12 +18,12 @@ CURVE_FILES = {
     "entropy": "AE",
     "inverse:entropy": "AEinverse",
 }
-LARGEST = 64 * 2**20  # bytes of an xlsx file when unpacked: a small archive must not fill the memory
+MAX_UNPACKED = 64 * 2**20  # bytes of an unpacked xlsx file: a small archive must not fill the memory
 MASKS, ORDERS = "published_final_masks.json", "published_pruning_order.json"
 
 
 def published_panels(folder: Path) -> list[Panel]:
-    """All that figures 3 to 5 need, from one folder with the authors' files."""
+    """The data of figures 3 to 5, from a folder with the authors' files."""
     if not folder.is_dir():
         raise ReproductionError(f"There is no directory {folder} with the published results; check the path.")
     masks = read_masks(folder)
@@ -41,8 +41,8 @@ def published_panels(folder: Path) -> list[Panel]:
 
 
 def read_curve(folder: Path, model: PaperModel, criterion: str) -> Curve:
-    """(heads removed, accuracy); a file may end before the last head is gone."""
-    path = _existing(folder / f"pruned_heads_accuracy({model.published})basedon{CURVE_FILES[criterion]}.csv")
+    """(heads removed, accuracy); a file may end before the last head is removed."""
+    path = _require_file(folder / f"pruned_heads_accuracy({model.published})basedon{CURVE_FILES[criterion]}.csv")
     with path.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream)
         missing = {"Pruned_Heads", "Accuracy"} - set(reader.fieldnames or ())
@@ -58,7 +58,8 @@ def read_curve(folder: Path, model: PaperModel, criterion: str) -> Curve:
 
 
 def read_trials(folder: Path, model: PaperModel) -> dict[int, list[float]]:
-    """Heads removed -> accuracy of every random trial. Where a file joins the groups, the groups are not read again."""
+    """Heads removed -> accuracy of every random trial, from the concatenated file where there is one, or else from the
+    files of all groups."""
     pattern = f"{model.published}randompruned_heads_data_*.xlsx"
     files = sorted(folder.glob(pattern))
     if not files:
@@ -76,7 +77,7 @@ def read_trials(folder: Path, model: PaperModel) -> dict[int, list[float]]:
 
 
 def read_sheet(path: Path) -> list[list[float | str | None]]:
-    """The rows of the first sheet of an xlsx file: numbers, and texts for all else that is in a cell."""
+    """The rows of the first sheet of an xlsx file: numbers as floats, other values as strings."""
     try:
         import openpyxl
     except ImportError:
@@ -85,22 +86,22 @@ def read_sheet(path: Path) -> list[list[float | str | None]]:
         ) from None
     try:
         with zipfile.ZipFile(path) as archive:
-            large = sum(part.file_size for part in archive.infolist()) > LARGEST
+            large = sum(part.file_size for part in archive.infolist()) > MAX_UNPACKED
     except zipfile.BadZipFile:
         raise ReproductionError(f"{path} cannot be read as xlsx (it is not a zip file); fetch it again.") from None
     if large:
         raise ReproductionError(f"{path} is too large for a sheet of results; give the authors' own file.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about styles and the like, which no number depends on
+            warnings.simplefilter("ignore")  # warnings about styles do not matter here
             book = openpyxl.load_workbook(path, read_only=True, data_only=True)
             try:
                 sheet = book.worksheets[0]
-                sheet.reset_dimensions()  # the cells say where they are; what the file says about them may be wrong
+                sheet.reset_dimensions()  # the dimensions stored in the file may be wrong
                 return [[_cell(value) for value in row] for row in sheet.iter_rows(values_only=True)]
             finally:
                 book.close()
-    except Exception as error:  # a damaged file makes openpyxl raise whatever its contents lead it to
+    except Exception as error:  # openpyxl may raise any error for a damaged file
         raise ReproductionError(f"{path} cannot be read as xlsx ({type(error).__name__}); fetch it again.") from None
 
 
@@ -139,13 +140,13 @@ def read_orders(folder: Path) -> dict[str, list[tuple[int, int]]]:
 
 def mask_of_order(model: PaperModel, order: list[tuple[int, int]]) -> list[list[bool]]:
     """The mask after the number of removals at which the paper stops."""
-    gone = set(order[: model.removed])
-    return [[(site, head) not in gone for head in range(model.heads_per_site)] for site in range(model.sites)]
+    removed = set(order[: model.removed])
+    return [[(site, head) not in removed for head in range(model.heads_per_site)] for site in range(model.sites)]
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(_existing(path).read_text(encoding="utf-8"))
+        content = json.loads(_require_file(path).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise ReproductionError(f"{path} is not json; give the authors' own file.") from None
     if not isinstance(content, dict):
@@ -153,7 +154,7 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _existing(path: Path) -> Path:
+def _require_file(path: Path) -> Path:
     if not path.is_file():
         raise ReproductionError(f"There is no file {path.name} in {path.parent}; check the directory.")
     return path

@@ -1,4 +1,4 @@
-"""Runs of this tool as the panels of figures 3 to 5: one folder per model, with the run directories anywhere below."""
+"""Reads runs of headprune as panels of figures 3 to 5: one folder per model, with run directories anywhere below."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step, removed_until
 from headprune.papers.panels import CRITERIA, Curve, Panel
-from headprune.papers.paper import MODELS, ReproductionError
+from headprune.papers.paper_models import MODELS, ReproductionError
+from headprune.run_folder import read_run
 from headprune.search.stop import knee
-from headprune.store.rundir import read_run
 
 
 def run_panels(folder: Path) -> list[Panel]:
-    """One panel per model folder; criteria that the paper does not compare are passed over."""
+    """One panel per model folder; criteria that are not in the paper are skipped."""
     if not folder.is_dir():
         raise ReproductionError(f"There is no directory {folder} with runs; check the path.")
     order = [model.key for model in MODELS]
@@ -28,8 +28,8 @@ def run_panels(folder: Path) -> list[Panel]:
     panels = [panel for panel in map(_panel, models) if panel is not None]
     if not panels:
         raise ReproductionError(
-            f"{folder} has no runs of gnorm, entropy, their inverses or random in it; expected are run directories "
-            "such as bert/gnorm, as headprune compare --out writes them."
+            f"{folder} has no runs of gnorm, entropy, their inverses or random; give a folder with run directories "
+            "such as bert/gnorm, which headprune compare --out writes."
         )
     return panels
 
@@ -39,8 +39,8 @@ def _panel(folder: Path) -> Panel | None:
     trials: dict[int, list[float]] = defaultdict(list)
     best: tuple[dict[str, Any], list[Step]] | None = None
     heads, metric = 0, "accuracy"
-    for described in sorted(folder.rglob("run.json")):
-        record, steps = _read(described.parent)
+    for file in sorted(folder.rglob("run.json")):
+        record, steps = _read(file.parent)
         name = str(record["settings"].get("criterion", "")).split("(")[0]
         if not steps or name not in (*CRITERIA, "random") or name in curves:
             continue
@@ -64,7 +64,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], list[Step]]:
         record, steps = read_run(folder)
         record["settings"].get("criterion")
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-        raise ReproductionError(f"{folder} is not a whole run: its run.json is damaged; run it again.") from None
+        raise ReproductionError(f"The run.json of {folder} is damaged; run it again.") from None
     return record, steps
 
 
@@ -73,12 +73,12 @@ def _curve(steps: Sequence[Step]) -> Curve:
 
 
 def _stop(record: dict[str, Any], steps: Sequence[Step]) -> tuple[list[list[bool]] | None, int | None]:
-    """The mask at the inflection point of the run's own curve, which is where the paper stops."""
+    """The mask at the inflection point of the curve of the run, where the paper stops."""
     first = steps[1].scores if len(steps) > 1 else None
     if first is None:
         return None, None
     metric = METRICS.get(record.get("result", {}).get("metric", "accuracy"), METRICS["accuracy"])
     last = knee(metric, [step.metric for step in steps], [step.heads for step in steps])
-    gone = set(removed_until(steps, last))
-    mask = [[(site, head) not in gone for head in range(first.shape[1])] for site in range(first.shape[0])]
+    removed = set(removed_until(steps, last))
+    mask = [[(site, head) not in removed for head in range(first.shape[1])] for site in range(first.shape[0])]
     return mask, steps[0].applied_heads - steps[last].applied_heads

@@ -1,6 +1,6 @@
-"""Tables 1 to 5: sizes before and after, from configurations and the number of heads removed alone.
+"""Tables 1 to 5: sizes before and after pruning, from the configurations and the number of heads removed.
 
-Sizes do not depend on which heads go, so no mask and no weights are needed.
+Sizes do not depend on which heads are removed, so no mask and no weights are needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from headprune.measure.costs import megabytes
 from headprune.measure.inspection import Inspection, inspect
-from headprune.papers.paper import MODELS, PAPER, PaperModel
+from headprune.papers.paper_models import MODELS, PAPER, PaperModel
 from headprune.surgery.remove_units import remove_units
 
 Cell = str | int | float | None  # a float is shown with two decimals, None as a dash
@@ -23,7 +23,7 @@ SIZES = ("Parameters before", "Parameters after", "MB before", "MB after")
 
 @dataclass(frozen=True)
 class Table:
-    """One table, written as markdown for people and as csv for programs, from the same cells."""
+    """One table, written as markdown and as csv."""
 
     number: int
     title: str
@@ -40,8 +40,8 @@ class Table:
             f"**Table {self.number}.** {self.title}",
             "",
             f"| {' | '.join(self.headings)} |",
-            "|" + "|".join("---" if place == 0 else "---:" for place in range(len(self.headings))) + "|",
-            *(f"| {' | '.join(shown(cell) for cell in row)} |" for row in self.rows),
+            "|" + "|".join("---" if column == 0 else "---:" for column in range(len(self.headings))) + "|",
+            *(f"| {' | '.join(format_cell(cell) for cell in row)} |" for row in self.rows),
             "",
             self.note,
         ]
@@ -56,8 +56,8 @@ class Table:
         return stream.getvalue()
 
 
-def shown(cell: Cell) -> str:
-    """A cell as people read it."""
+def format_cell(cell: Cell) -> str:
+    """A cell as text for markdown."""
     if cell is None:
         return "-"
     if isinstance(cell, float):
@@ -66,7 +66,7 @@ def shown(cell: Cell) -> str:
 
 
 def measure(paper: PaperModel) -> tuple[Inspection, Inspection]:
-    """The model as the tool sees it before and after so many heads have gone, on the meta device."""
+    """The inspection of the model before and after the removal of as many heads as in the paper, on the meta device."""
     model = paper.build()
     before = inspect(model)
     heads = [head for site in before.sites for unit in site.units() for head in unit]

@@ -1,1 +1,1 @@
-"""Letting what stays take over what left: output projections solved again on calibration data."""
+"""Refits the output projections of what stays on calibration data: least squares, a scale, or a mean."""

@@ -1,4 +1,4 @@
-"""Repairs of a model: planned before its units go, from what it computes on calibration data, and applied after."""
+"""Repairs of a model: planned before its units are removed, from its activations on calibration data, applied after."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 def check_repair(
     word: str, model: PreTrainedModel | None = None, *, published: bool = False, budget: bool = True
 ) -> RepairKind:
-    """The word, unless it is none of ours or can do nothing for this model; a published method goes without then.
-    Without a `budget` there are fewer."""
-    known = [own for own in get_args(RepairKind) if budget or own not in BUDGETS_ONLY]
-    if word not in known:
-        raise DataError(f"There is no compensation {word!r}; choose one of {', '.join(known)}.")
+    """The word, unless it is unknown or not possible for this model; a published method then runs without repair.
+    Without a `budget` there are fewer kinds."""
+    words = [kind for kind in get_args(RepairKind) if budget or kind not in BUDGETS_ONLY]
+    if word not in words:
+        raise DataError(f"There is no repair {word!r}; choose one of {', '.join(words)}.")
     if word == "mean" and model is not None:
         outputs = [model.get_submodule(site.o) for site in resolve(model)]
         if all(getattr(output, "bias", None) is None for output in outputs):
             if published:
-                log.warning("This model has no output biases for means to go into, so nothing is compensated.")
+                log.warning("This model has no output biases to absorb means, so nothing is repaired.")
                 return "none"
             raise DataError(
                 "repair='mean' moves means into output biases, and this model has none; use 'lstsq' or 'none'."
@@ -51,18 +51,20 @@ def plan_repairs(
     task: Task,
     moments: Mapping[int, Moments] | None = None,
 ) -> list[Repair]:
-    """What to do for these members at each of their sites, from the model as it is before they go.
+    """The repair of each site that these members are removed from, from the model before their removal.
 
-    `moments` are those of this model on these batches, where somebody has them already.
+    `moments` are those of this model on these batches, where they are known already.
     """
-    going = by_site(members)
+    ids_by_site = by_site(members)
     if kind == "none":
         return []
-    seen = gather(model, [sites[index] for index in going], batches, task) if moments is None else moments
+    moments_by_site = (
+        gather(model, [sites[index] for index in ids_by_site], batches, task) if moments is None else moments
+    )
     return distributed.on_main(
         lambda: [
-            plan_repair(model, sites[index], ids, kind, seen.get(index), SITE_RIDGES)
-            for index, ids in sorted(going.items())
+            plan_repair(model, sites[index], ids, kind, moments_by_site.get(index), SITE_RIDGES)
+            for index, ids in sorted(ids_by_site.items())
         ]
     )
 
@@ -70,26 +72,26 @@ def plan_repairs(
 def plan_repair(
     model: PreTrainedModel,
     site: Site,
-    gone: Sequence[int],
+    ids: Sequence[int],
     kind: RepairKind,
     moments: Moments | None,
     ridges: tuple[float, ...],
 ) -> Repair:
-    """What to do for these members of one site, from the moments of what it is given before they go."""
+    """The repair of one site that these members are removed from, from the moments of its inputs before that."""
     output: Any = model.get_submodule(site.o)
-    shared = [name for name in ("weight", "bias") if owners_of(model, getattr(output, name)) > 1]
+    shared = [name for name in ("weight", "bias") if count_uses(model, getattr(output, name)) > 1]
     if moments is None or shared or not torch.isfinite(moments.products).all():
         reason = (
             f"its {shared[0]} belongs to other modules as well"
             if shared
             else "its calibration tokens are all padding"
             if moments is None
-            else f"what its {site.kind} give is not finite"
+            else f"outputs of its {site.kind} are not finite"
         )
-        log.warning("Site %d (%s) is left without compensation: %s.", site.index, site.path, reason)
+        log.warning("Site %d (%s) is left without repair: %s.", site.index, site.path, reason)
         return Repair(site.index, "none", None, None)
     removed = torch.zeros(site.size * site.width, dtype=torch.bool)
-    removed[site.columns(site.position(member) for member in gone)] = True
+    removed[site.columns(site.position(member) for member in ids)] = True
     weight, bias = output_map(model, site)
     sums = Sums.of_removal(weight, removed, moments)
     return fit(weight[:, ~removed], bias, sums, kind, ridges=ridges, site=site.index)
@@ -107,13 +109,13 @@ def output_map(model: PreTrainedModel, site: Site) -> tuple[torch.Tensor, torch.
 
 
 def apply_repairs(model: PreTrainedModel, sites: Sequence[Site], repairs: Iterable[Repair]) -> None:
-    """Put the new weights in place, after the units have gone."""
+    """Set the new weights, after the units are removed."""
     for repair in repairs:
         apply_repair(model, sites[repair.site], repair)
 
 
 def apply_repair(model: PreTrainedModel, site: Site, repair: Repair) -> None:
-    """Parameters are replaced, never written into."""
+    """Parameters are replaced, never written in place."""
     output: Any = model.get_submodule(site.o)
     for name, value in (("weight", repair.weight), ("bias", repair.bias)):
         old = getattr(output, name, None)  # a site without units has a bias alone
@@ -123,7 +125,10 @@ def apply_repair(model: PreTrainedModel, site: Site, repair: Repair) -> None:
             put(output, name, nn.Parameter(value, requires_grad=old.requires_grad))
 
 
-def owners_of(model: nn.Module, parameter: nn.Parameter | None) -> int:
+def count_uses(model: nn.Module, parameter: nn.Parameter | None) -> int:
     return sum(
-        own is parameter for module in model.modules() for own in module._parameters.values() if parameter is not None
+        other is parameter
+        for module in model.modules()
+        for other in module._parameters.values()
+        if parameter is not None
     )

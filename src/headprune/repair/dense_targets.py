@@ -1,4 +1,4 @@
-"""What a dense model gives at its sites on the calibration data: what its pruned self is repaired towards."""
+"""Outputs of the dense model at its sites on the calibration data, the targets of repairs of the pruned model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from headprune import distributed
 from headprune.batches import widened
 from headprune.hooks.attach import at_gradient, hooks
-from headprune.hooks.logits import few_logits, forward, logits_of
+from headprune.hooks.logit_blocks import few_logits, forward, logits_of
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.streams import streams
-from headprune.hooks.watch import frozen
+from headprune.hooks.residual_stream import streams
+from headprune.hooks.site_activations import frozen
 from headprune.layerwise.activation_store import ActivationStore
 from headprune.layerwise.check import is_walkable
 from headprune.layerwise.site_passes import SitePasses
@@ -35,7 +35,7 @@ from headprune.units import Site
 
 @dataclass
 class _Parts:
-    """What one site gave in one batch, application after application."""
+    """Outputs of one site in one batch, one entry per application."""
 
     outputs: list[torch.Tensor] = field(default_factory=list)
     streams: list[torch.Tensor] = field(default_factory=list)
@@ -44,14 +44,14 @@ class _Parts:
 
     @property
     def added(self) -> bool:
-        """Whether every output is simply added to a stream."""
+        """Whether every output is added to a residual stream of its shape."""
         shapes = [part.shape for part in self.streams]
         return shapes == [part.shape for part in self.outputs]
 
 
 class TargetRecorder:
-    """Records what sites give to real tokens while batches pass, and the streams that this is added to; with gradients
-    recorded, also how much they pull at each token. Where nothing is to be `kept`, only which sites run, and in which
+    """Records outputs of sites for real tokens, and the residual streams that they are added to; with gradients
+    enabled, also the squared gradient at each token. With `kept=False` it records only which sites run, and in which
     order."""
 
     def __init__(self, task: Task, *, kept: bool = True, scratch: Path | None = None) -> None:
@@ -67,11 +67,11 @@ class TargetRecorder:
             yield
 
     def begin(self, batch: Mapping[str, Any] | None) -> None:
-        """What passes from here on belongs to this batch, or to none that counts."""
+        """Start of a batch; with None nothing is recorded."""
         self._batch, self._parts = batch, {}
 
     def end(self, number: int) -> None:
-        """The batch has this number in all the data."""
+        """End of the batch, which has this number in all the data."""
         for index, parts in self._parts.items():
             if index not in self.targets:
                 outputs, added = (ActivationStore(self.scratch, f"{name}-{index}") for name in ("wanted", "stream"))
@@ -90,7 +90,7 @@ class TargetRecorder:
                 target.weights.append(_joined(parts.squares[::-1] or nothing))
 
     def _output_hook(self, site: Site) -> Any:
-        def note(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        def record(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
             if self._batch is None:
                 return output
             batch, parts = self._batch, self._parts.setdefault(site.index, _Parts())
@@ -101,14 +101,14 @@ class TargetRecorder:
                 return output
             output = output if output.requires_grad else output.detach().requires_grad_(True)
 
-            def pull(gradient: torch.Tensor) -> None:
+            def record_gradient(gradient: torch.Tensor) -> None:
                 tokens, _ = real_outputs(site, batch, gradient, self.task)
                 parts.squares.append(widened(tokens).square().sum(1).cpu())
 
-            at_gradient(output, pull)
+            at_gradient(output, record_gradient)
             return output
 
-        return note
+        return record
 
     def _see_stream(self, site: Site, stream: torch.Tensor) -> None:
         if self._batch is not None and self.kept:
@@ -121,9 +121,9 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class DenseTargets:
-    """The targets of all sites, from one pass over the data, for repairs of what becomes of the model.
+    """The targets of all sites, from one pass over the data.
 
-    Of several processes, each keeps those of its own batches.
+    Each of several processes keeps those of its own batches.
     """
 
     def __init__(
@@ -155,18 +155,18 @@ class DenseTargets:
             for target in self.targets.values():
                 target.weights = _weights(target.weights or [], target.numbers)
 
-    def _of_all_processes(self, own: dict[int, Target], weighted: bool) -> dict[int, Target]:
+    def _of_all_processes(self, local: dict[int, Target], weighted: bool) -> dict[int, Target]:
         """All processes know the same sites in the same order, and do without streams where one of them has none."""
-        about = {index: (target.streams is None, target.routed) for index, target in own.items()}
+        about = {index: (target.streams is None, target.routed) for index, target in local.items()}
         whole: dict[int, tuple[bool, bool]] = {}
         for share in distributed.all_gather(about):
             for index, (bare, routed) in share.items():
-                known = whole.get(index, (False, False))
-                whole[index] = known[0] or bare, known[1] or routed
+                flags = whole.get(index, (False, False))
+                whole[index] = flags[0] or bare, flags[1] or routed
         targets = {}
         for index, (bare, routed) in whole.items():
             nothing = Target(ActivationStore(), ActivationStore(), [] if weighted else None)
-            targets[index] = own.get(index, nothing)
+            targets[index] = local.get(index, nothing)
             targets[index].routed = routed
             targets[index].streams = None if bare else targets[index].streams
         return targets
@@ -179,8 +179,8 @@ class DenseTargets:
 
 def _weights(squares: Sequence[torch.Tensor], numbers: Sequence[int]) -> list[torch.Tensor]:
     """From the squared gradients of this process's batches, whose mean is that over the batches of all processes."""
-    own = dict(zip(numbers, [(part.double().sum(), len(part)) for part in squares], strict=True))
-    sums = {number: part for share in distributed.all_gather(own) for number, part in share.items()}
+    local = dict(zip(numbers, [(part.double().sum(), len(part)) for part in squares], strict=True))
+    sums = {number: part for share in distributed.all_gather(local) for number, part in share.items()}
     # Added up in the order of batches, whoever has them: a mean that differs in its last bit would show in the weights.
     total = sum(sums[number][0] for number in sorted(sums))
     mean = torch.as_tensor(total, dtype=torch.float64) / max(1, sum(count for _, count in sums.values()))

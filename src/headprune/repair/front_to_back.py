@@ -1,5 +1,5 @@
-"""Repairing a pruned model front to back: every output map is fitted to what reaches it through everything pruned and
-repaired before it, towards what the dense model gives there, or towards what the site itself gave."""
+"""Repair of a pruned model front to back: every output map is fitted on its inputs in the model that is pruned and
+repaired up to there, towards the dense model's outputs, or towards the site's outputs before the removal."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.batches import rows_of
-from headprune.hooks.logits import few_logits
+from headprune.hooks.logit_blocks import few_logits
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.watch import watched
+from headprune.hooks.site_activations import site_callbacks
 from headprune.layerwise.activation_store import ActivationStore
 from headprune.layerwise.check import is_walkable
 from headprune.layerwise.site_passes import SitePasses
 from headprune.layerwise.site_tokens import SiteInputs
-from headprune.repair.apply import apply_repair, output_map, owners_of, plan_repair
+from headprune.repair.apply import apply_repair, count_uses, output_map, plan_repair
 from headprune.repair.regression import DENSE_RIDGES, SITE_RIDGES, Repair, RepairKind, Sums, fit, sums_of_all
 from headprune.signals.moments import FOLDS, Gathering
 from headprune.surgery.remove_units import remove_units
@@ -31,19 +31,19 @@ from headprune.units import Member, Site, by_site
 
 log = logging.getLogger(__name__)
 
-# Of how far the stream is off already, the part that a site is to make good: ours, and what the papers of others do.
+# The part of the residual stream's error so far that a site has to correct: this project's, and that of papers.
 CATCH_UP: dict[RepairKind, float] = {"dense": 0.75, "scale": 1.0}
 
 
 @dataclass
 class Target:
-    """What one site is repaired towards, batch after batch."""
+    """The targets of one site's repair, batch by batch."""
 
-    outputs: ActivationStore  # [tokens x out]: what the dense model gives there
-    streams: ActivationStore | None  # [tokens x out]: what it is added to there; None where that is not known
+    outputs: ActivationStore  # [tokens x out]: those of the dense model
+    streams: ActivationStore | None  # [tokens x out]: the residual stream that they are added to; None if unknown
     weights: list[torch.Tensor] | None  # [tokens]
-    routed: bool = False  # whether it is given some tokens alone, which others choose
-    numbers: list[int] = field(default_factory=list)  # of the batches, in all the data
+    routed: bool = False  # whether it is an expert, which gets only the tokens that are routed to it
+    numbers: list[int] = field(default_factory=list)  # batch numbers in all the data
 
 
 def repair_front_to_back(
@@ -56,28 +56,27 @@ def repair_front_to_back(
     ridges: tuple[float, ...] = DENSE_RIDGES,
     precision: torch.dtype = torch.float64,
 ) -> list[Repair]:
-    """Repair these sites in the order of `targets`, what the dense model gives at each, batch after batch; the
-    sums that this rests on are kept in this `precision`."""
+    """Repair these sites in the order of `targets`; sums are kept in this `precision`."""
     repairs = []
     if kind == "none":
         return []
     for index in targets:
         site = sites[index]
         output: Any = model.get_submodule(site.o)
-        shared = any(owners_of(model, getattr(output, name, None)) > 1 for name in ("weight", "bias"))
+        shared = any(count_uses(model, getattr(output, name, None)) > 1 for name in ("weight", "bias"))
         if shared or (not site.kept and output.bias is None):
             continue
-        # Which tokens an expert is given depends on what was pruned before it, so there is nothing to compare with.
+        # Which tokens are routed to an expert depends on what was pruned before it, so they do not match the targets.
         routed = targets[index].routed
         catch_up = CATCH_UP[kind]
-        sums = None if routed else _gathered(model, inputs, site, targets[index], catch_up, precision)
-        repair = distributed.on_main(functools.partial(_planned, model, site, sums, kind, ridges, routed))
+        sums = None if routed else _gather_sums(model, inputs, site, targets[index], catch_up, precision)
+        repair = distributed.on_main(functools.partial(_plan, model, site, sums, kind, ridges, routed))
         apply_repair(model, site, repair)
         repairs.append(repair)
     return repairs
 
 
-def _planned(
+def _plan(
     model: PreTrainedModel,
     site: Site,
     sums: Sums | None,
@@ -86,8 +85,8 @@ def _planned(
     routed: bool,
 ) -> Repair:
     if sums is None or not torch.isfinite(sums.zz.diagonal(dim1=1, dim2=2)).all():
-        why = "its tokens are chosen for it" if routed else "what it gives is not finite"
-        log.warning("Site %d (%s) is left without compensation: %s.", site.index, site.path, why)
+        reason = "its tokens are chosen by a router" if routed else "its inputs are not finite"
+        log.warning("Site %d (%s) is left without repair: %s.", site.index, site.path, reason)
         return Repair(site.index, "none", None, None)
     weight, bias = output_map(model, site)
     units = torch.empty(weight.shape[1], dtype=torch.long)
@@ -95,7 +94,7 @@ def _planned(
     return fit(weight, bias, sums, kind, ridges=ridges, units=units, site=site.index)
 
 
-def _gathered(
+def _gather_sums(
     model: PreTrainedModel, inputs: SiteInputs, site: Site, target: Target, catch_up: float, precision: torch.dtype
 ) -> Sums | None:
     """Sums over all batches, which several processes share."""
@@ -103,12 +102,14 @@ def _gathered(
     weight, bias = output_map(model, site)
     streams = target.streams is not None and catch_up > 0
     with distributed.fail_together():
-        for number, (tokens, wanted) in enumerate(zip(inputs.at(site, streams=streams), target.outputs, strict=True)):
-            if not len(wanted):
+        for number, (tokens, dense_outputs) in enumerate(
+            zip(inputs.at(site, streams=streams), target.outputs, strict=True)
+        ):
+            if not len(dense_outputs):
                 continue
-            outputs = wanted
+            outputs = dense_outputs
             if tokens.stream is not None and target.streams is not None:
-                outputs = wanted + catch_up * (target.streams[number] - tokens.stream.cpu())
+                outputs = dense_outputs + catch_up * (target.streams[number] - tokens.stream.cpu())
             if sums is None:
                 sums = Sums.blank(tokens.columns.shape[1], outputs.shape[1], precision)
             weights = None if target.weights is None else target.weights[number]
@@ -125,16 +126,16 @@ def remove_front_to_back(
     kind: RepairKind = "lstsq",
     verify: Mapping[str, Any] | None = None,
 ) -> list[Repair]:
-    """Remove these members in the order in which their sites run, as ZipLM and OSSCAR do: each output map (or, by the
-    mean, its bias) is solved towards what it gave with them, on what reaches it through the sites before it. Nothing
-    looks back at the dense model, so what one site could not make good is carried on."""
-    going = by_site(members)
+    """Remove these members in the order in which their sites run, as ZipLM and OSSCAR do: each output map (or, for the
+    mean, its bias) is solved towards its outputs with them, on the inputs of the model pruned up to there. The dense
+    model is not used, so errors that a repair leaves add up."""
+    ids_by_site = by_site(members)
     repairs: list[Repair] = []
     passes = SitePasses(model, sites, batches, task, walkable=is_walkable(model, sites, batches, task))
-    for index in running_order(model, [sites[index] for index in going], batches[0], task):
-        gone = [Member(index, member) for member in going[index]]
-        repairs.append(remove_from_site(model, sites[index], gone, passes, kind, verify=verify))
-        verify = None  # all sites are cut alike
+    for index in running_order(model, [sites[index] for index in ids_by_site], batches[0], task):
+        leaving = [Member(index, member) for member in ids_by_site[index]]
+        repairs.append(remove_from_site(model, sites[index], leaving, passes, kind, verify=verify))
+        verify = None  # one check is enough
     return repairs
 
 
@@ -149,27 +150,27 @@ def remove_from_site(
     ridges: tuple[float, ...] = SITE_RIDGES,
     precision: torch.dtype = torch.float64,
 ) -> Repair:
-    """Remove these members of one site, and repair it towards what it gave with them, on what it is given now."""
+    """Remove these members of one site, and repair it towards its outputs with them, on its current inputs."""
     gathering = Gathering(precision)
     with distributed.fail_together():
         for tokens in inputs.at(site):
             gathering.add(site.index, tokens.columns, tokens.samples)
     moments = gathering.moments().get(site.index)
-    gone = [member.index for member in members]
-    repair = distributed.on_main(lambda: plan_repair(model, site, gone, kind, moments, ridges))
+    ids = [member.index for member in members]
+    repair = distributed.on_main(lambda: plan_repair(model, site, ids, kind, moments, ridges))
     remove_units(model, members, verify=verify)
     apply_repair(model, site, repair)
     return repair
 
 
 def running_order(model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any], task: Task) -> list[int]:
-    """Indices of sites in the order in which a forward pass comes to them, and last of those that it does not reach."""
-    seen: dict[int, None] = {}
+    """Indices of sites in the order in which a forward pass runs them; those that it does not run are last."""
+    order: dict[int, None] = {}
     sample = task.prepare(rows_of(batch, slice(0, 1)), input_device(model))
     with (
         torch.no_grad(),
         evaluating(model),
-        watched(model, sites, output=lambda site, columns: seen.setdefault(site.index)),
+        site_callbacks(model, sites, output=lambda site, columns: order.setdefault(site.index)),
     ):
         model(**few_logits(model, task.inputs(sample)))
-    return [*seen, *(site.index for site in sites if site.index not in seen)]
+    return [*order, *(site.index for site in sites if site.index not in order)]

@@ -1,4 +1,4 @@
-"""`remove`: units out of the weights, and what stays takes over what it can."""
+"""`remove`: removes units from the weights, and refits the output projections of their sites."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 from headprune.batches import rows_of
 from headprune.cache import remembered
 from headprune.errors import DataError, HeadSelectionError, UnsupportedModelError, warn_renamed
-from headprune.hooks.logits import compared
+from headprune.hooks.logit_blocks import comparable_outputs
 from headprune.hooks.offload import is_offloaded
-from headprune.measure.inputs import made_up
+from headprune.measure.dummy_inputs import dummy_batch
 from headprune.repair.apply import apply_repairs, check_repair, plan_repairs
 from headprune.repair.regression import BUDGETS_ONLY, Repair, RepairKind
 from headprune.signals.moments import Moments
@@ -21,11 +21,11 @@ from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task, task_of
 from headprune.units import Member, Site, all_sites, as_members, resolve
 from headprune.units.cutting.removal import remaining
-from headprune.units.dense import dense_class, structure_of
+from headprune.units.dense_model import dense_class, structure_of
 from headprune.units.families import family_of
 from headprune.units.linear import refuse_quantized
 
-SAMPLES, TOKENS = 2, 8  # of a batch that is made up to verify on
+SAMPLES, TOKENS = 2, 8  # of dummy inputs to verify on
 
 
 def remove(
@@ -38,15 +38,14 @@ def remove(
     batches: Iterable[Mapping[str, Any]] | None = None,
     compensate: RepairKind | None = None,
 ) -> PreTrainedModel:
-    """Take heads, neurons or both out of the weights, in place, and return the model.
+    """Remove heads, neurons or both from the weights, in place, and return the model.
 
     `heads` are (site, head) pairs in original ids, `neurons` (site, neuron) pairs; sites are numbered as `inspect`
     shows them, feed-forward layers after attention. The outputs on the batch `verify` are compared with those of the
-    gated model; if they differ, the removal is undone and `EquivalenceError` tells by how much. Without one that is
-    done once for a class and config of the table of families, on two samples of `batches` or made-up ones.
-    With `repair="lstsq"` the heads that stay take over what they can of what these heads did on the calibration
-    `batches`; with "mean" the bias of the output projection takes over its mean; `compensate` is what
-    this was called.
+    gated model; if they differ, the removal is undone and `EquivalenceError` says by how much. Without one that is
+    done once for a class and config of the table of families, on two samples of `batches` or dummy inputs.
+    With `repair="lstsq"` the output projection of the remaining heads is refitted by least squares on the calibration
+    `batches`; with "mean" its bias absorbs the mean of what was removed; `compensate` is the former name of `repair`.
     Parameters are replaced by smaller ones, so make an optimizer after this and not before.
     """
     if compensate is not None:
@@ -62,27 +61,26 @@ def remove(
     chosen = [*chosen_heads, *chosen_neurons]
 
     def remove_now(batch: Mapping[str, Any] | None) -> bool:
-        remove_and_repair(model, sites, chosen, verify=batch, repair=repair, batches=batches or ())
+        remove_from_sites(model, sites, chosen, verify=batch, repair=repair, batches=batches or ())
         return True
 
-    going = remaining(sites, chosen)
-    if verify is None and _needs_verification(model, [sites[index] for index in going]):
+    kept = remaining(sites, chosen)
+    if verify is None and _needs_verification(model, [sites[index] for index in kept]):
         batch = next(iter(batches), None) if isinstance(batches, Sequence) else None
-        _verified_once(model, sites, going, batch, remove_now)
+        _verified_once(model, sites, kept, batch, remove_now)
     else:
         remove_now(verify)
     return model
 
 
 def _checked_sites(model: PreTrainedModel, heads: list[Member], neurons: list[Member]) -> Sequence[Site]:
-    """The sites of the model, where these can all be removed; what is said to be a head may be no neuron, nor the other
-    way round."""
+    """The sites of the model, if all of these can be removed; heads must be heads, and neurons neurons."""
     sites: Sequence[Site] = all_sites(model) if neurons else resolve(model)
     check_removable([site for site in sites if site.kind == "heads"], heads)
     for member in neurons:
         if not 0 <= member.site < len(sites) or sites[member.site].kind != "neurons":
-            places = [site.index for site in sites if site.kind == "neurons"]
-            there = f"sites {places[0]} to {places[-1]}" if places else "no site"
+            indices = [site.index for site in sites if site.kind == "neurons"]
+            there = f"sites {indices[0]} to {indices[-1]}" if indices else "no site"
             raise HeadSelectionError(
                 f"Neuron {tuple(member)} does not exist: {there} of this model have neurons that can be removed."
             )
@@ -91,7 +89,7 @@ def _checked_sites(model: PreTrainedModel, heads: list[Member], neurons: list[Me
 
 
 def _needs_verification(model: PreTrainedModel, sites: Sequence[Site]) -> bool:
-    """Whether nobody has shown yet that removal is exact; without weights there is nothing to compute with."""
+    """Whether removal has to be verified; without weights nothing can be computed."""
     shapes_only = any(parameter.is_meta for parameter in model.parameters()) and not is_offloaded(model)
     return not shapes_only and any(not site.proven for site in sites)
 
@@ -103,33 +101,33 @@ def _verified_once(
     batch: Mapping[str, Any] | None,
     remove_now: Callable[[Mapping[str, Any] | None], bool],
 ) -> None:
-    """Verify the removal on two samples of the batch, or made-up ones, unless one of its sort was verified for this
+    """Verify the removal on two samples of the batch, or on dummy inputs, unless one of its kind was verified for this
     class and config before."""
-    entry = repr(family_of(model.config.model_type))  # anyone may register another
-    sorts = sorted({(sites[index].kind, bool(ids)) for index, ids in kept.items()})
-    gone = False
+    entry = repr(family_of(model.config.model_type))  # part of the key, as users may register another
+    kinds = sorted({(sites[index].kind, bool(ids)) for index, ids in kept.items()})
+    removed = False
 
     def verified() -> bool | None:
-        nonlocal gone
-        inputs = _made_up_batch(model) if batch is None else task_of(model).inputs(rows_of(batch, slice(0, 2)))
-        if not all(bool(output.isfinite().all()) for output in compared(model, inputs)):
-            return None  # what is not finite proves nothing
-        gone = remove_now(inputs)
-        return gone
+        nonlocal removed
+        inputs = _dummy_batch(model) if batch is None else task_of(model).inputs(rows_of(batch, slice(0, 2)))
+        if not all(bool(output.isfinite().all()) for output in comparable_outputs(model, inputs)):
+            return None  # outputs that are not finite verify nothing
+        removed = remove_now(inputs)
+        return removed
 
-    remembered(dense_class(model), f"removal {sorts} {entry} {structure_of(model.config)}", verified)
-    if not gone:
+    remembered(dense_class(model), f"removal {kinds} {entry} {structure_of(model.config)}", verified)
+    if not removed:
         remove_now(None)
 
 
-def _made_up_batch(model: PreTrainedModel) -> dict[str, Any]:
+def _dummy_batch(model: PreTrainedModel) -> dict[str, Any]:
     try:
-        return made_up(model, SAMPLES, TOKENS)
+        return dummy_batch(model, SAMPLES, TOKENS)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{str(error).removesuffix('; give a batch.')}; pass a batch as verify=.") from None
 
 
-def remove_and_repair(
+def remove_from_sites(
     model: PreTrainedModel,
     sites: Sequence[Site],
     members: Sequence[Member],
@@ -140,8 +138,8 @@ def remove_and_repair(
     moments: Mapping[int, Moments] | None = None,
     task: Task | None = None,
 ) -> list[Repair]:
-    """`remove`, for callers that have the sites of the model and chose among their members, want to know what the
-    compensation did, or know the `moments` that it rests on."""
+    """`remove` for callers that have the sites of the model and valid members of them, need the repairs, or have the
+    `moments` for them."""
     if not members:
         return []
     repairs = plan_repairs(model, sites, members, repair, batches, task or task_of(model), moments)

@@ -1,1 +1,1 @@
-"""Run directories: journals that survive a kill, experiments that fill them, comparisons of several."""
+"""Work that is written into a run folder: experiments, studies, recovery, learned gates, exports."""

@@ -1,12 +1,11 @@
-"""A pruning experiment as the command line runs it: load, split, prune into a run directory, measure, save."""
+"""Runs a pruning experiment: loads model and data, splits the data, prunes into a run folder, measures and saves."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,43 +14,45 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
+from headprune.checkpoint.atomic_files import write_text
+from headprune.checkpoint.config_files import stored_dtype
+from headprune.checkpoint.fingerprint import fingerprint
+from headprune.checkpoint.layer_files import limit_memory_growth
+from headprune.checkpoint.paths import model_folder
+from headprune.checkpoint.save_load import load as load_model
+from headprune.checkpoint.save_load import save
 from headprune.data import Examples
 from headprune.errors import DataError
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.measure.metrics import choose_metric
-from headprune.measure.quality import Quality
+from headprune.measure.predictions import Predictions
 from headprune.measure.savings import savings, shares
-from headprune.measure.trajectory import Step, plain
+from headprune.measure.trajectory import Step, finite_or_none
 from headprune.repair.apply import check_repair
-from headprune.report.card import model_card
-from headprune.report.exports import forget_exports
-from headprune.report.page import write_report
-from headprune.runs.journal import Run, opened
-from headprune.runs.layerwise import OnLayer, check_prunable, clear_parts, prune_on_disk, refuse_unsuited
-from headprune.runs.subject import Subject, find_device, load_subject, read_examples
+from headprune.reports.card import model_card
+from headprune.reports.page import write_report
+from headprune.run_folder import Run
+from headprune.run_folder.exports import forget_exports
+from headprune.runs.layerwise import check_prunable, clear_parts, prune_on_disk, refuse_unsupported
+from headprune.runs.loading import RunInputs, find_device, load_run_inputs, read_examples
 from headprune.search.config import Experiment, stop_settings
+from headprune.search.observers import Observer
 from headprune.search.pruner import PruneResult, prune
 from headprune.search.rescore import AUTO, EVERY
 from headprune.search.schedules.rounds import refuse_unreachable
 from headprune.search.settings import migrated
-from headprune.store.checkpoint import load as load_model
-from headprune.store.checkpoint import save
-from headprune.store.configs import stored_dtype
-from headprune.store.files import write_text
-from headprune.store.layer_files import give_memory_back
-from headprune.store.places import model_folder
 from headprune.tasks import Task, task_of
 from headprune.units import kept_mask, resolve, sites_of, survey
 from headprune.vocabulary.shrink import RECORD, Shrunk
 
-__all__ = ["Experiment", "fingerprint", "load", "run_experiment", "settings_of"]
+__all__ = ["Experiment", "load", "run_experiment", "settings_of"]
 
 
 def settings_of(experiment: Experiment) -> dict[str, Any]:
-    """What `run.json` keeps and a resumed run must agree with, with fingerprints of the model and the data."""
+    """The settings in `run.json`, which a resumed run must match, with fingerprints of the model and the data."""
     settings = experiment.settings()
-    settings["model_fingerprint"] = fingerprint(str(model_folder(experiment.model)))
+    settings["model_fingerprint"] = fingerprint(model_folder(experiment.model))
     settings["data_fingerprint"] = fingerprint(experiment.data)
     if experiment.calibration is not None:
         settings["calibration_fingerprint"] = fingerprint(experiment.calibration)
@@ -60,43 +61,23 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
     return settings
 
 
-def fingerprint(place: str) -> str | None:
-    """A hash of a file, of the config and weights in a model's folder, or of all files in another one; None for what
-    is not on this machine."""
-    path = Path(place)
-    if path.is_file():
-        files = [path]
-    else:
-        weights = sorted(path.glob("*.safetensors"))
-        files = [*weights, path / "config.json"] if weights else sorted(f for f in path.rglob("*") if f.is_file())
-    if not files:
-        return None
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(str(file.relative_to(path.parent)).encode())
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()[:32]
+def load(experiment: Experiment, *, on_disk: Path | None = None) -> tuple[RunInputs, Examples, Examples | None]:
+    """The inputs of a run, its calibration examples, and its evaluation examples, None where both are the same.
 
-
-def load(experiment: Experiment, *, on_disk: Path | None = None) -> tuple[Subject, Examples, Examples | None]:
-    """The subject, its calibration examples, and its evaluation examples, None where calibration serves for both.
-
-    Calibration and evaluation are drawn apart from the same data by the seed, or come from two files.
+    Calibration and evaluation examples are disjoint samples of the same data by the seed, or come from two files.
     """
-    subject = load_subject(experiment, on_disk=on_disk)
-    subject.check_labels(experiment.criterion, experiment.labels)
+    inputs = load_run_inputs(experiment, on_disk=on_disk)
+    inputs.check_labels(experiment.criterion, experiment.labels)
     if experiment.calibration is None:
-        return subject, *drawn(experiment, subject.examples)
-    other = read_examples(experiment, subject.model, subject.task, experiment.calibration, subject.processor)
-    calibration = other.sample(experiment.calibration_samples, experiment.seed)
-    return subject, calibration, drawn(experiment, subject.examples)[1]
+        return inputs, *split_data(experiment, inputs.examples)
+    converted = read_examples(experiment, inputs.model, inputs.task, experiment.calibration, inputs.processor)
+    calibration = converted.sample(experiment.calibration_samples, experiment.seed)
+    return inputs, calibration, split_data(experiment, inputs.examples)[1]
 
 
-def drawn(experiment: Experiment, examples: Examples) -> tuple[Examples, Examples | None]:
-    """The examples of the data that calibrate (none of them, where other data does), and those that evaluate; None
-    where these are the same."""
+def split_data(experiment: Experiment, examples: Examples) -> tuple[Examples, Examples | None]:
+    """The calibration examples of the data (none, where there is other data for calibration), and the evaluation
+    examples; None where these are the same."""
     wanted, seed = experiment.calibration_samples, experiment.seed
     if experiment.calibration is not None:
         return examples.select([]), examples.sample(experiment.evaluation_samples, seed)
@@ -104,29 +85,29 @@ def drawn(experiment: Experiment, examples: Examples) -> tuple[Examples, Example
         return examples.sample(wanted, seed), None
     if len(examples) < 2:
         raise DataError(
-            f"{experiment.data} has too few rows to keep calibration and evaluation apart; use --same-data."
+            f"{experiment.data} has too few rows to split them into calibration and evaluation; use --same-data."
         )
     calibration, rest = examples.split(min(wanted, len(examples) // 2), seed)
     return calibration, rest.sample(experiment.evaluation_samples, seed)
 
 
 def experiment_of(record: Mapping[str, Any]) -> Experiment:
-    """The experiment that a run was made by."""
+    """The experiment in the record of a run."""
     settings = migrated(record["settings"])
     names = [field.name for field in fields(Experiment)]
     return Experiment(**{name: settings[name] for name in names if name in settings})
 
 
-def check(experiment: Experiment, subject: Subject, evaluated: Examples) -> None:
-    """Refuse what a run would refuse, before anything is written or an old run is overwritten."""
-    model, task = subject.model, subject.task
+def check(experiment: Experiment, inputs: RunInputs, evaluated: Examples) -> None:
+    """Raise the errors that the run would, before anything is written or overwritten."""
+    model, task = inputs.model, inputs.task
     sites = sites_of(model, experiment.units)
     experiment.stop.units_left(sum(site.size for site in sites if site.kind in experiment.units))
     if experiment.schedule == "layerwise":
         check_prunable(experiment, model, task)
     refuse_unreachable(model, experiment)
     check_repair(experiment.repair, model, published=experiment.method is not None)
-    sample = Quality(task)
+    sample = Predictions(task)
     with torch.no_grad(), evaluating(model):
         (batch,) = evaluated.select([0]).batches(1)
         prepared = task.prepare(batch, input_device(model))
@@ -141,33 +122,32 @@ def run_experiment(
     overwrite: bool = False,
     measure: bool = True,
     publish: bool = True,
-    on_step: Callable[[Step], None] | None = None,
-    on_layer: OnLayer | None = None,
+    observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Prune into the run directory `out`, going on where an earlier process stopped; returns its record. `measure` what
-    was saved, `publish` a model card and a report.
+    """Prune into the run folder `out`, resuming what an earlier process began; returns its record. `measure` the
+    savings, `publish` a model card and a report.
 
-    A finished run is taken further, or back, when only its rules to stop are others. Several processes share the work;
-    the first one alone writes. A sweep leaves the model on disk, and tells `on_layer` of each layer that is done.
+    A finished run is extended, or shortened, when only its stopping rules differ. Several processes share the work;
+    only the first one writes. In a layer-wise run the weights stay on disk.
     """
     if experiment.schedule != "layerwise":
-        return _run(experiment, out, overwrite, measure, publish, on_step)
-    refuse_unsuited(experiment)
-    give_memory_back()
+        return _run(experiment, out, overwrite, measure, publish, observer or Observer())
+    refuse_unsupported(experiment)
+    limit_memory_growth()
     with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
-        return _run(experiment, out, overwrite, False, publish, on_step, on_layer, Path(folder))
+        return _run(experiment, out, overwrite, False, publish, observer or Observer(), Path(folder))
 
 
-def _as_begun(experiment: Experiment, out: Path) -> Experiment:
-    """The experiment, with the default of the version that began the run in `out`: earlier ones scored before every
-    step."""
-    if experiment.asked["rescore"] is not None or experiment.rescore != AUTO:
+def _with_earlier_default(experiment: Experiment, out: Path) -> Experiment:
+    """The experiment, with the default of the version that started the run in `out`: earlier versions scored before
+    every step."""
+    if experiment.explicit["rescore"] is not None or experiment.rescore != AUTO:
         return experiment
     try:
-        begun = migrated(json.loads((out / "run.json").read_text())["settings"])
-    except (OSError, ValueError, KeyError, TypeError):  # no run, or a damaged one, which is refused with a sentence
+        settings = migrated(json.loads((out / "run.json").read_text())["settings"])
+    except (OSError, ValueError, KeyError, TypeError):  # no run, or a damaged one, which is refused later
         return experiment
-    return experiment.with_options(rescore=EVERY) if begun["rescore"] == EVERY else experiment
+    return experiment.with_options(rescore=EVERY) if settings["rescore"] == EVERY else experiment
 
 
 def _run(
@@ -176,56 +156,62 @@ def _run(
     overwrite: bool,
     measure: bool,
     publish: bool,
-    on_step: Callable[[Step], None] | None,
-    on_layer: OnLayer | None = None,
+    observer: Observer,
     on_disk: Path | None = None,
 ) -> dict[str, Any]:
-    experiment = experiment if overwrite else distributed.on_main(lambda: _as_begun(experiment, out))
+    experiment = experiment if overwrite else distributed.on_main(lambda: _with_earlier_default(experiment, out))
     with distributed.fail_together():
-        subject, calibration, evaluation = load(experiment, on_disk=on_disk)
-        check(experiment, subject, evaluation or calibration)
-        # Rows are prepared when they are asked for, and one that cannot be must not leave half a run behind.
+        inputs, calibration, evaluation = load(experiment, on_disk=on_disk)
+        check(experiment, inputs, evaluation or calibration)
+        # Rows are prepared lazily; an error in one must not leave an incomplete run behind.
         calibrating = calibration.batches(experiment.batch_size, full=experiment.criterion.by_batch)
         held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
-    # A sweep decides everything at its start, so none of its rules to stop can change on the way.
+    # The layer-wise schedule decides everything at its start, so its stopping rules cannot change later.
     free = () if experiment.schedule == "layerwise" else stop_settings()
-    with opened(out, lambda: settings_of(experiment), overwrite=overwrite, free=free) as run:
+    with Run.open_on_main(out, lambda: settings_of(experiment), overwrite=overwrite, free=free) as run:
         if distributed.broadcast(run is not None and run.finished):
-            if on_step is not None:
-                for step in run.steps if run is not None else ():
-                    on_step(step)
-            return distributed.on_main(lambda: _published(out, run, publish))
+            for step in run.steps if run is not None else ():
+                observer.replayed(step)
+            return distributed.on_main(lambda: _publish(out, run, publish))
         if run is not None and run.changed and experiment.schedule not in ("rounds", "layerwise"):
             units = None if experiment.rescore == AUTO else experiment.every
-            run.drop_short_step(units, [site.group for site in resolve(subject.model)])
+            run.drop_short_step(units, [site.group for site in resolve(inputs.model)])
         if experiment.schedule == "layerwise":
-            assert run is not None  # of several processes it is refused
-            given = run, experiment, subject.model, subject.task, calibrating, held_out
-            device = find_device(experiment.device)
-            result = prune_on_disk(*given, device=device, on_step=on_step, on_layer=on_layer)
+            assert run is not None  # refused with several processes
+            result = prune_on_disk(
+                run,
+                experiment,
+                inputs.model,
+                inputs.task,
+                calibrating,
+                held_out,
+                device=find_device(experiment.device),
+                observer=observer,
+            )
         else:
             result = prune(
-                subject.model,
+                inputs.model,
                 calibrating,
                 config=experiment,
                 evaluation=held_out,
                 run=run,
-                on_step=on_step,
+                observers=[observer],
                 keep_dense=measure and run is not None,
-                at_point=lambda label: _keep_point(out, label, experiment, subject.model),
+                progress=False,  # the observer shows the steps
+                at_point=lambda label: _save_point(out, label, experiment, inputs.model),
             )
 
-        def conclude() -> dict[str, Any]:
+        def finish() -> dict[str, Any]:
             assert run is not None
             samples = {"calibration": len(calibration), "evaluation": len(evaluation or calibration)}
             batch = (evaluation or calibration).longest(experiment.batch_size)
-            run.finish(_concluded(experiment, run, result, {"samples": samples, "task": subject.task.name}, batch))
-            return _published(out, run, publish)
+            run.finish(_finish(experiment, run, result, {"samples": samples, "task": inputs.task.name}, batch))
+            return _publish(out, run, publish)
 
-        return distributed.on_main(conclude)
+        return distributed.on_main(finish)
 
 
-def _published(out: Path, run: Run | None, publish: bool) -> dict[str, Any]:
+def _publish(out: Path, run: Run | None, publish: bool) -> dict[str, Any]:
     assert run is not None
     clear_parts(out)
     if publish:
@@ -233,49 +219,51 @@ def _published(out: Path, run: Run | None, publish: bool) -> dict[str, Any]:
     return run.record
 
 
-def _concluded(
+def _finish(
     experiment: Experiment, run: Run, result: PruneResult, record: dict[str, Any], batch: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Save what came out, and measure what it saves where the dense model is there; what the run's record is to say."""
+    """Save the pruned model, and measure the savings where the dense model is in memory; returns the record of the
+    run."""
     out = run.path
     task = task_of(result.model, experiment.task)
     forget_exports(out)
-    if experiment.schedule != "layerwise":  # which has written it layer by layer
-        save(in_precision_of(model_folder(experiment.model), result.model), out / "model")
-    record["result"] = record_of(result)
-    points = _settled(result)
+    if experiment.schedule != "layerwise":  # whose layers are written already
+        save(cast_like_checkpoint(model_folder(experiment.model), result.model), out / "model")
+    record["result"] = result_json(result)
+    points = _steps_of_points(result)
     for number in set(points) - set(result.points):
-        _keep_point(out, points[number], experiment, result.model, again=True)
+        _save_point(out, points[number], experiment, result.model, again=True)
     shrunk: Shrunk | None = getattr(result.model, RECORD, None)
     if shrunk is not None:
         record["vocabulary"] = shrunk.to_json()
     if result.dense is not None:
         folders = {"dense": model_folder(experiment.model), "pruned": out / "model"}
-        if shrunk is not None:  # the one that is measured is in no folder
+        if shrunk is not None:  # the dense model with the shrunk vocabulary is in no folder
             del folders["dense"]
         record["savings"] = savings(result.dense, result.model, batch, folders=folders, task=task)
-        record["points"] = _points(result, points, out, batch, task, {**run.record, **record})
+        record["points"] = _points_json(result, points, out, batch, task, {**run.record, **record})
         if result.result.latency is not None:
             record["savings"]["shares"]["latency"] = round(result.result.latency, 4)
     return record
 
 
-def _keep_point(out: Path, label: str, experiment: Experiment, model: PreTrainedModel, *, again: bool = False) -> None:
-    """The model of one point of a budget, unless an earlier process wrote it."""
+def _save_point(out: Path, label: str, experiment: Experiment, model: PreTrainedModel, *, again: bool = False) -> None:
+    """Save the model at one point of a budget, unless an earlier process did."""
     folder = out / "models" / label
     if again or not folder.is_dir():
-        save(in_precision_of(model_folder(experiment.model), model), folder)
+        save(cast_like_checkpoint(model_folder(experiment.model), model), folder)
 
 
-def _settled(result: PruneResult) -> dict[int, str]:
-    """The steps of all points. Where the clock asked for rounds after that of the last point, it is where they end."""
+def _steps_of_points(result: PruneResult) -> dict[int, str]:
+    """The steps of all points. Where a budget of time took rounds after the last point, that point is at the end of
+    them."""
     last = max(result.points, default=result.stopped_at)
     if result.stopped_at <= last:
         return dict(result.points)
     return {result.stopped_at if number == last else number: label for number, label in result.points.items()}
 
 
-def _points(
+def _points_json(
     result: PruneResult,
     points: Mapping[int, str],
     out: Path,
@@ -283,59 +271,64 @@ def _points(
     task: Task,
     record: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """What was measured of the model at each point of a budget, where there are several, and its model card; for
-    budgets of time, the time is that which the budget counts."""
+    """The measurements of the model at each point of a budget, where there are several; writes its model card. For
+    budgets of time the share of time is that of the budget."""
     assert result.dense is not None
-    found = []
+    points_json = []
     for number, label in points.items():
         folder, step = out / "models" / label, result.trajectory[number]
         model = load_model(folder, dtype=result.dense.dtype).to(result.dense.device)
-        mask = kept_mask(sites_of(model, tuple(step.units)))  # type: ignore[arg-type]  # whose keys are kinds
-        at = replace(result, model=model, stopped_at=number, mask=mask, rule=f"the point {label} of its budget")
-        write_text(folder / "README.md", model_card({**record, "result": record_of(at), "savings": None}, folder))
+        mask = kept_mask(sites_of(model, tuple(step.units)))  # type: ignore[arg-type]  # its keys are kinds
+        result_at_point = replace(
+            result, model=model, stopped_at=number, mask=mask, rule=f"the point {label} of its budget"
+        )
+        write_text(
+            folder / "README.md",
+            model_card({**record, "result": result_json(result_at_point), "savings": None}, folder),
+        )
         left = shares(result.dense, model, batch, task=task)
         if step.latency is not None:
             left["latency"] = round(step.latency, 4)
-        found.append(
+        points_json.append(
             {
                 "label": label,
                 "step": number,
                 "model": f"models/{label}",
-                "metric": plain(step.metric),
-                "interval": None if step.interval is None else list(map(plain, step.interval)),
+                "metric": finite_or_none(step.metric),
+                "interval": None if step.interval is None else list(map(finite_or_none, step.interval)),
                 "units": dict(step.units),
                 "shares": left,
             }
         )
-    return found
+    return points_json
 
 
 def publish_run(out: Path, record: dict[str, Any]) -> None:
-    """The model card and the report of a finished run, unless they are there."""
+    """Write the model card and the report of a finished run, unless they exist."""
     if not (out / "model" / "README.md").is_file():
         write_text(out / "model" / "README.md", model_card(record, out / "model"))
     if not (out / "report.html").is_file():
         write_report([out], out / "report.html")
 
 
-def in_precision_of(source: Path, model: PreTrainedModel) -> PreTrainedModel:
-    """The model in the precision that the dense one is stored in, whatever it was computed in. Its weights are a part
-    of the dense ones, so nothing is lost but the rounding of output projections that were compensated."""
+def cast_like_checkpoint(source: Path, model: PreTrainedModel) -> PreTrainedModel:
+    """The model in the stored precision of the dense one. Its weights are a part of the dense ones, so only repaired
+    output projections are rounded."""
     stored = stored_dtype(str(source))
     if stored is None or stored == model.dtype:
         return model
-    # Tensors are converted before the copy is made, so that there is no third one in the precision of computing.
+    # Tensors are converted before the copy, so that there is no further copy in the precision of the computation.
     tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
-    converted: dict[int, Any] = {id(tensor): _converted(tensor, stored) for tensor in tensors}
+    converted: dict[int, Any] = {id(tensor): _convert(tensor, stored) for tensor in tensors}
     return copy.deepcopy(model, converted)
 
 
-def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    other = tensor.detach().to(dtype)
-    return torch.nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else other
+def _convert(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    converted = tensor.detach().to(dtype)
+    return torch.nn.Parameter(converted, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else converted
 
 
-def record_of(result: PruneResult) -> dict[str, Any]:
+def result_json(result: PruneResult) -> dict[str, Any]:
     dense, pruned = result.trajectory[0], result.result
     return {
         "step": result.stopped_at,
@@ -343,10 +336,10 @@ def record_of(result: PruneResult) -> dict[str, Any]:
         "rule": result.rule,
         "metric": result.metric.name,
         "higher_is_better": result.metric.higher_is_better,
-        "dense": plain(dense.metric),
-        "pruned": plain(pruned.metric),
-        "dense_interval": None if dense.interval is None else list(map(plain, dense.interval)),
-        "pruned_interval": None if pruned.interval is None else list(map(plain, pruned.interval)),
+        "dense": finite_or_none(dense.metric),
+        "pruned": finite_or_none(pruned.metric),
+        "dense_interval": None if dense.interval is None else list(map(finite_or_none, dense.interval)),
+        "pruned_interval": None if pruned.interval is None else list(map(finite_or_none, pruned.interval)),
         "agreement": pruned.agreement,
         "units": {kind: [count, pruned.units.get(kind, 0)] for kind, count in dense.units.items()},
         "heads_before": dense.heads,
@@ -358,11 +351,11 @@ def record_of(result: PruneResult) -> dict[str, Any]:
 
 
 def _attention(dense: Step, mask: torch.Tensor) -> torch.Tensor:
-    """The part of a mask that is about heads: that of neurons has thousands of columns, and the model knows it."""
+    """The part of a mask with heads: that of neurons has thousands of columns, and is in the config of the model."""
     return mask if dense.attention is None else mask[: dense.attention[0], : dense.attention[1]]
 
 
 def _widths(dense: Step, pruned: Step) -> dict[str, Any]:
-    """Per feed-forward site: how many neurons there were, and how many are left."""
-    found = {str(site): [width, pruned.widths.get(site, 0)] for site, width in dense.widths.items()}
-    return {"widths": found} if found else {}
+    """Per feed-forward site: its neurons before and after."""
+    widths = {str(site): [width, pruned.widths.get(site, 0)] for site, width in dense.widths.items()}
+    return {"widths": widths} if widths else {}

@@ -1,5 +1,5 @@
-"""Exporting the model of a run: checked on the run's own evaluation samples, timed beside its dense model, and written
-down in the run, its report and its model card."""
+"""Exports the model of a run: checks it on the evaluation samples of the run, times it and the dense model, and adds
+the export to the run, its report and its model card."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from headprune.checkpoint.atomic_files import path_exists, write_text
+from headprune.checkpoint.fingerprint import fingerprint
+from headprune.checkpoint.paths import enclosing_run, local_folder, model_in, refuse_missing_model
+from headprune.checkpoint.save_load import load
 from headprune.data import Examples
 from headprune.errors import ExportError, HeadpruneError, RunError
-from headprune.report.exports import exports_of, with_exports, write_exports
-from headprune.runs.experiment import Experiment, drawn, experiment_of, fingerprint, publish_run
-from headprune.runs.subject import load_subject, read_examples
-from headprune.runtimes.exporting import RECORD, export, runtime_of
-from headprune.runtimes.madeup import made_up_batches
-from headprune.store.checkpoint import load
-from headprune.store.files import is_there, write_text
-from headprune.store.places import local_folder, model_folder, refuse_missing_model
-from headprune.store.rundir import finished_record
+from headprune.exports.export_model import RECORD, dummy_batches, export, runtime_of
+from headprune.reports.card import CARD, RECOVERED, run_card
+from headprune.reports.exports import exports_of
+from headprune.run_folder import finished_record, held_lock
+from headprune.run_folder.exports import add_export
+from headprune.runs.experiment import Experiment, experiment_of, publish_run, split_data
+from headprune.runs.loading import load_dense, read_examples
 from headprune.tasks import Task, task_of
 
 log = logging.getLogger(__name__)
 
-FOLDERS = 3  # a run's models are at most so many folders inside it
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """What is exported, and to where. `reading` says how data is read, where it is not the run's own."""
+    """What is exported, and where to. `reading` has settings for data that differ from the run's."""
 
-    place: str  # a run, one of its models, another model's folder, or a name on the hub
+    source: str  # a run, one of its models, another model's folder, or a name on the hub
     to: str
-    out: Path
+    out: Path | None = None
     quantize: str | None = None
     data: str | None = None
     dense: str | None = None
@@ -51,18 +51,28 @@ class ExportRequest:
     @cached_property
     def run(self) -> Path | None:
         """The run that the model belongs to, if any."""
-        path = Path(self.place)
-        for folder in (path, *list(path.absolute().parents)[:FOLDERS]) if path.is_dir() else ():
-            if (folder / "run.json").is_file():
-                return folder
-        return None
+        return enclosing_run(self.source)
 
     @cached_property
     def folder(self) -> str:
-        """Where the model is."""
-        path = Path(self.place)
-        inner = path / "model" / "config.json"
-        return str(path / "model" if inner.is_file() else model_folder(path))
+        """The folder of the model."""
+        return model_in(self.source)
+
+    @cached_property
+    def of(self) -> str:
+        """The model's folder inside its run."""
+        assert self.run is not None
+        return str(Path(self.folder).absolute().relative_to(self.run.absolute()))
+
+    @cached_property
+    def target(self) -> Path:
+        """Where the export is written: `out`, or a folder of the run."""
+        if self.out is not None:
+            return self.out
+        if self.run is None:
+            raise ExportError(f"{self.source} belongs to no run; name a folder for the export with --out.")
+        other = {"model": "", RECOVERED: "recovered"}.get(self.of, self.of.removeprefix("models/").replace("/", "-"))
+        return self.run / "exports" / "-".join(filter(None, [other, self.to, self.quantize]))
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -71,38 +81,38 @@ class ExportRequest:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """How data is read: as the run did, or as asked for."""
-        own = {name: value for name, value in self.reading.items() if value is not None}
+        """The settings for data: the run's, changed by `reading`."""
+        options = {name: value for name, value in self.reading.items() if value is not None}
         if self.run is None:
-            return Experiment(model=self.folder, data=self.data or "", **own)
+            return Experiment(model=self.folder, data=self.data or "", **options)
         if self.data is None:
-            return experiment_of(self.record).with_options(**own)
-        return experiment_of(self.record).with_options(data=self.data, calibration=None, **own)
+            return experiment_of(self.record).with_options(**options)
+        return experiment_of(self.record).with_options(data=self.data, calibration=None, **options)
 
 
 def check_request(request: ExportRequest, *, overwrite: bool) -> None:
-    """What can be refused before anything is loaded."""
+    """Raise the errors that need nothing to be loaded."""
     runtime_of(request.to, request.quantize)
     if request.run is not None:
-        request.record  # noqa: B018  # refuses a run that has not come to its end
-        exports_of(request.run)  # and one whose list of exports is damaged
+        request.record  # noqa: B018  # raises for an unfinished run
+        exports_of(request.run)  # raises where the list of exports is damaged
     refuse_missing_model(request.folder)
     if request.dense is not None:
         refuse_missing_model(request.dense)
     if request.quantize is not None and request.run is None and request.data is None:
-        raise ExportError("A quantised model is checked by its metric, and there is no data; give some with --data.")
-    if is_there(request.out, ExportError) and not overwrite and (request.out / RECORD).is_file():
-        raise ExportError(f"{request.out} holds an export already; use --overwrite, or choose another folder.")
+        raise ExportError("A quantised model is checked by its metric, which needs data; name some with --data.")
+    if path_exists(request.target, ExportError) and not overwrite and (request.target / RECORD).is_file():
+        raise ExportError(f"{request.target} has an export already; use --overwrite, or choose another folder.")
 
 
 def run_export(request: ExportRequest, *, overwrite: bool = False) -> dict[str, Any]:
-    """Export, and where the model belongs to a run, write it down there; returns the record."""
+    """Export, and add the export to the run of the model, if it has one; returns the record."""
     check_request(request, overwrite=overwrite)
     model = load(request.folder, dtype=torch.float32)
     task = task_of(model, request.experiment.task)
     record = export(
         model,
-        request.out,
+        request.target,
         _batches(request, model, task),
         to=request.to,
         quantize=request.quantize,
@@ -114,72 +124,73 @@ def run_export(request: ExportRequest, *, overwrite: bool = False) -> dict[str, 
         tokenizer=local_folder(request.folder),
     )
     if request.run is not None:
-        _note(request, request.run, record)
+        _add_to_run(request, request.run, record)
     return record
 
 
 def _batches(request: ExportRequest, model: PreTrainedModel, task: Task) -> list[dict[str, Any]]:
-    """The samples that the run was evaluated on, or those of the data that was given."""
+    """The evaluation samples of the run, or those of other data."""
     experiment = request.experiment
     if not experiment.data:
-        return made_up_batches(model)
+        return dummy_batches(model)
     if request.run is not None and request.data is None:
         _refuse_changed(request)
-    own = experiment.processor is None or experiment.vocabulary
-    examples = read_examples(experiment, model, task, experiment.data, request.folder if own else experiment.processor)
+    uses_model_folder = experiment.processor is None or experiment.vocabulary
+    examples = read_examples(
+        experiment, model, task, experiment.data, request.folder if uses_model_folder else experiment.processor
+    )
     if request.run is not None and request.data is None:
-        calibration, evaluation = drawn(experiment, examples)
+        calibration, evaluation = split_data(experiment, examples)
         examples = calibration if evaluation is None else evaluation
     chosen: Examples = examples.sample(request.samples, experiment.seed)
     return [dict(batch) for batch in chosen.batches(experiment.batch_size)]
 
 
 def _refuse_changed(request: ExportRequest) -> None:
-    then, now = request.record["settings"].get("data_fingerprint"), fingerprint(request.experiment.data)
-    if then is not None and then != now:
-        how = "is not there any more" if now is None else "has changed since"
+    recorded, current = request.record["settings"].get("data_fingerprint"), fingerprint(request.experiment.data)
+    if recorded is not None and recorded != current:
+        change = "does not exist any more" if current is None else "has changed since"
         raise RunError(
-            f"{request.experiment.data}, the data that {request.run} was made with, {how}; put it back, or give other "
-            "data with --data."
+            f"{request.experiment.data}, the data of {request.run}, {change}; restore it, or name other data with "
+            "--data."
         )
 
 
 def _metric(request: ExportRequest) -> str | None:
-    """The run's own; fidelity is to another model, which is not what is compared here."""
+    """The metric of the run, but for fidelity, which compares with the dense model."""
     name = None if request.run is None else request.record["result"]["metric"]
     return None if name == "fidelity" or request.data is not None else name
 
 
 def _dense(request: ExportRequest) -> PreTrainedModel | None:
-    """The model to be faster than: the one that was named, or that the run started from if it is there."""
+    """The dense model: the one in the request, or that of the run if it can be loaded."""
     if request.dense is not None:
         return load(request.dense, dtype=torch.float32)
     if request.run is None:
         return None
     try:
-        if experiment_of(request.record).vocabulary is not None:
-            return load_subject(experiment_of(request.record)).model.float().cpu()
-        return load(model_folder(request.experiment.model), dtype=torch.float32)
+        return load_dense(experiment_of(request.record))
     except HeadpruneError as error:
         log.warning("The dense model cannot be loaded, so the export is not compared with it: %s", error)
         return None
 
 
-def _note(request: ExportRequest, run: Path, record: Mapping[str, Any]) -> None:
-    """In the run: what was exported, as what, and how it did. An earlier export of the same kind is replaced."""
-    of = str(Path(request.folder).absolute().relative_to(run.absolute()))
+def _add_to_run(request: ExportRequest, run: Path, record: Mapping[str, Any]) -> None:
+    """Add the export to the run, its model card and its report."""
+    of = request.of
     entry = {
         **record,
         "of": of,
-        "out": str(request.out),
+        "out": str(request.target),
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
-    kind = (of, record["runtime"], record["quantize"])
-    others = [one for one in exports_of(run) if (one["of"], one["runtime"], one["quantize"]) != kind]
-    entries = sorted([*others, entry], key=lambda one: (one["of"], one["runtime"], one["quantize"] or ""))
-    write_exports(run, entries)
-    card = run / of / "README.md"
-    if card.is_file():
-        write_text(card, with_exports(card.read_text(), [one for one in entries if one["of"] == of]))
-    (run / "report.html").unlink(missing_ok=True)
-    publish_run(run, request.record)
+    with held_lock(run):
+        card = run / of / CARD
+        is_unedited = card.is_file() and card.read_text() == run_card(run, of)
+        add_export(run, entry)
+        if is_unedited:
+            write_text(card, run_card(run, of))
+        elif card.is_file():
+            log.warning("%s was edited, so the export is not added to it.", card)
+        (run / "report.html").unlink(missing_ok=True)
+        publish_run(run, request.record)

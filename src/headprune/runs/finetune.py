@@ -1,95 +1,100 @@
-"""Recovery of a run's model into the run's folder: once, or by turns with pruning."""
+"""Recovers the pruned model of a run by fine-tuning, in the folder of the run: once, or in cycles of pruning and
+training."""
 
 from __future__ import annotations
 
 import functools
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from headprune import distributed
+from headprune.checkpoint.atomic_files import write_text
+from headprune.checkpoint.save_load import save
 from headprune.errors import TrainingError
-from headprune.measure.trajectory import Step, plain
-from headprune.recovery.pace import Evaluated, Teller
-from headprune.recovery.trainer import Fitted, fit, need_training
-from headprune.report.card import model_card, recovered_card
-from headprune.report.exports import forget_exports
-from headprune.report.recovery import origin
-from headprune.report.words import left_text
-from headprune.runs.experiment import in_precision_of, publish_run, run_experiment
-from headprune.runs.recovered import Recovered, is_finished, opened
-from headprune.runs.request import Request, Setting, load_model, load_setting, plain_measured, refuse_changes
-from headprune.runs.rounds import plan_rounds
-from headprune.store.checkpoint import save
-from headprune.store.files import write_text
-from headprune.store.rundir import read_run
+from headprune.measure.trajectory import finite_or_none
+from headprune.reports.card import RECOVERED, run_card
+from headprune.reports.format import left_text
+from headprune.reports.recovery import origin
+from headprune.run_folder import RecoveryFolder
+from headprune.run_folder.exports import forget_exports
+from headprune.run_folder.recovery import FOLDER
+from headprune.runs.experiment import cast_like_checkpoint, publish_run, run_experiment
+from headprune.runs.recovery_job import (
+    RecoveryInputs,
+    RecoveryRequest,
+    load_model,
+    load_recovery_inputs,
+    metric_json,
+    refuse_changes,
+)
+from headprune.runs.split_target import split_target
+from headprune.search.observers import Observer
+from headprune.training.fit import FitResult, fit, need_training
+from headprune.training.schedule import Evaluation, LogCallback
 
-ROUND = "round.json"  # beside the run of a round: what was measured when it was recovered
-
-Tell = Callable[[Mapping[str, Any]], None]
+ROUND = "round.json"  # in the folder of a cycle: the measurements after its recovery
 
 
 def run_finetune(
-    request: Request,
+    request: RecoveryRequest,
     *,
     overwrite: bool = False,
-    on_step: Callable[[Step], None] | None = None,
-    on_round: Callable[[str], None] | None = None,
-    tell: Tell | None = None,
+    observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Recover a run's model into its folder `finetuned`, going on where an earlier process stopped; returns its record.
+    """Recover a run's model into its folder `finetuned`, resuming what an earlier process began; returns its record.
 
-    With several rounds the run's target is reached from the dense model by turns: a part is pruned, what is left is
-    trained, and so on.
+    With several cycles the target of the run is reached from the dense model in parts, each of which is pruned and then
+    trained.
     """
+    observer = observer or Observer()
     need_training(request.config)
     experiment = request.experiment
     if request.rounds > 1 and request.record["settings"].get("gates"):
-        raise TrainingError("Rounds prune as a run of `headprune prune` did, and this one learned; leave out --rounds.")
-    plan = plan_rounds(experiment, request.record["result"], request.rounds) if request.rounds > 1 else []
-    if plan and request.point is not None:
-        raise TrainingError("Rounds lead to the run's own target; leave out --point, or --rounds.")
-    settings = request.settings()
-    if not overwrite and distributed.on_main(lambda: is_finished(request.run, settings)):
-        with opened(request.run, settings) as folder:  # which needs neither the data nor the dense model
-            return distributed.on_main(lambda: _published(request, folder))
+        raise TrainingError(
+            "Cycles repeat a run of `headprune prune`, and this one has learned gates; leave out --cycles."
+        )
+    targets = split_target(experiment, request.record["result"], request.rounds) if request.rounds > 1 else []
+    if targets and request.point is not None:
+        raise TrainingError("Cycles lead to the target of the run; leave out --point, or --cycles.")
+    settings, recovery_folder = request.settings(), request.run / FOLDER
+    if not overwrite and distributed.on_main(lambda: RecoveryFolder.is_finished(recovery_folder, settings)):
+        # Neither the data nor the dense model is needed.
+        with RecoveryFolder.open_on_main(recovery_folder, lambda: settings) as folder:
+            return distributed.on_main(lambda: _publish(request, folder))
     with distributed.fail_together():
         refuse_changes(request)
-    setting = load_setting(request)
-    with opened(request.run, settings, overwrite=overwrite) as folder:
-        place = distributed.broadcast(None if folder is None else (folder.path, folder.finished))
-        assert place is not None
-        path, finished = place
-        if not finished:
-            recover = _by_turns if plan else _at_once
-            found, model, rounds = recover(setting, path, plan, on_step, on_round, tell)
-            result = _result(setting, found, model, rounds)
-            distributed.on_main(lambda: _keep(request, folder, model, result, rounds))
-        return distributed.on_main(lambda: _published(request, folder))
+    inputs = load_recovery_inputs(request)
+    with RecoveryFolder.open_on_main(recovery_folder, lambda: settings, overwrite=overwrite) as folder:
+        if not distributed.broadcast(folder is not None and folder.finished):
+            recover = _in_cycles if targets else _recover_once
+            fits, model, rounds = recover(inputs, recovery_folder, targets, observer)
+            result = _result(inputs, fits, model, rounds)
+            distributed.on_main(lambda: _save_result(request, folder, model, result))
+        return distributed.on_main(lambda: _publish(request, folder))
 
 
-def _keep(
-    request: Request,
-    folder: Recovered | None,
+def _save_result(
+    request: RecoveryRequest,
+    folder: RecoveryFolder | None,
     model: PreTrainedModel,
     result: Mapping[str, Any],
-    rounds: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Save the recovered model with its card, and write down what came out."""
+    """Save the recovered model with its card, and the record."""
     assert folder is not None
     forget_exports(request.run, f"{folder.path.name}/model")
-    save(in_precision_of(request.source, model), folder.path / "model")
-    card = recovered_card(_card(request, folder.path, rounds), {**folder.record, **result})
+    save(cast_like_checkpoint(request.source, model), folder.path / "model")
+    card = run_card(request.run, RECOVERED, recovery={**folder.record, **result})
     write_text(folder.path / "model" / "README.md", card)
     folder.finish(result)
     (request.run / "report.html").unlink(missing_ok=True)
 
 
-def _published(request: Request, folder: Recovered | None) -> dict[str, Any]:
+def _publish(request: RecoveryRequest, folder: RecoveryFolder | None) -> dict[str, Any]:
     assert folder is not None
     for leftover in (folder.path / "trainer", *folder.path.glob("round-*/trainer")):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -97,138 +102,109 @@ def _published(request: Request, folder: Recovered | None) -> dict[str, Any]:
     return folder.record
 
 
-Recovery = tuple[list[Fitted], PreTrainedModel, list[dict[str, Any]]]
+Recovery = tuple[list[FitResult], PreTrainedModel, list[dict[str, Any]]]
 
 
-def _at_once(setting: Setting, folder: Path, plan: Any, on_step: Any, on_round: Any, tell: Tell | None) -> Recovery:
-    model = load_model(setting.request.source, setting.request.experiment)
-    return [_fit(setting, model, folder / "trainer", tell)], model, []
+def _recover_once(inputs: RecoveryInputs, folder: Path, targets: Any, observer: Observer) -> Recovery:
+    model = load_model(inputs.request.source, inputs.request.experiment)
+    return [_fit(inputs, model, folder / "trainer", observer)], model, []
 
 
-def _by_turns(
-    setting: Setting,
+def _in_cycles(
+    inputs: RecoveryInputs,
     folder: Path,
-    plan: Sequence[Mapping[str, Any]],
-    on_step: Callable[[Step], None] | None,
-    on_round: Callable[[str], None] | None,
-    tell: Tell | None,
+    targets: Sequence[Mapping[str, Any]],
+    observer: Observer,
 ) -> Recovery:
-    """Prune a part of the way, recover, and so on; a round that has its record is not done again."""
-    experiment = setting.request.experiment
-    start, done = experiment.model, []
-    for number, part in enumerate(plan, start=1):
-        place = folder / f"round-{number}"
-        own = experiment.with_options(model=str(start), **part)
-        if number > 1 and experiment.vocabulary is not None:  # which was made smaller in the first round
-            own = own.with_options(vocabulary=None, processor=None)
-        start = str(place / "recovered")
-        known = distributed.broadcast(_read_round(place))
-        if known is not None:
-            done.append(known)
+    """Prune to a part of the target, recover, and so on; a cycle with a record is not repeated."""
+    experiment = inputs.request.experiment
+    start, cycles = experiment.model, []
+    for number, part in enumerate(targets, start=1):
+        cycle_folder = folder / f"round-{number}"
+        settings = experiment.with_options(model=str(start), **part)
+        if number > 1 and experiment.vocabulary is not None:  # which was shrunk in the first cycle
+            settings = settings.with_options(vocabulary=None, processor=None)
+        start = str(cycle_folder / "recovered")
+        record_of_cycle = distributed.broadcast(_read_cycle(cycle_folder))
+        if record_of_cycle is not None:
+            cycles.append(record_of_cycle)
             continue
-        if on_round is not None:
-            on_round(f"Round {number} of {len(plan)}")
-        record = run_experiment(own, place, measure=False, publish=False, on_step=on_step)
-        model = load_model(place / "model", experiment)
-        before = setting.measure(model)
-        fitted = _fit(setting, model, place / "trainer", tell)
-        units = {kind: count for kind, (count, _) in setting.request.record["result"]["units"].items()}
+        observer_of_cycle = observer.run(f"Round {number} of {len(targets)}")
+        record = run_experiment(settings, cycle_folder, measure=False, publish=False, observer=observer_of_cycle)
+        model = load_model(cycle_folder / "model", experiment)
+        before = inputs.measure(model)
+        fitted = _fit(inputs, model, cycle_folder / "trainer", observer_of_cycle)
+        units = {kind: count for kind, (count, _) in inputs.request.record["result"]["units"].items()}
         left = {kind: count for kind, (_, count) in record["result"]["units"].items()}
         about = {
             "left": left_text(units, left),
-            "pruned": plain_measured(before),
-            "recovered": plain_measured(setting.measure(model)),
-            "fitted": _fitted_json(fitted),
+            "pruned": metric_json(before),
+            "recovered": metric_json(inputs.measure(model)),
+            "fitted": _fit_json(fitted),
         }
-        distributed.on_main(functools.partial(_keep_round, place, model, about))
-        done.append(json.loads(json.dumps(about)))
-    fits = [_fitted_from(one.pop("fitted")) for one in done]
-    return fits, load_model(Path(start), experiment), done
+        distributed.on_main(functools.partial(_save_cycle, cycle_folder, model, about))
+        cycles.append(json.loads(json.dumps(about)))
+    fits = [_fit_from_json(cycle.pop("fitted")) for cycle in cycles]
+    return fits, load_model(Path(start), experiment), cycles
 
 
-def _read_round(place: Path) -> dict[str, Any] | None:
-    return json.loads((place / ROUND).read_text()) if (place / ROUND).is_file() else None
+def _read_cycle(cycle_folder: Path) -> dict[str, Any] | None:
+    return json.loads((cycle_folder / ROUND).read_text()) if (cycle_folder / ROUND).is_file() else None
 
 
-def _keep_round(place: Path, model: PreTrainedModel, about: Mapping[str, Any]) -> None:
-    save(in_precision_of(place / "model", model), place / "recovered")
-    write_text(place / ROUND, json.dumps(about) + "\n")
+def _save_cycle(cycle_folder: Path, model: PreTrainedModel, about: Mapping[str, Any]) -> None:
+    save(cast_like_checkpoint(cycle_folder / "model", model), cycle_folder / "recovered")
+    write_text(cycle_folder / ROUND, json.dumps(about) + "\n")
 
 
-def _fit(setting: Setting, model: PreTrainedModel, folder: Path, tell: Tell | None) -> Fitted:
+def _fit(inputs: RecoveryInputs, model: PreTrainedModel, folder: Path, observer: Observer) -> FitResult:
     return fit(
         model,
-        setting.training,
-        task=setting.task,
-        config=setting.request.config,
+        inputs.training,
+        task=inputs.task,
+        config=inputs.request.config,
         folder=folder,
-        teacher=setting.teacher,
-        callbacks=[] if tell is None else [Teller(tell)],
-        metric=setting.metric.name,
+        teacher=inputs.teacher,
+        callbacks=[LogCallback(observer, inputs.metric.name)],
+        metric=inputs.metric.name,
     )
 
 
 def _result(
-    setting: Setting, found: Sequence[Fitted], model: PreTrainedModel, rounds: Sequence[Mapping[str, Any]]
+    inputs: RecoveryInputs, fits: Sequence[FitResult], model: PreTrainedModel, rounds: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    last = found[-1]
-    history, before = [], 0
-    for one in found:
-        history += [{**entry, "step": entry["step"] + before} for entry in one.history]
-        before += one.steps
+    last = fits[-1]
+    history, steps_before = [], 0
+    for fit_result in fits:
+        history += [{**entry, "step": entry["step"] + steps_before} for entry in fit_result.history]
+        steps_before += fit_result.steps
     return {
-        "of": origin(setting.request.record),
-        "task": setting.task.name,
-        "metric": setting.metric.name,
-        "higher_is_better": setting.metric.higher_is_better,
+        "of": origin(inputs.request.record),
+        "task": inputs.task.name,
+        "metric": inputs.metric.name,
+        "higher_is_better": inputs.metric.higher_is_better,
         "samples": {
             "training": last.samples,
-            "evaluation": setting.evaluated,
+            "evaluation": inputs.evaluated,
         },
-        "dense": setting.dense,
-        "pruned": plain_measured(setting.pruned),
-        "recovered": plain_measured(setting.measure(model)),
+        "dense": inputs.dense,
+        "pruned": metric_json(inputs.pruned),
+        "recovered": metric_json(inputs.measure(model)),
         "steps": last.steps,
         "best_step": last.best_step,
         "stopped_early": last.stopped_early,
         "chosen_by": last.metric,
-        "evaluations": [[one.step, plain(one.value)] for one in last.evaluations],
-        "seconds": round(sum(one.seconds for one in found), 2),
+        "evaluations": [[fit_result.step, finite_or_none(fit_result.value)] for fit_result in last.evaluations],
+        "seconds": round(sum(fit_result.seconds for fit_result in fits), 2),
         "rounds": list(rounds),
-        "notes": setting.notes,
+        "notes": inputs.notes,
         "history": history,
     }
 
 
-def _card(request: Request, folder: Path, rounds: Sequence[Mapping[str, Any]]) -> str:
-    """The card of the pruned model that was recovered: of the run, of its point, or of the last round."""
-    if not rounds:
-        known = request.source / "README.md"
-        return known.read_text() if known.is_file() else model_card(request.record, request.source)
-    last, _ = read_run(folder / f"round-{len(rounds)}")
-    whole, end = request.record["result"], last["result"]
-    before = {kind: count for kind, (count, _) in whole["units"].items()}
-    result = {
-        **whole,
-        "rule": "",
-        "agreement": None,
-        "mask": end["mask"],
-        "heads_after": end["heads_after"],
-        "units": {kind: [before[kind], count] for kind, (_, count) in end["units"].items()},
-        "widths": {
-            site: [count, end["widths"][site][1]]
-            for site, (count, _) in (whole.get("widths") or {}).items()
-            if site in (end.get("widths") or {})
-        },
-        "pruned": rounds[-1]["pruned"]["value"],
-        "pruned_interval": rounds[-1]["pruned"]["interval"],
-    }
-    return model_card({**request.record, "result": result, "savings": None}, folder / "model")
+def _fit_json(fitted: FitResult) -> dict[str, Any]:
+    return {**vars(fitted), "evaluations": [list(evaluation) for evaluation in fitted.evaluations]}
 
 
-def _fitted_json(fitted: Fitted) -> dict[str, Any]:
-    return {**vars(fitted), "evaluations": [list(one) for one in fitted.evaluations]}
-
-
-def _fitted_from(value: Mapping[str, Any]) -> Fitted:
-    return Fitted(**{**value, "evaluations": [Evaluated(*one) for one in value["evaluations"]]})
+def _fit_from_json(value: Mapping[str, Any]) -> FitResult:
+    return FitResult(**{**value, "evaluations": [Evaluation(*evaluation) for evaluation in value["evaluations"]]})

@@ -1,4 +1,4 @@
-"""A pruned model on the hub, as people expect one there: weights, card, the report of its run and its curve."""
+"""Uploads a pruned model to the hub, with its card, the report of its run and its curve."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
 
+from headprune.checkpoint.paths import local_folder, refuse_bad_config
 from headprune.errors import CheckpointError
-from headprune.report.card import model_card, plain_card
-from headprune.report.loading import load_runs
-from headprune.report.page import charts, render
-from headprune.report.usage import PLACE
-from headprune.store.places import local_folder, refuse_bad_config
-from headprune.store.rundir import read_run
+from headprune.reports.card import plain_card, run_card
+from headprune.reports.page import charts, render
+from headprune.reports.run_view import load_runs
+from headprune.run_folder import read_run
+from headprune.snippets.checkpoints import HERE
 
 CARD, REPORT, CURVE = "README.md", "report.html", "curve.png"
-# What a model consists of; pickles, which run code when they are loaded, and whatever else lies there stay here.
-SENT = re.compile(
+# The files of a model; pickles, which run code when they are loaded, and other files are not uploaded.
+UPLOADED = re.compile(
     r"\.(safetensors|json|txt|model|spm|tiktoken|py|md|png|html|jinja)$|^(LICENSE|NOTICE)\b", flags=re.IGNORECASE
 )
-RUN = "RUN"  # the folder of the run, as the uploaded page calls it
-NOT_SENT = re.compile(r"^\.|^(optimizer|scheduler|rng_state|training_args)\b|\.lock$")  # the machinery of a training
+RUN = "RUN"  # the folder of the run in the uploaded page
+NOT_UPLOADED = re.compile(r"^\.|^(optimizer|scheduler|rng_state|training_args)\b|\.lock$")  # files of a training
 
 
 def push_to_hub(
@@ -38,21 +38,21 @@ def push_to_hub(
     revision: str | None = None,
     create_pr: bool = False,
 ) -> str:
-    """Upload a model in one commit, and return the address of that; the repository is made where there is none.
+    """Upload a model in one commit, and return the URL of the commit; the repository is created if necessary.
 
-    `source` is a run, whose pruned model goes, or the folder of any saved model, such as RUN/finetuned/model or
-    RUN/models/POINT. With it go the model card, whose snippets then name `repo_id`, and, where the model belongs to a
-    run, report.html and the curve of the run as a picture in the card. The files here stay as they are.
+    `source` is a run, whose pruned model is uploaded, or the folder of any saved model, such as RUN/finetuned/model or
+    RUN/models/POINT. The model card, with `repo_id` in its snippets, is uploaded too, and, where the model belongs to a
+    run, report.html and the curve of the run as a picture in the card. Local files are not changed.
     """
     _refuse_bad_name(repo_id)
     folder = local_folder(source)
     if folder is None:
-        raise CheckpointError(f"There is no directory {source}; give a run, or the folder of a saved model.")
+        raise CheckpointError(f"There is no directory {source}; name a run, or the folder of a saved model.")
     refuse_bad_config(folder / "config.json")
     if not any(folder.glob("*.safetensors")):
         raise CheckpointError(f"{folder} has no *.safetensors file, so there is no model to upload.")
     if (token or get_token()) is None:
-        raise CheckpointError("Uploading needs a token of the hub; log in with `hf auth login`, or give token=....")
+        raise CheckpointError("Uploading needs a token of the hub; log in with `hf auth login`, or pass token=....")
     run = _run_of(folder)
     files = _files(folder, run)
     api = HfApi(token=token, library_name="headprune")
@@ -62,8 +62,8 @@ def push_to_hub(
         files[CARD] = _card_of(files[CARD], name)
         if run is not None and isinstance(page := files.get(REPORT), bytes):
             files[REPORT] = _page_of(page, folder.resolve().relative_to(run).as_posix(), name)
-        operations = [CommitOperationAdd(path_in_repo=one, path_or_fileobj=files[one]) for one in sorted(files)]
-        done = api.create_commit(
+        operations = [CommitOperationAdd(path_in_repo=path, path_or_fileobj=files[path]) for path in sorted(files)]
+        commit = api.create_commit(
             name, operations, commit_message=message, revision=revision, create_pr=create_pr, repo_type="model"
         )
     except OfflineModeIsEnabled:
@@ -71,9 +71,9 @@ def push_to_hub(
     except (HfHubHTTPError, OSError) as error:
         reason = " ".join(str(getattr(error, "server_message", None) or error).split())
         raise CheckpointError(
-            f"The hub did not take {repo_id} ({reason[:300]}); check the name, the token's rights and the connection."
+            f"The hub refused {repo_id} ({reason[:300]}); check the name, the token's rights and the connection."
         ) from None
-    return str(done.pr_url or done.commit_url)
+    return str(commit.pr_url or commit.commit_url)
 
 
 def _refuse_bad_name(repo_id: str) -> None:
@@ -81,39 +81,39 @@ def _refuse_bad_name(repo_id: str) -> None:
         validate_repo_id(repo_id)
     except HFValidationError:
         raise CheckpointError(
-            f"{repo_id!r} is no name for a repository; give one such as user/model, of letters, digits, - _ and dots."
+            f"{repo_id!r} is not a valid repository name; use one such as user/model, of letters, digits, - _ and dots."
         ) from None
 
 
 def _files(folder: Path, run: Path | None) -> dict[str, Path | bytes]:
     """Name in the repository -> file or content."""
-    found: dict[str, Path | bytes] = {
+    files: dict[str, Path | bytes] = {
         file.relative_to(folder).as_posix(): file
         for file in folder.rglob("*")
         if file.is_file()
-        and SENT.search(file.name)
-        and not any(NOT_SENT.search(part) for part in file.relative_to(folder).parts)
+        and UPLOADED.search(file.name)
+        and not any(NOT_UPLOADED.search(part) for part in file.relative_to(folder).parts)
     }
     card = (folder / CARD).read_text() if (folder / CARD).is_file() else ""
     if run is not None:
         record, _ = read_run(run)
         if "result" in record:
-            card = card or model_card(record, folder)
-            found[CURVE], found[REPORT] = _curve(run), _report(run)
+            card = card or run_card(run, folder.resolve().relative_to(run).as_posix())
+            files[CURVE], files[REPORT] = _curve(run), _report(run)
             card = _with_curve(card, record["result"]["metric"])
-    found[CARD] = (card or plain_card(folder)).encode()
-    return found
+    files[CARD] = (card or plain_card(folder)).encode()
+    return files
 
 
 def _run_of(folder: Path) -> Path | None:
     """The run that a model belongs to: RUN/model, RUN/models/POINT, RUN/finetuned/model."""
-    inside = [folder.resolve().parent, folder.resolve().parent.parent]
-    return next((place for place in inside if (place / "run.json").is_file()), None)
+    parents = [folder.resolve().parent, folder.resolve().parent.parent]
+    return next((parent for parent in parents if (parent / "run.json").is_file()), None)
 
 
 def _card_of(card: Path | bytes, name: str) -> bytes:
     text = card.read_text() if isinstance(card, Path) else card.decode()
-    return text.replace(PLACE, name).encode()
+    return text.replace(HERE, name).encode()
 
 
 def _with_curve(card: str, metric: str) -> str:
@@ -124,26 +124,26 @@ def _with_curve(card: str, metric: str) -> str:
 
 
 def _curve(run: Path) -> bytes:
-    from headprune.report.export import png
+    from headprune.reports.save_figures import png
 
     return png(charts(load_runs([run]))["metric"])
 
 
 def _report(run: Path) -> bytes:
-    """The page for others: without the folders of this machine."""
-    (known,) = load_runs([run])
-    record = {**known.record, "settings": _without_folders(known.settings)}
-    return render([replace(known, record=record, called=RUN)]).encode()
+    """The report without local paths."""
+    (view,) = load_runs([run])
+    record = {**view.record, "settings": _without_folders(view.settings)}
+    return render([replace(view, record=record, shown_path=RUN)]).encode()
 
 
 def _without_folders(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_folders(one) for name, one in value.items()}
+        return {name: _without_folders(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_without_folders(one) for one in value]
+        return [_without_folders(item) for item in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _page_of(page: bytes, inside: str, name: str) -> bytes:
-    """With the name of the repository where the page names the folder of the model in it."""
+    """The page with the name of the repository in place of the folder of the model."""
     return re.sub(rf"\b{RUN}/{re.escape(inside)}(?![\w/.-])", lambda _: name, page.decode()).encode()

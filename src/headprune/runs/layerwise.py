@@ -1,8 +1,8 @@
-"""Layer-wise pruning as the command line runs it: the model stays on disk, and a kill costs at most one layer.
+"""Layer-wise pruning of a model on disk into a run folder; a kill costs at most one layer.
 
-sweep/widths.json                 how many units every site keeps
-sweep/layers.jsonl                one line per layer that is done, on disk before the next begins
-sweep/layer-00003.safetensors     its weights; at the end they become the shards of model/
+layers/widths.json                 how many units every site keeps
+layers/layers.jsonl                one line per layer that is done, on disk before the next begins
+layers/layer-00003.safetensors     its weights; at the end they become the shards of model/
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
+from headprune.checkpoint.atomic_files import write_text
+from headprune.checkpoint.config_files import stored_dtype
+from headprune.checkpoint.layer_files import LayerFiles, scratch_folder
+from headprune.checkpoint.paths import model_folder
+from headprune.checkpoint.save_load import load_structure, save_weights_of
 from headprune.errors import DataError, RunError, ScheduleError
 from headprune.layerwise.walker import stacks_of
 from headprune.measure.metrics import choose_metric
 from headprune.measure.trajectory import Step
 from headprune.repair.regression import Repair
-from headprune.runs.journal import Run
+from headprune.run_folder import Run
+from headprune.run_folder.run import FORMER_LAYERS, LAYERS
 from headprune.search.config import Experiment
 from headprune.search.layerwise.prune_layer import PrunedLayer
 from headprune.search.layerwise.pruning import LayerwisePruning
+from headprune.search.observers import Observer
 from headprune.search.pruner import PruneResult
 from headprune.search.schedules.layerwise import removal_of
 from headprune.search.schedules.schedule import Removal
 from headprune.search.step import describe
-from headprune.store.checkpoint import load_structure, save_weights_of
-from headprune.store.configs import stored_dtype
-from headprune.store.files import write_text
-from headprune.store.layer_files import LayerFiles, scratch_folder
-from headprune.store.places import model_folder
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task
 from headprune.units import Member, kept_mask, sites_of
 from headprune.units.cutting.record import from_ranges, to_ranges
 from headprune.units.members import by_site
 
-FOLDER = "sweep"  # in the directory of a run
 Batches = Sequence[Mapping[str, Any]]
-OnLayer = Callable[[int, int, PrunedLayer], None]  # (layers done, layers in all, what happened at the last)
 
 
 def prune_on_disk(
@@ -55,11 +55,10 @@ def prune_on_disk(
     evaluation: Batches | None,
     *,
     device: torch.device,
-    on_step: Callable[[Step], None] | None = None,
-    on_layer: OnLayer | None = None,
+    observer: Observer,
 ) -> PruneResult:
-    """Prune a model that is on disk into the run's directory, going on after the last layer that is done there; its
-    checkpoint is written to model/."""
+    """Prune a model on disk into the run folder, resuming after the last layer that is finished there; its checkpoint
+    is written to model/."""
     structure = load_structure(experiment.model)
     precision = stored_dtype(str(model_folder(experiment.model)))
     layers = [path for stack in stacks_of(model, sites_of(model, experiment.units)).values() for path in stack]
@@ -80,44 +79,45 @@ def prune_on_disk(
         done: list[PrunedLayer] = []
         for layer in pruning.layers(storage.widths(pruning.widths)):
             done.append(layer)
-            if on_layer is not None:
-                on_layer(len(done), len(layers), layer)
-        result = _measured(run, experiment, structure, pruning, done, on_step, time.perf_counter() - started)
-    model.config.dtype = precision or model.config.dtype  # whatever was computed in
+            observer.layer(len(done), len(layers), layer)
+        result = _record_steps(run, experiment, structure, pruning, done, observer, time.perf_counter() - started)
+    model.config.dtype = precision or model.config.dtype  # instead of the precision of the computation
     save_weights_of(model, run.path / "model", storage.write_weights)
     return result
 
 
-def _measured(
+def _record_steps(
     run: Run,
     experiment: Experiment,
     structure: PreTrainedModel,
     pruning: LayerwisePruning,
     layers: Sequence[PrunedLayer],
-    on_step: Callable[[Step], None] | None,
+    observer: Observer,
     seconds: float,
 ) -> PruneResult:
-    """Both steps of the run, the dense model and the pruned one, measured on what came out behind the last layer."""
-    dense, pruned = pruning.quality("dense"), pruning.quality("pruned")
+    """Record both steps of the run, the dense model and the pruned one, measured on the hidden states after the last
+    layer."""
+    dense, pruned = pruning.predictions("dense"), pruning.predictions("pruned")
     metric = choose_metric(experiment.metric, dense)
     steps: list[Step] = []
-    for removal, quality in ((Removal(), dense), (removal_of(layers), pruned)):
+    for removal, predictions in ((Removal(), dense), (removal_of(layers), pruned)):
         if removal.members:
             remove_units(structure, removal.members)
-        sites, measured = sites_of(structure, experiment.units), metric.of(quality, dense)
-        steps.append(describe(structure, sites, experiment.units, len(steps), removal, quality, dense, measured))
+        sites, metric_value = sites_of(structure, experiment.units), metric.of(predictions, dense)
+        steps.append(
+            describe(structure, sites, experiment.units, len(steps), removal, predictions, dense, metric_value)
+        )
     for step in steps[len(run.steps) :]:
-        run.append(step, {"seconds": seconds if step.step else 0.0})
+        run.step(step, {"seconds": seconds if step.step else 0.0})
     for step in steps:
-        if on_step is not None:
-            on_step(step)
+        observer.step(step, {"seconds": seconds if step.step else 0.0})
     mask = kept_mask(sites_of(structure, experiment.units))
     rule = pruning.budget.rule() if experiment.budget is not None else f"keep {experiment.keep:g}"
     return PruneResult(structure, None, steps, 1, metric, mask, rule)
 
 
 class LayerFolder(LayerFiles):
-    """The layers of a model on disk, and in the directory of a run what has been done to them so far."""
+    """The layers of a model on disk, and in the run folder those that are pruned."""
 
     def __init__(
         self,
@@ -128,24 +128,26 @@ class LayerFolder(LayerFiles):
         stored: torch.dtype | None,
         device: torch.device,
     ) -> None:
-        folder = run.path / FOLDER
+        folder, former = run.path / LAYERS, run.path / FORMER_LAYERS
+        if former.is_dir() and not folder.exists():
+            former.rename(folder)
         folder.mkdir(exist_ok=True)
         super().__init__(model, layers, folder, stored=stored, device=device)
         self.run = run
-        self.known: dict[str, PrunedLayer] = {}
+        self.finished: dict[str, PrunedLayer] = {}
         file = folder / "layers.jsonl"
         for line in file.read_text().splitlines() if file.is_file() else ():
             try:
                 pruned = _from_json(json.loads(line))
             except (ValueError, KeyError, TypeError):
-                break  # torn by a kill; what follows is written again
+                break  # cut off by a kill; the rest is written again
             if not self.part(pruned.layer).is_file():
-                break  # its weights are not there any more, and all that came after rests on them
-            self.known[pruned.layer] = pruned
-        write_text(file, "".join(json.dumps(_to_json(pruned)) + "\n" for pruned in self.known.values()))
+                break  # its weights are missing, and later layers depend on them
+            self.finished[pruned.layer] = pruned
+        write_text(file, "".join(json.dumps(_to_json(pruned)) + "\n" for pruned in self.finished.values()))
 
     def widths(self, make: Callable[[], dict[int, int]]) -> dict[int, int]:
-        """Those of an earlier process, or new ones."""
+        """The widths of an earlier process, or new ones."""
         file = self.parts / "widths.json"
         if file.is_file():
             try:
@@ -163,8 +165,8 @@ class LayerFolder(LayerFiles):
 
     def keep(self, pruned: PrunedLayer) -> None:
         self.write(pruned.layer)
-        self.run.write_line(f"{FOLDER}/layers.jsonl", json.dumps(_to_json(pruned)))
-        self.known[pruned.layer] = pruned
+        self.run.write_line(f"{LAYERS}/layers.jsonl", json.dumps(_to_json(pruned)))
+        self.finished[pruned.layer] = pruned
 
 
 def _to_json(pruned: PrunedLayer) -> dict[str, Any]:
@@ -178,24 +180,24 @@ def _from_json(line: Mapping[str, Any]) -> PrunedLayer:
 
 
 def check_prunable(experiment: Experiment, model: PreTrainedModel, task: Task) -> None:
-    """Refuse what the run would refuse, before anything is written."""
+    """Raise the errors of the run before anything is written."""
     LayerwisePruning(model, (), experiment, task, structure=load_structure(experiment.model))
 
 
 def clear_parts(out: Path) -> None:
-    """When the run is finished its checkpoint has the weights; what is left says how it came about."""
-    for part in (out / FOLDER).glob("*.safetensors"):
+    """Remove the weights of layers of a finished run, which are in its checkpoint."""
+    for part in (out / LAYERS).glob("*.safetensors"):
         part.unlink(missing_ok=True)
 
 
-def refuse_unsuited(experiment: Experiment) -> None:
-    """What layer-wise pruning of a model on disk cannot be asked for."""
+def refuse_unsupported(experiment: Experiment) -> None:
+    """Refuse options that layer-wise pruning of a model on disk does not support."""
     if distributed.launched():
         raise ScheduleError(
             "The layer-wise schedule runs in one process; start it without torchrun or accelerate launch."
         )
     if experiment.vocabulary is not None:
         raise DataError(
-            "The layer-wise schedule has one layer at a time, so the vocabulary cannot be made smaller; leave out "
+            "The layer-wise schedule loads one layer at a time, so it cannot shrink the vocabulary; leave out "
             "--vocabulary."
         )

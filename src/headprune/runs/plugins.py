@@ -1,4 +1,4 @@
-"""Code of one's own that registers criteria, methods and families, imported before anything is looked up."""
+"""Imports plugins: user code that registers criteria, methods and families."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from headprune.checkpoint.atomic_files import path_exists
 from headprune.errors import HeadpruneError, RegistrationError
-from headprune.store.files import is_there
 
 
 def import_plugins(names: Sequence[str] | None) -> None:
     """Import Python files or modules that register criteria or families."""
     for name in names or ():
-        is_there(name, RegistrationError)
+        path_exists(name, RegistrationError)
         try:
             if name.endswith(".py"):
                 spec = importlib.util.spec_from_file_location(Path(name).stem, name)

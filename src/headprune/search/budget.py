@@ -1,22 +1,23 @@
-"""What may be left of a model, in parameters, FLOPs, bytes, measured time or units, and what its sites cost in that."""
+"""Budgets: what may be left of a model in parameters, FLOPs, bytes, measured time or units, and the prices of its
+sites."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedModel
 
+from headprune.config.groups import Measure
 from headprune.errors import ScheduleError
 from headprune.measure.costs import flops, total_parameters, unit_bytes, unit_costs, unit_parameters
 from headprune.measure.trajectory import Step
 from headprune.search.config import PruneConfig
 from headprune.units import Kind, Site
 
-Measure = Literal["parameters", "flops", "memory", "latency", "units"]
-EXPLORED = 0.1  # share of the FLOPs that a run without a budget goes down to
+UNBOUNDED_SHARE = 0.1  # share of the FLOPs at which a run without a budget ends
 
 
 @dataclass(frozen=True)
@@ -31,18 +32,18 @@ class Budget:
         return self.shares[-1]
 
     def rule(self) -> str:
-        """What was asked for last, in the words of the options."""
+        """The last point, as the option that sets it."""
         names = {"latency": "speedup", "units": "keep"}
         name = names.get(self.measure, f"keep_{self.measure}")
         return f"{name} {1 / self.last if self.measure == 'latency' else self.last:.4g}"
 
     def label(self, share: float) -> str:
-        """A point as people ask for it, and as a folder can be named."""
+        """A point in messages and in names of folders."""
         return f"speedup-{1 / share:.4g}" if self.measure == "latency" else f"{self.measure}-{share:.4g}"
 
 
 def points(value: Any, name: str) -> tuple[float, ...]:
-    """Points from a number, several numbers or a text such as "0.8,0.5", in the order in which a run meets them."""
+    """Points from a number, several numbers or a text such as "0.8,0.5", in the order in which a run reaches them."""
     parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (tuple, list)) else (value,)
     try:
         numbers = [float(part) for part in parts]
@@ -52,9 +53,9 @@ def points(value: Any, name: str) -> tuple[float, ...]:
         ) from None
     valid = (number > 1 for number in numbers) if name == "speedup" else (0 < number < 1 for number in numbers)
     if not numbers or not all(valid):
-        given = ",".join(f"{number:g}" for number in numbers)
+        numbers_text = ",".join(f"{number:g}" for number in numbers)
         between = "above 1" if name == "speedup" else "between 0 and 1"
-        raise ScheduleError(f"{name} must be {between}, such as {_example(name)}, but it is {given}.")
+        raise ScheduleError(f"{name} must be {between}, such as {_example(name)}, but it is {numbers_text}.")
     return tuple(sorted(set(numbers), reverse=name != "speedup"))
 
 
@@ -63,25 +64,25 @@ def _example(name: str) -> str:
 
 
 def budget_of(config: PruneConfig, sites: Sequence[Site]) -> Budget:
-    """What a run goes down to, whichever way it was asked for."""
+    """The budget of a run, whichever option sets it."""
     if config.budget is not None:
         return config.budget
     if config.keep is not None:
         total = sum(site.size for site in sites if site.kind in config.units)
         return Budget("units", (config.stop.units_left(total) / max(total, 1),))
-    return Budget("flops", (EXPLORED,))
+    return Budget("flops", (UNBOUNDED_SHARE,))
 
 
 def left_after(step: Step, measure: Measure) -> int:
-    """What is left of a model after a step, counted in this measure; for time, in FLOPs."""
+    """What is left of a model after a step in this measure; for time, in FLOPs."""
     if measure == "units":
         return step.left
     return step.parameters if measure in ("parameters", "memory") else step.flops
 
 
-def ladder(points: Sequence[float], rounds: int) -> list[float]:
-    """Shares to go through, every point that was asked for among them: down to the last point in so many steps of
-    about the same ratio, and to each of the others in as many of these as the way to it takes."""
+def intermediate_shares(points: Sequence[float], rounds: int) -> list[float]:
+    """The shares after each round, with all points among them: down to the last point in this many steps of about the
+    same ratio, and to each of the others in proportionally many."""
     last = points[-1]
     if last <= 0:
         return [1 - number / rounds for number in range(1, rounds)] + [0.0]
@@ -96,7 +97,7 @@ def ladder(points: Sequence[float], rounds: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Prices:
-    """What a model costs: a part that stays whatever goes, and for each site a price of every number of units."""
+    """The price of a model: a part that cannot be removed, and for each site a price of every number of units."""
 
     dense: float
     rest: float
@@ -114,8 +115,8 @@ def units(site: Site) -> int:
 def prices(
     model: PreTrainedModel, sites: Sequence[Site], measure: Measure, kinds: Collection[Kind] = ("heads", "neurons")
 ) -> Prices:
-    """What the dense model and the units of its sites cost; time has a table of its own. Units of other `kinds` than
-    those that may go do not count as such."""
+    """The price of the dense model and of the units of its sites, in every measure but time. In the measure of units
+    only these `kinds` count."""
     if measure == "parameters":
         each, whole = unit_parameters(model, sites), float(total_parameters(model))
     elif measure == "memory":
@@ -131,20 +132,22 @@ def prices(
     return Prices(whole, rest, lambda site, count: by_site[site.index] * count)
 
 
-def least_share(known: Prices, sites: Sequence[Site], least: Callable[[Site], int]) -> float:
-    """What is left of the dense model's price with as few units as may be."""
-    return (known.rest + sum(known.of(site, least(site)) for site in sites)) / known.dense
+def least_share(prices_of_sites: Prices, sites: Sequence[Site], least: Callable[[Site], int]) -> float:
+    """The share of the dense model's price with as few units as possible."""
+    return (prices_of_sites.rest + sum(prices_of_sites.of(site, least(site)) for site in sites)) / prices_of_sites.dense
 
 
-def check_reachable(budget: Budget, known: Prices, sites: Sequence[Site], least: Callable[[Site], int]) -> None:
-    """Refuse a budget that is not met with as little left as may be."""
-    floor = least_share(known, sites, least)
+def check_reachable(
+    budget: Budget, prices_of_sites: Prices, sites: Sequence[Site], least: Callable[[Site], int]
+) -> None:
+    """Refuse a budget that is not met with as few units as possible."""
+    floor = least_share(prices_of_sites, sites, least)
     if floor > budget.last:
         what = "the vocabulary" if budget.measure in ("parameters", "memory") else "the rest of the model"
         fast = budget.measure == "latency"
-        asked = f"a speed-up of {1 / budget.last:.3g}" if fast else f"{budget.last:.3g} of the dense model"
+        target = f"a speed-up of {1 / budget.last:.3g}" if fast else f"{budget.last:.3g} of the dense model"
         most = f"a speed-up of {1 / floor:.3g}" if fast else f"{math.ceil(floor * 1000) / 1000:.3g}"
         raise ScheduleError(
-            f"The budget asks for {asked}, and with nothing but {what} left it would still be {most}; ask for more, or "
-            "prune more kinds of units (--units heads,neurons)."
+            f"The budget is {target}, and with nothing but {what} left it would still be {most}; set a larger budget, "
+            "or prune more kinds of units (--units heads,neurons)."
         )

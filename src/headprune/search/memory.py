@@ -1,6 +1,6 @@
-"""One budget for what a run keeps in memory between passes over the data, and the shares that its caches have of it.
+"""The memory limit of the caches of a run, and how they share it.
 
-A smaller one takes more passes, with the same results: sites are gathered in more groups, and more layers run again.
+A smaller one takes more passes, with the same results: sites are scored in more groups, and more layers run again.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def parse_memory(value: Any) -> int:
 
 
 def token_bytes(memory: int) -> int:
-    """The share of the tokens of sites that are scored together."""
+    """The limit of the tokens of sites that are scored together."""
     return memory * TOKEN_BYTES // DEFAULT
 
 
 def cache_bytes(memory: int) -> int:
-    """The share of what layers gave for the data that evaluates."""
+    """The limit of cached outputs of layers on the evaluation data."""
     return memory * CACHE_BYTES // DEFAULT

@@ -1,4 +1,4 @@
-"""Published methods as combinations of what there is: a criterion, how sites share a budget, what makes up for it."""
+"""Published methods as combinations of a criterion, an allocation of the budget over sites, and a repair."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from headprune.search.config import current_names
 
 @dataclass(frozen=True)
 class Method:
-    """One combination, by its name; the fields are settings of a run."""
+    """A named combination; its fields are settings of a run."""
 
     name: str
     reference: str
-    use: str  # when to take it, for people
+    use: str  # when to use it, in listings
     criterion: str
     repair: str = "none"
     widths: str = "global"
     rounds: int = 1
     units: str = "heads,neurons"
-    compensate: InitVar[Any] = None  # what `repair` was called
+    compensate: InitVar[Any] = None  # the former name of `repair`
 
     def __post_init__(self, compensate: Any) -> None:
         if compensate is not None:
@@ -35,12 +35,12 @@ class Method:
 METHODS: dict[str, Method] = {}
 
 
-def register_method(made: Method) -> Method:
-    """Add a method, which then works everywhere a method is named."""
-    if made.name in METHODS:
-        raise RegistrationError(f"A method named {made.name!r} exists already; choose another name.")
-    METHODS[made.name] = made
-    return made
+def register_method(method: Method) -> Method:
+    """Register a method under its name."""
+    if method.name in METHODS:
+        raise RegistrationError(f"A method named {method.name!r} exists already; choose another name.")
+    METHODS[method.name] = method
+    return method
 
 
 def method_named(name: str) -> Method:
@@ -51,11 +51,11 @@ def method_named(name: str) -> Method:
     return METHODS[name]
 
 
-for one in (
+for _method in (
     Method(
         "headprune",
         "this project: docs/budgets.md",
-        "the default: errors as the logits feel them, rounds, repairs towards the dense model",
+        "the default: errors weighted by the logits' sensitivity, rounds, repairs towards the dense model",
         "elimination",
         repair="dense",
         rounds=6,
@@ -107,4 +107,4 @@ for one in (
     Method("magnitude", "the size of weights", "a baseline without data", "magnitude", widths="uniform"),
     Method("random", "chance", "the baseline to beat; run several seeds", "random", widths="uniform"),
 ):
-    register_method(one)
+    register_method(_method)

@@ -15,16 +15,18 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
+from headprune.display import data_frame, html_table
 from headprune.errors import DataError, ReplayError, UnsupportedModelError
+from headprune.measure.curves import curve_rows
 from headprune.measure.evaluator import Evaluator
-from headprune.measure.metrics import Measured, Metric, choose_metric
-from headprune.measure.quality import Quality
+from headprune.measure.metrics import Metric, MetricValue, choose_metric
+from headprune.measure.predictions import Predictions
 from headprune.measure.trajectory import Step
 from headprune.repair.apply import check_repair
 from headprune.search.budget import left_after
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.memory import cache_bytes
-from headprune.search.observers import Callback, Journal, Observer, OnStep
+from headprune.search.observers import Callback, Journal, Observer, OnStep, ProgressBar
 from headprune.search.removers import remover_for
 from headprune.search.replay import check_replay
 from headprune.search.rescore import AUTO, EVERY
@@ -42,13 +44,13 @@ from headprune.units import Kind, Member, Site, kept_mask, sites_of, survey
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import refuse_quantized
 
-AtPoint = Callable[[str], None]  # told the label of a point of a budget when the model is there
+AtPoint = Callable[[str], None]  # called with the label of a point of a budget when the model has reached it
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)
 class PruneResult:
-    """The pruned model (the one that was given), the whole trajectory, and which of its steps the model is at."""
+    """The pruned model (the object that was passed), the whole trajectory, and the step that the model is at."""
 
     model: PreTrainedModel
     dense: PreTrainedModel | None
@@ -57,35 +59,60 @@ class PruneResult:
     metric: Metric
     mask: torch.Tensor  # bool [sites x heads], True = kept
     rule: str = ""  # what decided where to stop
-    points: Mapping[int, str] = field(
-        default_factory=dict
-    )  # steps that reach points of a budget, where there are several
+    points: Mapping[int, str] = field(default_factory=dict)  # steps at the points of a budget, where there are several
 
     @property
     def result(self) -> Step:
         return self.trajectory[self.stopped_at]
 
+    def to_frame(self) -> Any:
+        """The trajectory as a pandas frame, with a line per step; `removed` is a share."""
+        return data_frame(curve_rows(self.trajectory))
+
+    def plot(self) -> Any:
+        """The metric over the share removed, as an Altair chart; the ring marks the step of the model."""
+        from headprune.reports.plots import plot_trajectory
+
+        return plot_trajectory(self.trajectory, self.metric.name, self.stopped_at)
+
+    def _repr_html_(self) -> str:
+        first, last = self.trajectory[0], self.result
+        interval = ("95% interval", _ends(first), _ends(last))
+        rows = [
+            *((kind, f"{count:,}", f"{last.units.get(kind, 0):,}") for kind, count in first.units.items()),
+            (self.metric.name, f"{first.metric:.4g}", f"{last.metric:.4g}"),
+            *([interval] if first.interval is not None else []),
+            *([("agreement", "1", f"{last.agreement:.4g}")] if last.agreement is not None else []),
+            ("parameters", f"{first.parameters:,}", f"{last.parameters:,}"),
+        ]
+        where = f"step {self.stopped_at} of {len(self.trajectory) - 1}, {self.rule or 'the end of the curve'}"
+        return html_table(f"Pruned: {where}", ("", "dense", "pruned"), rows)
+
     def __repr__(self) -> str:
         first, last = self.trajectory[0], self.result
         agree = "" if last.agreement is None else f", agreement {last.agreement:.3f}"
-        gone = " and ".join(f"{count - last.units[kind]} of {count} {kind}" for kind, count in first.units.items())
+        removed = " and ".join(f"{count - last.units[kind]} of {count} {kind}" for kind, count in first.units.items())
         return (
-            f"<PruneResult: {gone} removed, {self.metric.name} "
+            f"<PruneResult: {removed} removed, {self.metric.name} "
             f"{first.metric:.4g} -> {last.metric:.4g}{agree}, stopped at step {self.stopped_at} of "
             f"{len(self.trajectory) - 1} by {self.rule or 'the end of the curve'}>"
         )
 
 
+def _ends(step: Step) -> str:
+    return "" if step.interval is None else f"[{step.interval.low:.4g}, {step.interval.high:.4g}]"
+
+
 class Pruner:
-    """Removes units from a model, in place, one step at a time: a schedule yields what leaves, and each removal is
-    applied, repaired, measured and recorded here.
+    """Removes units from a model, in place, one step at a time: a schedule yields removals, and each is applied,
+    repaired, measured and recorded here.
 
         pruner = Pruner(model, batches, PruneConfig(keep=0.5))
         for step in pruner:
             print(step.heads, step.metric)
 
     The first step is the dense model, measured. `known` steps of an earlier process are replayed before the first new
-    one, and compared with what was written down then. `stop()` ends the loop after the step that runs.
+    one, and compared with the journal. `stop()` ends the loop after the current step.
     """
 
     def __init__(
@@ -113,7 +140,7 @@ class Pruner:
         task = task_of(model, config.task)
         held_out = None if evaluation is None else list(checked_batches(evaluation))
         if held_out is None and config.rescore not in (EVERY, AUTO):
-            held_out = calibration  # measured apart, as a step that does not score again has no pass to share
+            held_out = calibration  # evaluated separately, as a step that does not score again has no pass to share
         self._evaluator = (
             None if held_out is None else Evaluator(held_out, task, cache_bytes=cache_bytes(config.memory))
         )
@@ -125,11 +152,11 @@ class Pruner:
         self._removals = self.schedule.removals(self.state)
         self._remover = remover_for(config.schedule)
 
-    # --- going on ---
+    # --- the loop ---
 
     @property
     def steps(self) -> list[Step]:
-        """Those so far; the first is the dense model."""
+        """The steps so far; the first is the dense model."""
         return self.state.steps
 
     def __iter__(self) -> Iterator[Step]:
@@ -138,8 +165,8 @@ class Pruner:
     def __next__(self) -> Step:
         if not self.steps:
             return self._start()
-        self._stopped = distributed.broadcast(self._stopped)  # which observers decide, who are in the first process
-        if self._stopped or not self._goes_on():
+        self._stopped = distributed.broadcast(self._stopped)  # decided by observers, which are in the first process
+        if self._stopped or not self._continues():
             raise StopIteration
         return self._take_step()
 
@@ -148,7 +175,7 @@ class Pruner:
         self._stopped = True
 
     def decide(self) -> Decision:
-        """The step to take, by the rules of the config."""
+        """The step of the result, by the rules of the config."""
         assert self.metric is not None
         decision = self.config.stop.decide(self.metric, *self._curve())
         rule = self.schedule.rule(self.state) if decision.rule == THE_END else ""
@@ -156,9 +183,9 @@ class Pruner:
 
     def _curve(self) -> tuple[list[float], list[int], list[torch.Tensor | None]]:
         left = [left_after(step, self.schedule.measure) for step in self.steps]
-        return [step.metric for step in self.steps], left, [step.outcomes for step in self.steps]
+        return [step.metric for step in self.steps], left, [step.per_sample for step in self.steps]
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         if self.config.explore or self.config.knee:
             return True
         assert self.metric is not None
@@ -167,25 +194,25 @@ class Pruner:
     # --- steps ---
 
     def _start(self) -> Step:
-        """Measure the dense model, and take over what an earlier process did; returns the last step of that."""
+        """Measure the dense model, and replay the steps of an earlier process; returns the last of them."""
         started = time.perf_counter()
         dense = self._measure(None)
         self.metric = choose_metric(self.config.metric, dense)
         self.reference = dense
-        measured = self.metric.of(dense, dense)
-        self.config.stop.check(self.metric, measured.value, measured.outcomes)
+        metric_value = self.metric.of(dense, dense)
+        self.config.stop.check(self.metric, metric_value.value, metric_value.per_sample)
         if not self.known:
-            return self._record(Removal(), dense, measured, started)
-        self._check_start(measured.value)
+            return self._record(Removal(), dense, metric_value, started)
+        self._check_start(metric_value.value)
         self.replay(self.known)
         self.state.steps = list(self.known)
         for step in self.known:
             for observer in self.observers:
                 observer.replayed(step)
         if self._evaluator is not None:
-            self._evaluator.forget()  # it has seen the dense model, and many units are gone since
-        elif len(self.known) > 1 and self._goes_on():
-            self._measure(None)  # the scores of the model as it is, which the last step's measurement gave
+            self._evaluator.clear_cache()  # of the dense model, since when many units were removed
+        elif len(self.known) > 1 and self._continues():
+            self._measure(None)  # computes the scores of the current model, which measuring the last step would have
         return self.steps[-1]
 
     def _check_start(self, value: float) -> None:
@@ -193,71 +220,78 @@ class Pruner:
         if not (math.isnan(then) and math.isnan(value)) and not math.isclose(then, value, rel_tol=0.01, abs_tol=0.01):
             raise ReplayError(
                 f"Step 0 of the journal measured {then:.4g} on the dense model, and it is {value:.4g} now: the model "
-                "or the data is another; use another directory, or --overwrite."
+                "or the data has changed; use another directory, or --overwrite."
             )
 
     def _take_step(self) -> Step:
         started = time.perf_counter()
         removal = self._apply(next(self._removals), verify=True)
-        watch = self.schedule.watch
-        latency = None if watch is None else watch.share(self.state.model, self.state.sites)
-        quality = self._measure(removal.changed)
+        stopwatch = self.schedule.stopwatch
+        latency = None if stopwatch is None else stopwatch.share(self.state.model, self.state.sites)
+        predictions = self._measure(removal.changed)
         assert self.metric is not None
-        step = self._record(removal, quality, self.metric.of(quality, self.reference), started, latency)
-        self._tell_point(step.step)
+        step = self._record(removal, predictions, self.metric.of(predictions, self.reference), started, latency)
+        self._report_point(step.step)
         return step
 
     def replay(self, steps: Sequence[Step]) -> None:
-        """Take the dense model to where these steps led, one by one: a repair depends on the model it was made for, and
-        each must do what it did then."""
+        """Apply these steps to the dense model, one by one: a repair depends on the model that it is computed for, and
+        its errors must be those in the journal."""
         self._remover = remover_for(self.config.schedule)
-        self._refresh()
+        self.state.refresh()
         for step in steps[1:]:
             check_removable(self.state.sites, step.removed)
             check_replay(step, self._apply(Removal(step.removed), verify=False).repairs)
-            self._tell_point(step.step)
-        if self.schedule.watch is not None and len(steps) > 1:
-            self.schedule.watch.share(self.state.model, self.state.sites)  # which tells how far its table is off
+            self._report_point(step.step)
+        if self.schedule.stopwatch is not None and len(steps) > 1:
+            self.schedule.stopwatch.share(self.state.model, self.state.sites)  # which corrects its table
 
     def _apply(self, removal: Removal, *, verify: bool) -> Removal:
-        applied = self._remover.apply(self.state, removal, self._verification(removal.members) if verify else None)
-        self._refresh()
-        return applied
-
-    def _refresh(self) -> None:
-        """The model has changed: its sites are resolved again, once, and its scores are not known any more."""
-        self.state.sites = sites_of(self.state.model, self.config.units)
-        self.state.scorer.forget()
+        return self._remover.apply(self.state, removal, self._verification(removal.members) if verify else None)
 
     def _verification(self, chosen: Sequence[Member]) -> dict[str, Any] | None:
-        """Two samples to check masked == removed on: at the first removal, and at the first that empties a site."""
-        going = Counter(member.site for member in chosen)
-        empties = any(self.state.sites[site].size == count for site, count in going.items())
+        """Two samples on which to check masked == removed: at the first removal, and at the first that empties a
+        site."""
+        leaving = Counter(member.site for member in chosen)
+        empties = any(self.state.sites[site].size == count for site, count in leaving.items())
         if len(self.steps) > 1 and (self._verified_empty or not empties):
             return None
         self._verified_empty |= empties
         return self.state.task.inputs(rows_of(self.state.calibration[0], slice(0, 2)))
 
-    def _tell_point(self, step: int) -> None:
-        """Tell whoever asked for it that the model is at a point of its budget."""
+    def _report_point(self, step: int) -> None:
+        """Call `at_point` where the model has reached a point of its budget."""
         if step in self.schedule.points and self.at_point is not None:
             self.at_point(self.schedule.points[step])
 
-    def _measure(self, changed: Sequence[int] | None) -> Quality:
-        """Evaluate the model; where the calibration data serves for it, its scores come from the same pass."""
+    def _measure(self, changed: Sequence[int] | None) -> Predictions:
+        """Evaluate the model; without evaluation data its scores come from the same pass over the calibration data."""
         if self._evaluator is None:
             return self.state.scorer.measure(self.state.sites)
         return self._evaluator(self.state.model, self.state.sites, changed)
 
     def _record(
-        self, removal: Removal, quality: Quality, measured: Measured, started: float, latency: float | None = None
+        self,
+        removal: Removal,
+        predictions: Predictions,
+        metric_value: MetricValue,
+        started: float,
+        latency: float | None = None,
     ) -> Step:
         seconds = time.perf_counter() - started
         state, kinds = self.state, self.config.units
         step = describe(
-            state.model, state.sites, kinds, len(self.steps), removal, quality, self.reference, measured, latency
+            state.model,
+            state.sites,
+            kinds,
+            len(self.steps),
+            removal,
+            predictions,
+            self.reference,
+            metric_value,
+            latency,
         )
-        step = distributed.broadcast(step)  # all processes go on, or stop, by the same numbers
+        step = distributed.broadcast(step)  # all processes continue or stop by the same numbers
         self.steps.append(step)
         for observer in self.observers:
             observer.step(step, {"seconds": seconds, "scoring": removal.scoring})
@@ -265,12 +299,12 @@ class Pruner:
 
 
 def _prunable_sites(model: PreTrainedModel, kinds: Sequence[Kind]) -> Sequence[Site]:
-    """The sites of the dense model; refused where no unit of these kinds can be removed."""
-    found = survey(model)
+    """The sites of the dense model; raises where no unit of these kinds can be removed."""
+    survey_result = survey(model)
     sites = sites_of(model, kinds)
-    if found.left and "heads" in kinds:
-        reasons = "; ".join(found.left_whole())
-        log.warning("Some attention is left whole, as no head of it can be removed exactly: %s.", reasons)
+    if survey_result.left and "heads" in kinds:
+        reasons = "; ".join(survey_result.left_whole())
+        log.warning("Some attention modules are not pruned, as their heads cannot be removed exactly: %s.", reasons)
     present = [site for site in sites if site.kept and site.kind in kinds]
     if present and all(site.obstacle for site in present):
         raise UnsupportedModelError(
@@ -290,35 +324,41 @@ def prune(
     keep_dense: bool = False,
     on_step: OnStep | None = None,
     at_point: AtPoint | None = None,
+    progress: bool | None = None,
     **options: Any,
 ) -> PruneResult:
-    """Remove heads, neurons or both from a model, in place, until a rule says stop.
+    """Remove heads, neurons or both from a model, in place, until a stopping rule is met.
 
-    `batches` calibrate the scores. `evaluation` batches measure the model after every step; without them the
-    calibration batches do, from the very pass that scores them. `options` are the fields of `PruneConfig`, or come as a
-    `config`; others are the criterion's own. Rules: `keep` a share (float) or number (int) of heads; `max_drop` at most
-    that much of the metric; `knee` at the inflection point of the full curve; the first that is reached counts, and
-    without any the run goes on until no head is left. `explore=True` follows the trajectory to its end all the same.
+    `batches` are calibration data for the scores. `evaluation` batches measure the model after every step; without them
+    the calibration batches do, in the pass that computes the scores. `options` are the fields of `PruneConfig`, or come
+    as a `config`; others are options of the criterion. Stopping rules: `keep` a share (float) or number (int) of heads;
+    `max_drop` at most that much of the metric; `knee` at the inflection point of the full curve; the first that is met
+    counts, and without any the run continues until no head is left. `explore=True` records the curve to the last head.
     Budgets (`keep_parameters`, `keep_flops`, `keep_memory`, `speedup`) are reached in `rounds`, in which heads and
-    neurons of all sites compete; of several points, `at_point` is told the label when the model is at one.
-    After every removal the heads that stay at its site take over what they can of what left, from the calibration
-    batches (`repair="lstsq"`), or the output bias takes its mean ("mean"), or nothing does ("none").
+    neurons of all sites compete; with several points, `at_point` is called with the label of each. After every removal
+    the output projection of its site is refitted by least squares on the calibration batches (`repair="lstsq"`), or its
+    bias takes the mean of what was removed ("mean"), or nothing is changed ("none").
 
-    Steps are written to a `run`, and those that it has already are taken over. If anything goes wrong on the way, the
-    model is put back as it was. In a group of processes (torch.distributed) all of them call this with the same model
-    and batches; they share the work, and only the first writes to the `run` and calls observers.
+    A `progress` bar with the metric is shown in a terminal and in a notebook; True shows it anywhere, False nowhere.
+    Steps are written to a `run`, and those that it has already are replayed. If anything fails, the model is restored.
+    In a group of processes (torch.distributed) all of them call this with the same model and batches; they share the
+    work, and only the first writes to the `run` and calls observers.
     """
     settings = config_from(options, config)
-    watching = [*([] if run is None else [run]), *observers, *([] if on_step is None else [Callback(on_step)])]
+    all_observers = [*([] if run is None else [run]), *observers, *([] if on_step is None else [Callback(on_step)])]
     known = distributed.broadcast([] if run is None else list(run.steps))
     if not distributed.is_main():
-        watching, at_point = [], None
-    pruner = Pruner(model, batches, settings, evaluation=evaluation, observers=watching, known=known, at_point=at_point)
+        all_observers, at_point = [], None
+    pruner = Pruner(
+        model, batches, settings, evaluation=evaluation, observers=all_observers, known=known, at_point=at_point
+    )
     dense = copy.deepcopy(model) if keep_dense else None
     undo = Undo(model)
     try:
-        for _ in pruner:
-            pass
+        with ProgressBar(settings, show=progress if distributed.is_main() else False) as bar:
+            pruner.observers.append(bar)
+            for _ in pruner:
+                pass
         decision = pruner.decide()
         if decision.step < len(pruner.steps) - 1:
             undo()

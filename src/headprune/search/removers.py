@@ -1,4 +1,4 @@
-"""Applying a removal: units leave the weights, and what stays is repaired as the schedule of the run asks for."""
+"""Applies a removal: units are removed from the weights, and sites are repaired as the schedule requires."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any, Protocol
 
 from headprune.repair.dense_targets import DenseTargets
 from headprune.repair.front_to_back import remove_front_to_back
-from headprune.repair.remove import remove_and_repair
+from headprune.repair.remove import remove_from_sites
 from headprune.search.schedules.layerwise import prune_layers
 from headprune.search.schedules.schedule import Removal, RunState
 from headprune.surgery.remove_units import remove_units
-from headprune.units import sites_of
 
 Inputs = Mapping[str, Any]
 
 
 class Remover(Protocol):
     def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
-        """Change the model, and return the removal with what was done; `verify` masked == removed on these inputs."""
+        """Change the model, refresh the state of the run, and return the removal with its repairs; `verify` masked ==
+        removed on these inputs."""
 
 
 class RepairedSites:
-    """Every site that loses units is repaired by itself, from the moments of the model before they go."""
+    """Repairs every site that loses units on its own, from the moments of the model before the removal."""
 
     def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
         repair, changed = run.config.repair, sorted({member.site for member in removal.members})
-        repairs = remove_and_repair(
+        repairs = remove_from_sites(
             run.model,
             run.sites,
             removal.members,
@@ -37,12 +37,13 @@ class RepairedSites:
             moments=None if repair == "none" else run.scorer.moments(changed),
             task=run.task,
         )
+        run.refresh()
         return replace(removal, repairs=repairs, changed=changed)
 
 
 class RepairedModel:
-    """Sites are repaired front to back: towards the dense model, so that what one round gets wrong the next can still
-    make good, or each towards what it gave."""
+    """Repairs sites front to back: towards the dense model, so that a later round can correct errors of an earlier one,
+    or each towards its outputs before the removal."""
 
     def __init__(self) -> None:
         self.dense: DenseTargets | None = None
@@ -51,21 +52,25 @@ class RepairedModel:
         model, members, repair = run.model, removal.members, run.config.repair
         if repair in ("lstsq", "mean"):
             repairs = remove_front_to_back(model, run.sites, members, run.calibration, run.task, repair, verify)
+            run.refresh()
             return replace(removal, repairs=repairs)
         if repair != "none" and self.dense is None:
-            weighted = repair == "dense"  # ours alone asks which tokens the logits depend on
+            weighted = repair == "dense"  # only this repair weights tokens by the logits' sensitivity
             self.dense = DenseTargets(model, run.sites, run.calibration, run.task, weighted=weighted)
         remove_units(model, members, sites=run.sites, verify=verify)
+        run.refresh()
         if self.dense is None:
             return removal
-        return replace(removal, repairs=self.dense.repair(model, sites_of(model, run.config.units), repair))
+        return replace(removal, repairs=self.dense.repair(model, run.sites, repair))
 
 
 class RepairedLayers:
-    """Layer after layer, each before the next is reached."""
+    """Prunes and repairs layer after layer, each before the next is reached."""
 
     def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
-        return prune_layers(run, removal)
+        pruned = prune_layers(run, removal)
+        run.refresh()
+        return pruned
 
 
 def remover_for(schedule: str) -> Remover:

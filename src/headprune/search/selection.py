@@ -1,6 +1,6 @@
-"""Which units leave so that a model costs at most so much: all sites compete for one budget.
+"""Chooses the units to remove so that a model meets a budget for which all sites compete.
 
-A head is worth hundreds of neurons, and both compete for the same budget: what counts is the error per price.
+A head costs as much as hundreds of neurons, so the error per price decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headprune.units import Kind, Member, Site
 def choose(
     scores: torch.Tensor,
     sites: Sequence[Site],
-    known: Prices,
+    prices_of_sites: Prices,
     target: float,
     *,
     kinds: Collection[Kind],
@@ -30,11 +30,13 @@ def choose(
     min_per_site: int = 0,
     widths: str = "global",
 ) -> list[Member]:
-    """The members that leave so that the model costs at most `target`, least important first at every site."""
+    """The members to remove so that the price of the model is at most `target`, least important first at every site."""
     orders = {site.index: ranked(scores, site) for site in sites if competes(site, kinds)}
-    fixed = known.rest + sum(known.of(site, units(site)) for site in sites if site.index not in orders)
+    fixed = prices_of_sites.rest + sum(
+        prices_of_sites.of(site, units(site)) for site in sites if site.index not in orders
+    )
     curves = {
-        index: _curve(order, sites[index], known, round_to, least_left(sites[index], min_per_site))
+        index: _curve(order, sites[index], prices_of_sites, round_to, least_left(sites[index], min_per_site))
         for index, order in orders.items()
     }
     if widths == "threshold":
@@ -43,13 +45,14 @@ def choose(
         keep = _uniform(curves, target - fixed) if widths == "uniform" else allocate(curves, target - fixed)
     if keep is None:
         raise ScheduleError(
-            "The budget cannot be met with what may be left at every site; ask for more, or lower --min-per-site."
+            "The budget cannot be met with the units that every site has to keep; set a larger budget, or lower "
+            "--min-per-site."
         )
-    gone: list[Member] = []
+    leaving: list[Member] = []
     for index, order in orders.items():
         for _, unit in order[: len(order) - keep[index]]:
-            gone += unit
-    return gone
+            leaving += unit
+    return leaving
 
 
 def competes(site: Site, kinds: Collection[Kind]) -> bool:
@@ -57,7 +60,7 @@ def competes(site: Site, kinds: Collection[Kind]) -> bool:
 
 
 def least_left(site: Site, min_per_site: int) -> int:
-    """Units that must stay at a site."""
+    """Units that a site has to keep."""
     least = min(max(min_per_site, int(bool(site.obstacle_to_emptying))), site.size)
     return -(-least // site.group)
 
@@ -68,12 +71,12 @@ def least_units(site: Site, config: PruneConfig) -> int:
 
 def ranked(scores: torch.Tensor, site: Site) -> list[tuple[float, tuple[Member, ...]]]:
     """The units of a site, least important first; of equal ones in the order of their ids."""
-    own = scores[site.index, list(site.kept)].double().unflatten(0, (-1, site.group)).mean(1).tolist()
-    return sorted(zip(own, site.units(), strict=True))
+    values = scores[site.index, list(site.kept)].double().unflatten(0, (-1, site.group)).mean(1).tolist()
+    return sorted(zip(values, site.units(), strict=True))
 
 
-def _curve(order: Sequence[tuple[float, Any]], site: Site, known: Prices, round_to: int, least: int) -> Curve:
-    """The error at every number of units that a site may keep: what the units that go have scored, added up."""
+def _curve(order: Sequence[tuple[float, Any]], site: Site, prices_of_sites: Prices, round_to: int, least: int) -> Curve:
+    """The error at every number of units that a site may keep: the sum of the scores of the removed units."""
     size = len(order)
     counts = groups(size, round_to if site.kind == "neurons" else 1, least)
     errors = [0.0]
@@ -82,7 +85,7 @@ def _curve(order: Sequence[tuple[float, Any]], site: Site, known: Prices, round_
     return Curve(
         counts,
         tuple(errors[size - count] for count in counts),
-        tuple(known.of(site, count) for count in counts),
+        tuple(prices_of_sites.of(site, count) for count in counts),
     )
 
 
@@ -106,9 +109,9 @@ def _threshold(
     curves: Mapping[int, Curve], scores: Mapping[int, Sequence[float]], budget: float
 ) -> dict[int, int] | None:
     """Units of all sites in one order by their scores, whatever they cost: the lowest threshold that the budget allows.
-    `scores` of a site rise; where a width may not be kept, the next smaller one is."""
-    levels = sorted({score for own in scores.values() for score in own})
-    low, high = 0, len(levels)  # levels below a threshold: units that score less than it leave
+    `scores` of a site are in rising order; where a width is not allowed, the next smaller one is taken."""
+    levels = sorted({score for values in scores.values() for score in values})
+    low, high = 0, len(levels)  # levels below a threshold; units with lower scores are removed
     best = None
     while low <= high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Settings as a run keeps them: those of earlier versions under today's names, and the command that they belong to."""
+"""Settings in run.json: migrated from earlier versions, and converted to the command of the run."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from headprune.config.groups import BUDGETS, COMPARE_DEFAULTS
+from headprune.config.option import options_of
 from headprune.errors import CriterionError, ScheduleError
-from headprune.search.config import BUDGETS, VERB_DEFAULTS, Experiment, PruneConfig, current_repair
+from headprune.search.config import Experiment, PruneConfig, current_repair, stop_settings
 
 
 def command_words(settings: Mapping[str, Any], verb: str = "prune") -> list[str]:
-    """The command that a run's settings belong to, without its --out; options at their defaults are left out."""
+    """The command with a run's settings, without its --out; options at their defaults are left out."""
     settings = migrated(settings)
     words = ["headprune", verb, str(settings["model"]), "--data", str(settings["data"])]
-    own = VERB_DEFAULTS.get(verb, {})
+    verb_defaults = COMPARE_DEFAULTS if verb == "compare" else {}
+    # A comparison names its criteria with --criteria, and runs to the end.
+    not_options = ("model", "data", *(("criterion", *stop_settings()) if verb == "compare" else ()))
     implied = _implied(settings)
-    for field in dataclasses.fields(Experiment):
-        value = settings.get(field.name, field.default)
-        if field.name in ("model", "data") or value is None or value == own.get(field.name, field.default):
+    for option in options_of(Experiment):
+        name, flag = option.field, option.flag
+        value = settings.get(name, option.default)
+        if name in not_options or value is None or value == verb_defaults.get(name, option.default):
             continue
-        if verb == "compare" and (field.name == "criterion" or field.metadata["stops"]):
-            continue  # which are asked for as --criteria, and run to the end
-        flag = field.metadata.get("flag") or f"--{field.name.replace('_', '-')}"
-        if field.name in IMPLIED and field.name not in own and value == implied.get(field.name):
+        if name in IMPLIED and name not in verb_defaults and value == implied.get(name):
             continue
         if value is True:
             words.append(flag)
         elif isinstance(value, (list, tuple)):
-            if field.name in BUDGETS:
+            if name in BUDGETS:
                 words += [flag, ",".join(f"{point:g}" for point in value)]
             else:
                 words += [word for entry in value for word in (flag, str(entry))]
@@ -37,23 +39,23 @@ def command_words(settings: Mapping[str, Any], verb: str = "prune") -> list[str]
     return words
 
 
-# What other settings may decide.
+# Settings whose defaults depend on others.
 IMPLIED = ("units", "schedule", "criterion", "repair", "widths", "rounds", "rescore")
 
 
 def _implied(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What these settings would be if only the budget and the method had been given; how often to score depends on the
-    criterion and the schedule too."""
-    asked: dict[str, Any] = {name: settings.get(name) for name in (*BUDGETS, "method")}
+    """The defaults of these settings for the budget and the method; that of rescore depends on the criterion and the
+    schedule too."""
+    budgets: dict[str, Any] = {name: settings.get(name) for name in (*BUDGETS, "method")}
     chosen: dict[str, Any] = {name: settings.get(name) for name in ("criterion", "schedule", "units")}
     try:
-        return {**PruneConfig(**asked).settings(), "rescore": PruneConfig(**asked, **chosen).rescore}
-    except (CriterionError, ScheduleError):  # a method of a plugin that is not there now
+        return {**PruneConfig(**budgets).settings(), "rescore": PruneConfig(**budgets, **chosen).rescore}
+    except (CriterionError, ScheduleError):  # a method of a plugin that is not imported now
         return {}
 
 
 def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run of any kind and version, under the names that they have now."""
+    """Settings of a run of any kind and version, under their current names."""
     result = dict(settings)
     if "compensate" in result:
         result["repair"] = current_repair(result.pop("compensate"), result)
@@ -63,8 +65,8 @@ def renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def migrated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run of any version as this one writes them."""
-    # Runs from before there was any repair had none, and all scored before every step.
+    """Settings of a run of any version as the current one writes them."""
+    # The first versions had no repair, and scored before every step.
     result = {"repair": "none", "rescore": "every", **renamed(settings)}
     for name, value in (result.pop("columns", None) or {}).items():
         result[f"{name}_column"] = value
@@ -73,16 +75,16 @@ def migrated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_settings() -> dict[str, Any]:
-    """What settings are that a run, of an earlier version, does not mention."""
+    """The values of settings that are missing in runs of earlier versions."""
     before = {"units": "heads", "schedule": "greedy", "rescore": "every", "widths": "global", "rounds": 6}
     return {**{f.name: f.default for f in dataclasses.fields(Experiment)}, **before}
 
 
 def _full_name(criterion: Any) -> Any:
-    """The name that a criterion has now."""
+    """The current full name of a criterion."""
     from headprune.criteria import make
 
     try:
         return str(make(criterion))
-    except CriterionError:  # a plugin's, which is not there now
+    except CriterionError:  # of a plugin that is not imported now
         return criterion

@@ -1,4 +1,4 @@
-"""A step as a trajectory keeps it: what was removed from a model, and what was measured after that."""
+"""Creates a step of a trajectory: what was removed from a model, and what was measured afterwards."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headprune.measure.costs import flops, total_parameters
-from headprune.measure.metrics import Measured, agreement
-from headprune.measure.quality import Quality
+from headprune.measure.metrics import MetricValue, agreement
+from headprune.measure.predictions import Predictions
 from headprune.measure.trajectory import Step
 from headprune.search.schedules.schedule import Removal
 from headprune.units import Kind, Site, widest
@@ -21,36 +21,36 @@ def describe(
     kinds: Sequence[Kind],
     number: int,
     removal: Removal,
-    quality: Quality,
-    reference: Quality,
-    measured: Measured,
+    predictions: Predictions,
+    reference: Predictions,
+    metric_value: MetricValue,
     latency: float | None = None,
 ) -> Step:
-    """A step of this number: what was removed from the model, whose sites are these now, and what was measured then."""
-    counted = flops(model, sites)
+    """The step of this number; `sites` are those of the model after the removal."""
+    flop_count = flops(model, sites)
     return Step(
         step=number,
         removed=removal.members,
         score=removal.score,
-        metric=measured.value,
-        interval=measured.interval,
-        outcomes=measured.outcomes,
-        agreement=agreement(reference, quality),
-        loss=quality.loss,
+        metric=metric_value.value,
+        interval=metric_value.interval,
+        per_sample=metric_value.per_sample,
+        agreement=agreement(reference, predictions),
+        loss=predictions.loss,
         units={kind: sum(s.size for s in sites if s.kind == kind) for kind in kinds},
         applied={kind: sum(s.size * s.applications for s in sites if s.kind == kind) for kind in kinds},
         parameters=total_parameters(model),
-        flops=counted.units_total,
-        model_flops=counted.total,
-        compensation=tuple(repair.to_json() for repair in removal.repairs),
+        flops=flop_count.units_total,
+        model_flops=flop_count.total,
+        repairs=tuple(repair.to_json() for repair in removal.repairs),
         scores=removal.scores,
         latency=latency,
-        **_about_neurons(sites, kinds),
+        **_neuron_fields(sites, kinds),
     )
 
 
-def _about_neurons(sites: Sequence[Site], kinds: Sequence[Kind]) -> dict[str, Any]:
-    """What a step says of feed-forward layers, where their neurons may go."""
+def _neuron_fields(sites: Sequence[Site], kinds: Sequence[Kind]) -> dict[str, Any]:
+    """Fields about feed-forward layers, where neurons are pruned."""
     if "neurons" not in kinds:
         return {}
     attention = [site for site in sites if site.kind == "heads"]

@@ -1,4 +1,4 @@
-"""From scores to the next removals."""
+"""Chooses the units of the next step from scores."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from headprune.units import Member, Site
 
 @dataclass(frozen=True)
 class StepRule:
-    """Which units go in a step: `every` of them, the least important, while a site keeps `min_per_site` members."""
+    """Removes `every` units per step, the least important, while each site keeps `min_per_site` members."""
 
     every: int = 1
     min_per_site: int = 0
 
     def __post_init__(self) -> None:
         if self.every < 1:
-            raise ScheduleError(f"At least one unit must go per step, but every is {self.every}.")
+            raise ScheduleError(f"At least one unit must be removed per step, but every is {self.every}.")
         if self.min_per_site < 0:
             raise ScheduleError(f"min_per_site must not be negative, but it is {self.min_per_site}.")
 
     def choose(self, scores: torch.Tensor, sites: Sequence[Site], most: int | None = None) -> list[Member]:
-        """The members of the next units to go, least important first; none if no unit may go.
+        """The members of the next units to remove, least important first; empty if none can be removed.
 
-        A unit's score is the mean of its members'. Equal scores go in order of site and member. `most` limits their
-        number, so that a budget is not overshot; a first unit that is larger goes all the same.
+        A unit's score is the mean of its members'. Equal scores are in order of site and member. `most` limits the
+        number of members, so that a budget is not overshot; a first unit that is larger is removed anyway.
         """
         left = {site.index: site.size for site in sites}
         least = {site.index: max(self.min_per_site, bool(site.obstacle_to_emptying)) for site in sites}
@@ -46,8 +46,8 @@ class StepRule:
 
 
 def ranked_units(scores: torch.Tensor, sites: Sequence[Site]) -> list[tuple[float, tuple[Member, ...]]]:
-    """The units that can go with their scores, least important first."""
-    values = scores.double().tolist()  # at once: thousands of tensors of one number take seconds
+    """The removable units with their scores, least important first."""
+    values = scores.double().tolist()  # in one call: thousands of scalar tensors take seconds
     return sorted(
         (sum(values[member.site][member.index] for member in unit) / len(unit), unit)
         for site in sites

@@ -1,4 +1,4 @@
-"""When to stop: rules over a curve that is measured on samples, and so is never exact."""
+"""Stopping rules, on a curve that is measured on samples and therefore noisy."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 import torch
 
 from headprune.errors import DataError, ScheduleError
-from headprune.measure.curves import rising
-from headprune.measure.intervals import Z, paired, standard_error
+from headprune.measure.curves import isotonic
+from headprune.measure.intervals import Z, paired_difference, standard_error
 from headprune.measure.metrics import Metric
 
 log = logging.getLogger(__name__)
 
-THE_END = "the end of the curve"  # the rule where none was reached
-Outcomes = Sequence[torch.Tensor | None] | None  # per step, one number per sample
+THE_END = "the end of the curve"  # the rule where none was met
+PerSample = Sequence[torch.Tensor | None] | None  # per step, one number per sample
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The step to take, and the rule that chose it."""
+    """The step of the result, and the rule that chose it."""
 
     step: int
     rule: str
@@ -48,7 +48,8 @@ def check_keep(keep: Any) -> float | int | None:
 
 @dataclass(frozen=True)
 class Stop:
-    """Which step of a trajectory is the result: the first that any rule reaches; without rules the last step."""
+    """Rules for which step of a trajectory is the result: the first that any rule chooses; without rules the last
+    step."""
 
     keep: float | int | None = None
     max_drop: float | None = None
@@ -75,10 +76,11 @@ class Stop:
             return self.keep
         return math.ceil(self.keep * total - 1e-9)
 
-    def check(self, metric: Metric, dense: float, outcomes: torch.Tensor | None) -> None:
-        """Refuse a limit that means nothing, and say where the data is too small for it, before anything is removed."""
+    def check(self, metric: Metric, dense: float, per_sample: torch.Tensor | None) -> None:
+        """Refuse a limit that cannot be checked, and warn where the data is too small for it, before anything is
+        removed."""
         if self.keep == 0:
-            log.warning("keep=0 leaves no head at all; the whole attention of the model will go.")
+            log.warning("keep=0 leaves no head; the whole attention of the model will be removed.")
         if self.max_drop is None:
             return
         if math.isnan(dense):
@@ -86,66 +88,68 @@ class Stop:
                 f"The {metric.name} of the dense model is not a number, so max_drop has nothing to compare with; check "
                 "the evaluation data, or choose another metric."
             )
-        if outcomes is None or len(outcomes) < 2:
+        if per_sample is None or len(per_sample) < 2:
             return
-        known = Z * standard_error(outcomes)
-        if known > self.max_drop > 0:
-            wanted = math.ceil(len(outcomes) * (known / self.max_drop) ** 2)
+        margin = Z * standard_error(per_sample)
+        if margin > self.max_drop > 0:
+            samples = math.ceil(len(per_sample) * (margin / self.max_drop) ** 2)
             log.warning(
-                "%d samples know the %s to within %.2g only, so a drop of %.2g cannot be told from noise; about %d "
-                "samples could.",
-                len(outcomes),
+                "%d samples determine the %s only to within %.2g, so a drop of %.2g cannot be told from noise; use "
+                "about %d samples.",
+                len(per_sample),
                 metric.name,
-                known,
+                margin,
                 self.max_drop,
-                wanted,
+                samples,
             )
 
     def decide(
-        self, metric: Metric, values: Sequence[float], left: Sequence[int], outcomes: Outcomes = None
+        self, metric: Metric, values: Sequence[float], left: Sequence[int], per_sample: PerSample = None
     ) -> Decision:
-        """The step to take, from the metric and what is left of the model at each step, in the measure of its budget;
-        step 0 is the dense model."""
+        """The step of the result, from the metric and what is left of the model at each step, in the measure of its
+        budget; step 0 is the dense model."""
         last = len(values) - 1
         reached = []
         if self.keep is not None:
             target = self.units_left(left[0])
             reached += [Decision(step, f"keep {self.keep}") for step, count in enumerate(left) if count <= target][:1]
-        if self.max_drop is not None and (within := self._within(metric, values, outcomes)) < last:
+        if self.max_drop is not None and (within := self._within(metric, values, per_sample)) < last:
             reached.append(Decision(within, f"max_drop {self.max_drop:g}"))
         if self.knee:
             reached.append(Decision(knee(metric, values, left), "knee"))
         return min(reached, key=lambda decision: decision.step, default=Decision(last, THE_END))
 
-    def reached(self, metric: Metric, values: Sequence[float], left: Sequence[int], outcomes: Outcomes = None) -> bool:
+    def reached(
+        self, metric: Metric, values: Sequence[float], left: Sequence[int], per_sample: PerSample = None
+    ) -> bool:
         """Whether further steps cannot change the result."""
         if self.knee:
             return False
         if self.keep is not None and left[-1] <= self.units_left(left[0]):
             return True
-        return self.max_drop is not None and self._exceeded(metric, values, outcomes)
+        return self.max_drop is not None and self._exceeded(metric, values, per_sample)
 
-    def _exceeded(self, metric: Metric, values: Sequence[float], outcomes: Outcomes) -> bool:
-        """Whether a step has fallen too far for certain: the whole interval of its drop is beyond the limit."""
+    def _exceeded(self, metric: Metric, values: Sequence[float], per_sample: PerSample) -> bool:
+        """Whether a step is significantly below the limit: the whole interval of its drop is beyond it."""
         assert self.max_drop is not None
         for step, value in enumerate(values):
             if metric.drop(values[0], value) <= self.max_drop + 1e-12:
                 continue
-            if outcomes is None or outcomes[0] is None or (now := outcomes[step]) is None or math.isnan(value):
+            if per_sample is None or per_sample[0] is None or (now := per_sample[step]) is None or math.isnan(value):
                 return True
-            if _least_drop(metric, values[0], outcomes[0], now) > self.max_drop:
+            if _least_drop(metric, values[0], per_sample[0], now) > self.max_drop:
                 return True
         return False
 
-    def _within(self, metric: Metric, values: Sequence[float], outcomes: Outcomes) -> int:
-        """The last step whose drop is within the limit. Where the samples of each step are known, the drops are those
-        of the falling curve that fits the measured one best: a dip that later steps do not confirm is noise."""
+    def _within(self, metric: Metric, values: Sequence[float], per_sample: PerSample) -> int:
+        """The last step whose drop is within the limit. Where values per sample are known, the drops are those of the
+        isotonic fit of the curve: a dip that later steps do not confirm is noise."""
         assert self.max_drop is not None
         drops = [metric.drop(values[0], value) for value in values]
         finite = next((step for step, drop in enumerate(drops) if math.isnan(drop)), len(drops))
         drops = drops[:finite]
-        if outcomes is not None and all(o is not None for o in outcomes[:finite]):
-            drops = [0.0, *rising(drops[1:])]
+        if per_sample is not None and all(values_of_step is not None for values_of_step in per_sample[:finite]):
+            drops = [0.0, *isotonic(drops[1:])]
         within = 0
         for step, drop in enumerate(drops):
             if not drop <= self.max_drop + 1e-12:
@@ -158,7 +162,7 @@ def _least_drop(metric: Metric, dense: float, before: torch.Tensor, now: torch.T
     """The lower end of the 95 % interval of the drop, paired over samples."""
     if len(before) != len(now):
         return math.inf
-    gap = paired(before, now)
+    gap = paired_difference(before, now)
     if metric.logarithmic:  # a rise of the loss by x is a relative rise of the perplexity by exp(x) - 1
         return math.expm1(-gap.high)
     low = gap.low if metric.higher_is_better else -gap.high
@@ -175,6 +179,6 @@ def knee(metric: Metric, values: Sequence[float], left: Sequence[int]) -> int:
         return len(values) - 1
     heights = [(left[0] - count) / removed - drop / span for count, drop in zip(left, drops, strict=True)]
     best = max(heights)
-    if best <= 1e-12:  # nowhere ahead: every removal costs more than its share
+    if best <= 1e-12:  # every removal costs more than its share
         return 0
     return max(step for step, height in enumerate(heights) if height >= best - 1e-12)

@@ -1,4 +1,7 @@
-"""What criteria are made of: one instrumented forward, and the backward passes that were asked for, per batch."""
+"""What is measured for criteria in one instrumented forward pass per batch, and the backward passes they request.
+
+A file per signal: a request, and the meter that answers it with sums over samples; `tokens.py` gathers the tokens of
+sites under a memory limit."""
 
 from headprune.signals.attribution import Attribution
 from headprune.signals.block_norms import BlockNorms

@@ -1,6 +1,6 @@
 """Self-attention attribution (Hao et al. 2021): integrated gradients of the label's probability along scaled attention.
 
-Attr = A * mean_k dF/dA at (k/m) A, with the attention of one site replaced and the others as they come. The output of
+Attr = A * mean_k dF/dA at (k/m) A, with the attention of one site replaced and the others unchanged. The output of
 a head is Z = A V, so the replacement is (k/m) A V and dF/dA = (dF/dZ) V^T: no probabilities are differentiated.
 """
 
@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from headprune.batches import widened
 from headprune.errors import DataError, UnsupportedModelError
 from headprune.hooks.attach import hooks
-from headprune.hooks.logits import few_logits, forward, logits_of
-from headprune.hooks.probe import probabilities
-from headprune.hooks.rows import Rows
-from headprune.hooks.watch import watched
+from headprune.hooks.attention_blocks import Rows
+from headprune.hooks.attention_probabilities import probabilities
+from headprune.hooks.logit_blocks import few_logits, forward, logits_of
+from headprune.hooks.site_activations import site_callbacks
 from headprune.signals.entropy import real_entries
 from headprune.signals.objectives import start_backward
 from headprune.signals.spec import Meter, Request, View
@@ -42,7 +42,7 @@ class Attribution(Request):
 
 
 class _AttributionMeter(Meter):
-    """Runs passes of its own when the shared one is over: `steps` for every site."""
+    """Runs further passes after the shared one: `steps` for every site."""
 
     def __init__(self, request: Attribution, view: View) -> None:
         super().__init__(request, view)
@@ -51,7 +51,7 @@ class _AttributionMeter(Meter):
     def after(self, targets: torch.Tensor | None) -> None:
         if self.view.task.rows(self.view.batch) > 1:
             raise UnsupportedModelError(
-                f"Attribution does not know the task {self.view.task.name!r}; use his or gnorm."
+                f"Attribution does not support the task {self.view.task.name!r}; use his or gnorm."
             )
         if targets is None or targets.is_floating_point():
             raise DataError('Attribution needs a label per sample; add "labels", or use labels="self".')
@@ -81,11 +81,11 @@ def _site_attribution(view: View, site: Site, steps: int, targets: torch.Tensor)
         model(**few_logits(model, inputs))
     sums = [torch.zeros_like(widened(weights)) for weights, _ in maps]
     for step in range(1, steps + 1):
-        # Later applications of a tied site see other values than in the unchanged run: those of this run count.
+        # Later applications of a tied site have other values than in the unchanged run; those of this run are used.
         values: list[torch.Tensor] = []
         outputs: list[torch.Tensor] = []
         with (
-            watched(model, [site], projection=_collector(model, site, values)),
+            site_callbacks(model, [site], projection=_collector(model, site, values)),
             hooks(
                 [(model.get_submodule(site.o), _replacement(site, step / steps, maps, values, outputs))],
                 before=True,
@@ -94,10 +94,10 @@ def _site_attribution(view: View, site: Site, steps: int, targets: torch.Tensor)
         ):
             logits = logits_of(task, forward(model, task, inputs))
         root, start = start_backward("label-probability", "sample", task, logits, targets, view.batch)
-        for place, gradient in enumerate(torch.autograd.grad(root, outputs, start)):
+        for application, gradient in enumerate(torch.autograd.grad(root, outputs, start)):
             heads = widened(gradient).unflatten(-1, (site.heads, -1)).transpose(1, 2)
-            own = widened(values[place]).detach()
-            sums[place] += heads @ own.transpose(-1, -2) / steps
+            scaled = widened(values[application]).detach()
+            sums[application] += heads @ scaled.transpose(-1, -2) / steps
     best: torch.Tensor | None = None
     for (weights, counted), mean in zip(maps, sums, strict=True):
         attribution = widened(weights) * mean
@@ -124,7 +124,7 @@ def _replacement(
     values: Sequence[torch.Tensor],
     outputs: list[torch.Tensor],
 ) -> Callable[..., Any]:
-    """A pre-hook of the output projection that puts the scaled attention of the unchanged run in its place."""
+    """A pre-hook of the output projection that replaces its input by the scaled attention of the unchanged run."""
 
     def replace(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         weights, _ = maps[len(outputs)]
@@ -136,8 +136,8 @@ def _replacement(
 
 
 def _by_head(model: PreTrainedModel, site: Site, projected: torch.Tensor) -> torch.Tensor:
-    """Values [batch, query heads, keys, width] from the output of the value projection, and those that heads have
-    learned."""
+    """Values [batch, query heads, keys, width] from the output of the value projection, and the learned
+    values of heads."""
     values = site.roles["v"].split(projected).transpose(1, 2).repeat_interleave(site.group, dim=1)
     if not site.memory:
         return values

@@ -44,13 +44,13 @@ class _NormMeter(ProjectionMeter):
         if gram_is_cheaper(inputs.shape[1], inputs.shape[2], rows, 4 - len(roles)):
             gram = self._gram(calls, inputs)
         for role, axis in roles.items():
-            own = axis.split(deltas).flatten(-2)
-            norms = squared_block_norms(inputs, own, len(axis.units), gram).sqrt()
+            blocks = axis.split(deltas).flatten(-2)
+            norms = squared_block_norms(inputs, blocks, len(axis.units), gram).sqrt()
             part = self.norms[INDEX[role]]
             part[:, site.index, list(site.kept)] += site.by_member(axis, norms).to(part)
 
     def _gram(self, calls: list[Call], inputs: torch.Tensor) -> torch.Tensor:
-        """The Gram matrix of the inputs, made once for q, k and v where they see the same."""
+        """The Gram matrix of the inputs, computed once for q, k and v where they have the same input."""
         key = (inputs.shape[0], *(call.inputs.data_ptr() for call in calls))
         if key not in self._grams:
             self._grams.clear()

@@ -1,4 +1,4 @@
-"""Means and squares of every input column of output maps: all that some criteria ask of the data.
+"""Means and squares of every input column of output maps, which are enough for some criteria.
 
 Full second moments of a feed-forward layer are the square of its width; these are twice its width.
 """
@@ -37,7 +37,7 @@ class Columns:
         return self.tokens
 
     def __add__(self, other: Columns) -> Columns:
-        """Of these tokens and of others."""
+        """Sums over these tokens and others."""
         other = other._about(self.shift)
         return Columns(self.shift, self.total + other.total, self.squares + other.squares, self.tokens + other.tokens)
 
@@ -57,13 +57,13 @@ class Columns:
         return self.variance + (self.shift + self.total / self.tokens).square()
 
 
-def add_columns(found: dict[int, Columns], site: Site, given: torch.Tensor) -> None:
-    """Take in means and squares of every column, of real tokens [tokens x columns]."""
-    if len(given):
-        if site.index not in found:
-            shift = given.double().mean(0).cpu()
-            found[site.index] = Columns(shift, torch.zeros_like(shift), torch.zeros_like(shift))
-        found[site.index].add(given)
+def add_columns(sums: dict[int, Columns], site: Site, tokens: torch.Tensor) -> None:
+    """Sums of every column over real tokens [tokens x columns]."""
+    if len(tokens):
+        if site.index not in sums:
+            shift = tokens.double().mean(0).cpu()
+            sums[site.index] = Columns(shift, torch.zeros_like(shift), torch.zeros_like(shift))
+        sums[site.index].add(tokens)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Entropy of attention rows, reduced as each site's probabilities go by, of long texts block after block."""
+"""Entropy of attention rows, reduced while each site runs; long texts in blocks of queries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from headprune.batches import widened
-from headprune.hooks.rows import Rows
+from headprune.hooks.attention_blocks import Rows
 from headprune.signals.spec import Meter, Request, View
 from headprune.units import Site
 
@@ -21,11 +21,12 @@ def row_entropies(probabilities: torch.Tensor, valid: torch.Tensor, variant: str
         terms = -probabilities * (probabilities + epsilon).log()
     else:
         terms = torch.special.entr(probabilities + epsilon)
-    return terms.where(valid, terms.new_zeros(())).sum(-1)  # padding may look at nothing, which gives NaN
+    return terms.where(valid, terms.new_zeros(())).sum(-1)  # padding may attend to nothing, which gives NaN
 
 
 def real_entries(site: Site, view: View, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which of these queries are real [rows, 1, queries], and per query the keys it may look at [.., queries, keys]."""
+    """Which of these queries are real [rows, 1, queries], and per query the keys it may attend to [.., queries,
+    keys]."""
     weights, mask = rows.probabilities, rows.mask
     queries, keys = weights.shape[-2:]
     task, batch = view.task, view.batch
@@ -42,7 +43,7 @@ def real_entries(site: Site, view: View, rows: Rows) -> tuple[torch.Tensor, torc
     return real, valid
 
 
-Sums = tuple[torch.Tensor, ...]  # what adds up over blocks of queries
+Sums = tuple[torch.Tensor, ...]  # over blocks of queries
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class EntropyDeficit(Entropy):
         return *super().sums(weights, real, valid), (valid & real.unsqueeze(-1)).sum(-2)
 
     def value(self, sums: Sums) -> torch.Tensor:
-        # Rows are compared with the longest row they could have: all the sample's real keys.
+        # The largest possible entropy is that over all real keys of the sample.
         longest = (sums[2] > 0).sum(-1).clamp_min(1).to(sums[0].dtype).log()
         longest = longest.flatten(2).mean(-1) if longest.dim() > 2 else longest
         values = super().value(sums)
@@ -113,13 +114,13 @@ class _RowMeter(Meter):
         weights = widened(rows.probabilities)
         real, valid = real_entries(site, self.view, rows)
         copies = self.view.task.rows(self.view.batch)
-        if copies > 1:  # a sample is several rows of the model: its attention is theirs together
+        if copies > 1:  # a sample is several rows of the model
             weights, real, valid = (
                 part.expand(len(weights), *part.shape[1:]).unflatten(0, (-1, copies)).transpose(1, 2)
                 for part in (weights, real, valid)
             )
-        own = self.request.sums(weights, real, valid)
-        self.so_far = own if rows.first == 0 else tuple(map(torch.add, self.so_far or (), own))
+        block = self.request.sums(weights, real, valid)
+        self.so_far = block if rows.first == 0 else tuple(map(torch.add, self.so_far or (), block))
         if rows.first + rows.probabilities.shape[-2] == rows.queries:
             self.sums[:, site.index, list(site.kept)] += self.request.value(self.so_far).to(self.sums)
             self.applications[site.index] += 1

@@ -43,7 +43,7 @@ class GateMeter(Meter):
 
     def read(self, site: Site, values: torch.Tensor, gradient: torch.Tensor) -> None:
         products = site.split((widened(values) * widened(gradient)).sum(1)).sum(-1)
-        # What goes together is scored together.
+        # A unit is removed as a whole.
         if self.request.objective == "logit-signs" or getattr(self.request, "together", False):
             products = unit_sums(site, products)
         self.products[:, site.index, list(site.kept)] += products.to(self.products)

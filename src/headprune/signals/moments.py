@@ -1,4 +1,4 @@
-"""Moments of what the members of a site give: what they have in common, from forward passes alone."""
+"""First and second moments of the inputs of a site's output map, from forward passes alone."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
-from headprune.hooks.logits import few_logits
+from headprune.hooks.logit_blocks import few_logits
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.stop import StopForwardError
-from headprune.hooks.watch import watched
+from headprune.hooks.site_activations import site_callbacks
+from headprune.hooks.stop_forward import StopForwardError
 from headprune.tasks import Task, batch_size, own_batches, task_of
 from headprune.units import Site
 
-FOLDS = 2  # parts of the samples, so that what is fitted to one can be tried on the other
+FOLDS = 2  # parts of the samples, so that a fit to one can be tested on the other
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over the real tokens of what a site's output map is given, in float64 unless asked otherwise, about
-    a fixed `shift`.
+    """Sums over the real tokens of the inputs of a site's output map, in float64 by default, about a fixed `shift`.
 
     The shift, the mean of the first sample, keeps outputs with a large mean and a small spread exact. The first axis
     of all sums is the fold that a token's sample belongs to: its number in the data, modulo the folds. Moments of two
@@ -36,27 +35,31 @@ class Moments:
     total: torch.Tensor  # [folds x width]
     products: torch.Tensor  # [folds x width x width]
     counts: torch.Tensor  # [folds], of tokens
-    samples: int = 0  # that were looked at, those without a real token included
+    samples: int = 0  # those without a real token included
 
     @classmethod
-    def about(cls, shift: torch.Tensor) -> Moments:
+    def about(cls, shift: torch.Tensor, folds: int = FOLDS) -> Moments:
         width = len(shift)
-        total, products = shift.new_zeros(FOLDS, width), shift.new_zeros(FOLDS, width, width)
-        return cls(shift, total, products, torch.zeros(FOLDS, dtype=torch.long))
+        total, products = shift.new_zeros(folds, width), shift.new_zeros(folds, width, width)
+        return cls(shift, total, products, torch.zeros(folds, dtype=torch.long))
+
+    @property
+    def folds(self) -> int:
+        return len(self.counts)
 
     def add(self, outputs: torch.Tensor, folds: torch.Tensor) -> None:
-        """Take in outputs [tokens x width] of samples in these folds [tokens]."""
+        """Add outputs [tokens x width] of samples in these folds [tokens]."""
         centred = outputs.to(self.shift.dtype) - self.shift.to(outputs.device)
-        for fold in range(FOLDS):
-            own = centred[folds == fold]
-            self.total[fold] += own.sum(0).to(self.total)
-            self.products[fold] += (own.t() @ own).to(self.products)
-            self.counts[fold] += len(own)
+        for fold in range(self.folds):
+            tokens = centred[folds == fold]
+            self.total[fold] += tokens.sum(0).to(self.total)
+            self.products[fold] += (tokens.t() @ tokens).to(self.products)
+            self.counts[fold] += len(tokens)
 
     def __add__(self, other: Moments) -> Moments:
-        """Of two shards, the other's samples coming after these."""
+        """Of two shards; the samples of the other come after these."""
         moved = other._about(self.shift)
-        order = [(fold - self.samples) % FOLDS for fold in range(FOLDS)]
+        order = [(fold - self.samples) % self.folds for fold in range(self.folds)]
         return Moments(
             self.shift,
             self.total + moved.total[order],
@@ -106,33 +109,34 @@ class Moments:
 
 
 class Gathering:
-    """Moments of sites, site by site and batch by batch as they run."""
+    """Moments of sites, site by site and batch by batch as they run. One fold is enough, and half of the memory, where
+    nothing is tested on held-out samples."""
 
-    def __init__(self, precision: torch.dtype = torch.float64) -> None:
-        self.precision = precision
-        self.samples = 0  # of the batches that are done
-        self.found: dict[int, Moments] = {}
+    def __init__(self, precision: torch.dtype = torch.float64, folds: int = FOLDS) -> None:
+        self.precision, self.folds = precision, folds
+        self.samples = 0  # of the finished batches
+        self.by_site: dict[int, Moments] = {}
 
     def add(self, site: int, tokens: torch.Tensor, samples: torch.Tensor) -> None:
-        """Take in what the output map of a site is given [tokens x width] for tokens of these samples [tokens]."""
+        """Add inputs of the output map of a site [tokens x width], for tokens of these samples [tokens]."""
         if len(tokens):
-            if site not in self.found:
+            if site not in self.by_site:
                 first = tokens[samples == samples[0]].to(self.precision).mean(0)
-                self.found[site] = Moments.about(first.cpu())
-            self.found[site].add(tokens, samples % FOLDS)
+                self.by_site[site] = Moments.about(first.cpu(), self.folds)
+            self.by_site[site].add(tokens, samples % self.folds)
 
     def moments(self) -> dict[int, Moments]:
-        """Those of all processes, whose samples have their numbers in all the data already."""
+        """Moments over all processes, whose samples are numbered in all the data."""
         if not distributed.is_distributed():
-            return {index: _counted(moments, self.samples) for index, moments in self.found.items()}
-        parts = distributed.all_gather(({index: own.shift for index, own in self.found.items()}, self.samples))
+            return {index: _counted(moments, self.samples) for index, moments in self.by_site.items()}
+        parts = distributed.all_gather(({index: local.shift for index, local in self.by_site.items()}, self.samples))
         shifts: dict[int, torch.Tensor] = {}
-        for own, _ in parts:
-            shifts = {**own, **shifts}
+        for shifts_of_process, _ in parts:
+            shifts = {**shifts_of_process, **shifts}
         result = {}
         for index in sorted(shifts):
-            known = self.found.get(index)
-            moved = Moments.about(shifts[index]) if known is None else known._about(shifts[index])
+            local = self.by_site.get(index)
+            moved = Moments.about(shifts[index], self.folds) if local is None else local._about(shifts[index])
             distributed.all_reduce(moved.total, moved.products, moved.counts)
             result[index] = _counted(moved, sum(count for _, count in parts))
         return result
@@ -147,14 +151,14 @@ def gather(
     the moments of all of them.
     """
     task = task or task_of(model)
-    wanted = [site for site in sites if site.kept]
+    sites_with_units = [site for site in sites if site.kept]
     device = input_device(model)
     gathering = Gathering()
     stopping = suppress(StopForwardError)
     with distributed.fail_together():
-        for _, first, raw in own_batches(batches if wanted else ()):
+        for _, first, raw in own_batches(batches if sites_with_units else ()):
             batch = task.prepare(raw, device)
-            left = {site.index: site.applications for site in wanted}
+            left = {site.index: site.applications for site in sites_with_units}
 
             def see(
                 site: Site, outputs: torch.Tensor, batch: dict = batch, left: dict = left, first: int = first
@@ -165,7 +169,7 @@ def gather(
                 if not any(count > 0 for count in left.values()):
                     raise StopForwardError
 
-            with torch.no_grad(), evaluating(model), watched(model, wanted, output=see), stopping:
+            with torch.no_grad(), evaluating(model), site_callbacks(model, sites_with_units, output=see), stopping:
                 model(**few_logits(model, task.inputs(batch)))
             gathering.samples += batch_size(batch)
     return gathering.moments()
@@ -178,7 +182,7 @@ def _counted(moments: Moments, samples: int) -> Moments:
 def real_outputs(
     site: Site, batch: Mapping[str, Any], outputs: torch.Tensor, task: Task
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the output map is given for tokens that are not padding, [tokens x width], and the sample of each."""
+    """Inputs of the output map for tokens that are not padding, [tokens x width], and the sample of each."""
     flat = outputs.detach().flatten(0, -2)
     flat = flat.cpu() if flat.device.type == "mps" else flat  # which has no float64
     size = batch_size(batch)

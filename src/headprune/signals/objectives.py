@@ -1,7 +1,7 @@
 """What is differentiated: a scalar per sample, as a tensor and the gradient that a backward pass starts with.
 
-Where the gradient at the logits has a closed form it is written down instead of being recorded: a copy of the logits
-less, which counts where a vocabulary is large.
+Where the gradient at the logits has a closed form, it is computed directly instead of by autograd. This saves a copy of
+the logits, which matters for a large vocabulary.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 
 from headprune.batches import real_keys, widened
 from headprune.errors import DataError
-from headprune.hooks.logits import Start, States
+from headprune.hooks.logit_blocks import Start, States
 from headprune.tasks import IGNORED, Labels, Task
 
 BLOCK = 1 << 18  # signs that are drawn together
-STRIDE = 0x9E3779B1  # from the seed of one draw to that of the next; the generator looks at 32 bits
+STRIDE = 0x9E3779B1  # between the seeds of two draws; the generator uses 32 bits
 NOT_CONTENT = ("labels", "attention_mask", "token_type_ids", "decoder_attention_mask", "pixel_mask")
 
 
@@ -33,11 +33,11 @@ def start_backward(
     draw: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(tensor, gradient at it) of the objective: summed over samples, or one scalar for the whole batch. Random signs
-    are others in every `draw`. Of logits in blocks the tensor is the hidden states that they are made from."""
+    differ in every `draw`. Of logits in blocks the tensor is the hidden states that they are computed from."""
     if objective in WITH_TARGETS and targets is None:
         raise DataError(
             'This criterion needs labels and the batches have none; add a "labels" entry, or use labels="self" to '
-            "take the model's own predictions."
+            "take the model's predictions."
         )
     if isinstance(logits, States):
         return logits.hidden, _in_blocks(objective, aggregation, task, logits, targets, batch, draw)
@@ -50,12 +50,12 @@ def start_backward(
             gradient, scalar = norm_gradient(task, logits, batch, aggregation)
         else:
             gradient, scalar = sign_gradient(task, logits, batch, draw), logits.sum(dtype=torch.float32)
-        if not torch.isfinite(scalar):  # the gradient may well be finite, which would pass for a score
+        if not torch.isfinite(scalar):  # the gradient may be finite all the same
             gradient.fill_(torch.nan)
     return logits, gradient
 
 
-# What there is of each sample to differentiate where targets are known; means over those of its tokens that count.
+# The objective of each sample where targets are known; means over its tokens with a target.
 WITH_TARGETS: dict[str, Callable[[Task, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "loss": lambda task, logits, targets: task.losses(logits, targets),
     "label-probability": lambda task, logits, targets: task.label_probabilities(logits, targets),
@@ -71,7 +71,7 @@ def _in_blocks(
     batch: Mapping[str, Any],
     draw: int,
 ) -> torch.Tensor:
-    """The gradient at the hidden states, from blocks of logits of which no more than one is there at a time."""
+    """The gradient at the hidden states, from blocks of logits, one in memory at a time."""
     scalars: list[torch.Tensor] = []
     start: Start
     if targets is not None and objective in WITH_TARGETS:
@@ -81,27 +81,27 @@ def _in_blocks(
         scale, norm = norm_scale(task, lengths, states.like, batch, aggregation)
         scalars.append(norm)
 
-        def start(logits: torch.Tensor, own: slice) -> tuple[torch.Tensor, torch.Tensor]:
-            return logits, (logits.detach() * scale[:, own]).to(logits.dtype)
+        def start(logits: torch.Tensor, window: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            return logits, (logits.detach() * scale[:, window]).to(logits.dtype)
 
     else:
         signs = TokenSigns(task, states.like, batch, draw)
 
-        def start(logits: torch.Tensor, own: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        def start(logits: torch.Tensor, window: slice) -> tuple[torch.Tensor, torch.Tensor]:
             scalars.append(logits.detach().sum(dtype=torch.float32))
-            return logits, signs.gradient(logits.detach(), own)
+            return logits, signs.gradient(logits.detach(), window)
 
     gradient = states.gradient(start)
     return gradient if torch.isfinite(torch.stack(scalars).sum()) else gradient.fill_(torch.nan)
 
 
 def _means(objective: str, aggregation: str, task: Task, targets: torch.Tensor, scalars: list[torch.Tensor]) -> Start:
-    """Of the mean over a sample's counted tokens, a block has the share of those in it."""
+    """The part of a block in the mean over a sample's tokens with a target."""
     counted = targets != IGNORED
     whole = counted.sum(1).clamp_min(1)
 
-    def start(logits: torch.Tensor, own: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        values = WITH_TARGETS[objective](task, logits, targets[:, own]) * counted[:, own].sum(1) / whole
+    def start(logits: torch.Tensor, window: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        values = WITH_TARGETS[objective](task, logits, targets[:, window]) * counted[:, window].sum(1) / whole
         scalars.append(values.detach().sum())
         scalar = values.sum() if aggregation == "sample" else values.mean()
         return scalar, torch.ones_like(scalar)
@@ -110,7 +110,7 @@ def _means(objective: str, aggregation: str, task: Task, targets: torch.Tensor, 
 
 
 def targets_of(task: Task, batch: Mapping[str, Any], logits: torch.Tensor | States, labels: Labels) -> Any:
-    """What the model should say of a batch, by its labels or by the model itself."""
+    """The targets of a batch: its labels, or the predictions of the model itself."""
     if not isinstance(logits, States):
         return task.targets(batch, logits.detach(), labels)
     if labels == "self":
@@ -129,7 +129,7 @@ def norm_gradient(
 
 
 def token_lengths(logits: torch.Tensor) -> torch.Tensor:
-    """The Euclidean norm of the logits at every place, [batch (x ..)]."""
+    """The Euclidean norm of the logits at every position, [batch (x ..)]."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     return torch.linalg.vector_norm(logits.detach(), dim=-1, dtype=wide)
 
@@ -137,8 +137,8 @@ def token_lengths(logits: torch.Tensor) -> torch.Tensor:
 def norm_scale(
     task: Task, lengths: torch.Tensor, logits: torch.Tensor, batch: Mapping[str, Any], aggregation: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What logits of these lengths are multiplied by, [batch (x ..) x 1], to be the gradient of their norm, and the sum
-    of the norms."""
+    """The factor [batch (x ..) x 1] by which logits of these lengths give the gradient of their norm, and the sum of
+    the norms."""
     real = task.real_tokens(batch, logits) if task.per_token and logits.dim() == 3 else None
     if real is not None:
         lengths = lengths * real
@@ -151,7 +151,7 @@ def norm_scale(
 
 
 def logit_norms(task: Task, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
-    """The Euclidean norm of each sample's logits [batch], for those who differentiate it themselves."""
+    """The Euclidean norm of each sample's logits [batch], differentiable by autograd."""
     logits = widened(logits)
     if task.per_token and logits.dim() == 3:
         logits = logits * task.real_tokens(batch, logits).unsqueeze(-1)
@@ -159,11 +159,11 @@ def logit_norms(task: Task, logits: torch.Tensor, batch: Mapping[str, Any]) -> t
 
 
 def sign_gradient(task: Task, logits: torch.Tensor, batch: Mapping[str, Any], draw: int = 0) -> torch.Tensor:
-    """Gradient of the logits of each sample added up with random signs.
+    """Gradient of the sum of each sample's logits with random signs.
 
-    The expected square of what it leads to is that of all logits together, from one backward pass. The signs of what
-    one softmax goes over add up to 0, since adding a constant to all of it changes nothing. They follow from the
-    sample's own content, so they do not depend on the batch it is in, and padding, wherever it stands, has none.
+    Its expected square, from one backward pass, equals the sum of squares over all logits. The signs within one softmax
+    add up to 0, since adding a constant to all of its logits changes nothing. They are seeded by the content of the
+    sample, so they do not depend on its batch, and padding has none.
     """
     if task.per_token and logits.dim() == 3 and not task.over_tokens:
         return TokenSigns(task, logits, batch, draw).gradient(logits.detach())
@@ -173,29 +173,29 @@ def sign_gradient(task: Task, logits: torch.Tensor, batch: Mapping[str, Any], dr
         if real is None:
             gradient[row] = vector_signs(logits[row].numel(), generator).view(logits.shape[1:]).to(gradient)
         else:
-            places = real[row].nonzero().flatten()
-            signs = token_signs(len(places), logits.shape[-1], generator)
-            gradient[row, places] = (signs - signs.mean(0)).to(gradient)
+            positions = real[row].nonzero().flatten()
+            signs = token_signs(len(positions), logits.shape[-1], generator)
+            gradient[row, positions] = (signs - signs.mean(0)).to(gradient)
     return gradient
 
 
 class TokenSigns:
-    """Signs of real tokens whose softmax goes over classes, drawn in the order of tokens: blocks of them, one after the
-    other, get what they would get at once."""
+    """Signs of real tokens with a softmax over classes, drawn in the order of tokens: the same for blocks of tokens,
+    one after the other, as for all at once."""
 
     def __init__(self, task: Task, logits: torch.Tensor, batch: Mapping[str, Any], draw: int) -> None:
         self.real = task.real_tokens(batch, logits)
         self.generators = _generators(batch, len(logits), draw)
 
-    def gradient(self, logits: torch.Tensor, own: slice = slice(None)) -> torch.Tensor:
-        """Of the logits of these tokens, which follow on those of the last call."""
+    def gradient(self, logits: torch.Tensor, window: slice = slice(None)) -> torch.Tensor:
+        """The gradient of the logits of these tokens, which follow those of the last call."""
         gradient = torch.zeros_like(logits)
         classes = logits.shape[-1]
         for row, generator in enumerate(self.generators):
-            places = self.real[row, own].nonzero().flatten()
-            for some in places.split(max(1, BLOCK // classes)):  # so that signs take no second copy of the logits
-                signs = token_signs(len(some), classes, generator)
-                gradient[row, some] = signs.sub_(signs.mean(-1, keepdim=True)).to(gradient)
+            positions = self.real[row, window].nonzero().flatten()
+            for block in positions.split(max(1, BLOCK // classes)):  # so that signs need less memory than the logits
+                signs = token_signs(len(block), classes, generator)
+                gradient[row, block] = signs.sub_(signs.mean(-1, keepdim=True)).to(gradient)
         return gradient
 
 
@@ -218,13 +218,13 @@ _SIGNS_OF_BYTE = torch.tensor([[1.0 if byte >> bit & 1 else -1.0 for bit in rang
 
 
 def token_signs(tokens: int, classes: int, generator: torch.Generator) -> torch.Tensor:
-    """Independent signs [tokens x classes]; a token takes as many bytes whatever comes before it."""
+    """Independent signs [tokens x classes]; each token uses the same number of random bytes."""
     drawn = torch.randint(0, 256, (tokens, -(-classes // 8)), generator=generator, dtype=torch.uint8)
     return _SIGNS_OF_BYTE[drawn.long()].flatten(1)[:, :classes]
 
 
 def content_seed(batch: Mapping[str, Any], row: int) -> int:
-    """A number that follows from a sample's content, whatever batch it is in and however it is padded."""
+    """A seed from a sample's content, whatever its batch and padding."""
     name, value = next((n, v) for n, v in batch.items() if isinstance(v, torch.Tensor) and n not in NOT_CONTENT)
     mask = batch.get("attention_mask")
     content = value[row]

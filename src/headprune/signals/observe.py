@@ -1,4 +1,4 @@
-"""One batch through an instrumented model: a forward, and one backward per objective that was asked for."""
+"""One batch through an instrumented model: a forward pass, and one backward pass per requested objective."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.hooks.logits import States, few_logits, forward, logits_of
+from headprune.hooks.attention_blocks import Rows
+from headprune.hooks.attention_probabilities import probabilities
+from headprune.hooks.logit_blocks import States, few_logits, forward, logits_of
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
-from headprune.hooks.probe import probabilities
-from headprune.hooks.rows import Rows
-from headprune.hooks.watch import frozen, watched
+from headprune.hooks.site_activations import frozen, site_callbacks
 from headprune.signals.objectives import start_backward, targets_of
 from headprune.signals.spec import Backward, Meter, NotPerSampleError, Request, SiteMeter, SiteRequest, View
 from headprune.signals.tokens import draws_for
@@ -47,42 +47,44 @@ def observe(
     number: int = 0,
     first: int = 0,
 ) -> Observation:
-    """Answer all requests on one batch with the cheapest pass that serves them.
+    """Answer all requests on one batch with the cheapest pass that is enough.
 
-    `see` is shown the output of the very same forward. `number` is the batch's, and `first` that of its first sample in
-    all the data. The model runs in eval mode with frozen parameters and comes back as it was.
+    `see` is called with the output of the same forward pass. `number` is the number of the batch, and `first` that of
+    its first sample in all the data. The model runs in eval mode with frozen parameters, and is restored afterwards.
     """
-    wanted = list(dict.fromkeys(requests))
+    distinct = list(dict.fromkeys(requests))
     inputs = task.prepare(batch, input_device(model))
 
-    def look(part: Mapping[str, Any], asked: Sequence[Request], show: See | None, sample: int = 0) -> Observation:
+    def observe_part(
+        part: Mapping[str, Any], part_requests: Sequence[Request], show: See | None, sample: int = 0
+    ) -> Observation:
         view = View(model, task, sites, part, batch_size(part), labels, number, first + sample)
-        return _observe(view, asked, show)
+        return _observe(view, part_requests, show)
 
     try:
-        return look(inputs, wanted, see)
+        return observe_part(inputs, distinct, see)
     except NotPerSampleError:
-        # A projection was applied to something that all samples share (DeBERTa's positions with share_att_key): only
-        # one sample at a time tells whose gradient it is. A gradient of the whole batch need not know.
-        whole = [request for request in wanted if request.backward is not None and request.backward[1] == "batch"]
-        rest = [request for request in wanted if request not in whole]
-        parts = [look(sample, rest, see, place) for place, sample in enumerate(samples_of(inputs))]
+        # A projection was applied to something that all samples share (DeBERTa's positions with share_att_key): then
+        # gradients per sample need one sample at a time. Gradients of the whole batch do not.
+        whole = [request for request in distinct if request.backward is not None and request.backward[1] == "batch"]
+        rest = [request for request in distinct if request not in whole]
+        parts = [observe_part(sample, rest, see, index) for index, sample in enumerate(samples_of(inputs))]
         answers = {
             request: torch.cat([part.answers[request] for part in parts], dim=-3) for request in parts[0].answers
         }
         if whole:
-            answers.update(look(inputs, whole, None).answers)
+            answers.update(observe_part(inputs, whole, None).answers)
         gathered: dict[SiteRequest, dict[int, Any]] = {request: {} for request in parts[0].gathered}
         for part in parts:
-            for request, own in part.gathered.items():
-                add_gathered(gathered[request], own)
+            for request, values in part.gathered.items():
+                add_gathered(gathered[request], values)
         return Observation(answers, gathered, sum(part.tokens for part in parts))
 
 
 def add_gathered(total: dict[int, Any], more: Mapping[int, Any]) -> None:
-    """Add what was gathered at sites to what there is of them."""
-    for index, own in more.items():
-        total[index] = total[index] + own if index in total else own
+    """Add gathered values to the totals of their sites."""
+    for index, values in more.items():
+        total[index] = total[index] + values if index in total else values
 
 
 def _observe(view: View, requests: Sequence[Request], see: See | None) -> Observation:
@@ -104,67 +106,75 @@ def _observe(view: View, requests: Sequence[Request], see: See | None) -> Observ
         output: Any = None
         logits: Any = None
         targets: torch.Tensor | None = None
-        if see is None and not backwards and not needs_targets:  # nobody looks at logits
+        if see is None and not backwards and not needs_targets:  # no logits needed
             model(**few_logits(model, task.inputs(batch)))
         else:
             output = forward(model, task, task.inputs(batch))
             logits = logits_of(task, output)
             targets = targets_of(task, batch, logits, view.labels) if needs_targets else None
-            _go_back(view, meters, logits, targets, [own for own in backwards if own[1] < draws_for(logits)])
+            _run_backward(
+                view,
+                meters,
+                logits,
+                targets,
+                [backward_pass for backward_pass in backwards if backward_pass[1] < draws_for(logits)],
+            )
             logits = logits if isinstance(logits, States) else logits.detach()
-    if see is not None:  # the hooks have come off: it may run the model itself
+    if see is not None:  # after the hooks are removed, since it may run the model itself
         with torch.no_grad(), evaluating(model):
             see(batch, output, logits)
     del output, logits
     with evaluating(model), frozen(model):
         for meter in meters.values():
             meter.after(targets)
-    gone = ~kept_mask(view.sites)
+    removed = ~kept_mask(view.sites)
     answers = {
-        request: _blanked(meter.answer(), gone) for request, meter in meters.items() if not isinstance(meter, SiteMeter)
+        request: _with_nan(meter.answer(), removed)
+        for request, meter in meters.items()
+        if not isinstance(meter, SiteMeter)
     }
     gathered = {meter.request: meter.gathered for meter in meters.values() if isinstance(meter, SiteMeter)}
     return Observation(answers, gathered, tokens.count)
 
 
-def _go_back(
+def _run_backward(
     view: View,
     meters: Mapping[Request, Meter],
     logits: Any,
     targets: torch.Tensor | None,
     backwards: Sequence[tuple[Backward, int]],
 ) -> None:
-    """One backward pass after the other, each shown to the meters that it is for."""
+    """One backward pass after the other, each for its meters."""
     for number, (backward, draw) in enumerate(backwards, start=1):
         root, gradient = start_backward(*backward, view.task, logits, targets, view.batch, draw=draw)
         view.backward, view.draw = backward, draw
-        own = [meter for meter in meters.values() if meter.is_current]
-        for meter in own:
+        current = [meter for meter in meters.values() if meter.is_current]
+        for meter in current:
             meter.start()
         if root.requires_grad:  # a model without any unit left has nothing to differentiate
             root.backward(gradient, retain_graph=number < len(backwards))
         del root, gradient
-        for meter in own:
+        for meter in current:
             meter.finish()
     view.backward = None
 
 
-def _blanked(answer: torch.Tensor, gone: torch.Tensor) -> torch.Tensor:
-    return answer.masked_fill(gone.to(answer.device), torch.nan)
+def _with_nan(answer: torch.Tensor, removed: torch.Tensor) -> torch.Tensor:
+    return answer.masked_fill(removed.to(answer.device), torch.nan)
 
 
 def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tokens: _TokenCount) -> None:
-    """Everything that any meter wants to see, through one set of hooks."""
+    """One set of hooks for all meters."""
     projections = [meter.projection for meter in meters if meter.projection is not None]
     outputs = [*(meter.output for meter in meters if meter.output is not None), tokens.output]
     maps = [meter.probabilities for meter in meters if meter.probabilities is not None]
     blocks = [meter.rows for meter in meters if meter.rows is not None]
     stack.enter_context(
-        watched(
+        site_callbacks(
             view.model,
             view.sites,
-            projection=(lambda *what: _tell(projections, *what)) if projections else None,
-            output=lambda *what: _tell(outputs, *what),
+            projection=(lambda *args: _call_all(projections, *args)) if projections else None,
+            output=lambda *args: _call_all(outputs, *args),
         )
     )
     for meter in meters:
@@ -172,16 +182,16 @@ def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tokens: _Toke
     if maps or blocks:
 
         def show(site: Site, rows: Rows) -> None:
-            _tell(blocks, site, rows)
-            _tell(maps, site, rows.probabilities, rows.mask)
+            _call_all(blocks, site, rows)
+            _call_all(maps, site, rows.probabilities, rows.mask)
 
         heads = [site for site in view.sites if site.attention]
         stack.enter_context(probabilities(view.model, heads, show, whole=bool(maps)))
 
 
-def _tell(callbacks: Sequence[Callable[..., None]], *what: Any) -> None:
+def _call_all(callbacks: Sequence[Callable[..., None]], *args: Any) -> None:
     for callback in callbacks:
-        callback(*what)
+        callback(*args)
 
 
 class _TokenCount:

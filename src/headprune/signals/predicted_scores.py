@@ -1,9 +1,9 @@
-"""Scores of a site as they will be when some of its units have left, from the pass that scored it.
+"""Predicted scores of a site after the removal of some of its units, from the pass that scored it.
 
-When units go and the output map is solved again, the others give what they gave; how they stand in for those that went
-follows from the moments alone, and so does the gradient at each of them: if z_U is about z_K B, the part of the logits
-that went through z_U goes through z_K, and the gradient there grows by B times that at z_U. What this leaves out: the
-layers behind the site see something a little different then.
+When the units U are removed and the output map is solved again, the inputs of the remaining units K stay the same. How
+they replace U follows from the moments alone, and so does the gradient at each of them: if z_U is about z_K B, the part
+of the logits that depended on z_U depends on z_K, and the gradient there grows by B times that at z_U. This neglects
+that the inputs of later layers change a little.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from headprune.units import Site
 
 
 def predicted_gradients(
-    model: PreTrainedModel, site: Site, tokens: Tokens, gone: Sequence[int], *, repaired: bool
+    model: PreTrainedModel, site: Site, tokens: Tokens, removed: Sequence[int], *, repaired: bool
 ) -> torch.Tensor:
-    """E [ <R, df/dZ>^2 ] of the members that stay when those with these ids leave and, where that is `repaired`, the
-    others take over what they can."""
+    """E [ <R, df/dZ>^2 ] of the members that stay when these ids are removed and, where `repaired`, the output map is
+    solved again."""
     moments = tokens.moments()
-    lost = [site.position(member) for member in gone]
-    kept = [position for position in range(site.size) if position not in set(lost)]
-    staying, leaving = (torch.tensor(site.columns(positions)) for positions in (kept, lost))
-    left = replace(site, kept=tuple(site.kept[position] for position in kept), order=())  # member after member
-    fitted = residual_map(model, left, _part(moments, staying))
-    across = _taken_over(model, site, moments, staying, leaving) if repaired else None
+    removed_positions = [site.position(member) for member in removed]
+    kept_positions = [position for position in range(site.size) if position not in set(removed_positions)]
+    staying, leaving = (torch.tensor(site.columns(positions)) for positions in (kept_positions, removed_positions))
+    remaining_site = replace(site, kept=tuple(site.kept[position] for position in kept_positions), order=())
+    fitted = residual_map(model, remaining_site, _part(moments, staying))
+    across = _regression_on_kept(model, site, moments, staying, leaving) if repaired else None
 
-    def products(own: Application) -> torch.Tensor:
-        gradient = widened(gradient_of(own))
+    def products(application: Application) -> torch.Tensor:
+        gradient = widened(gradient_of(application))
         grown = gradient[:, staying]
         if across is not None:
             grown = grown + gradient[:, leaving] @ across.t().to(gradient)
-        return fitted.of(own.inputs[:, staying]) * grown
+        return fitted.of(application.inputs[:, staying]) * grown
 
-    return squared_products(left, tokens, products)
+    return squared_products(remaining_site, tokens, products)
 
 
 def _part(moments: Moments, columns: torch.Tensor) -> Moments:
@@ -50,7 +50,7 @@ def _part(moments: Moments, columns: torch.Tensor) -> Moments:
     return Moments(moments.shift[columns], moments.total[:, columns], products, moments.counts, moments.samples)
 
 
-def _taken_over(
+def _regression_on_kept(
     model: PreTrainedModel, site: Site, moments: Moments, staying: torch.Tensor, leaving: torch.Tensor
 ) -> torch.Tensor:
     """How the columns that stay express those that leave, by least squares: [staying x leaving]."""

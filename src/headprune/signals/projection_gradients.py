@@ -61,7 +61,7 @@ class ProjectionMeter(Meter):
         return self.view.per_sample(tensor, site)
 
     def finish(self) -> None:
-        """Contract what some applications of a projection had no part in."""
+        """Contract projections of which some application got no gradient."""
         for site in self.view.sites:
             state = self.states[site.index]
             for path in state.calls:

@@ -1,6 +1,6 @@
-"""What the other members of a site cannot express of a unit's output, for all units of a site at once.
+"""The part of a unit's output that the other units of its site cannot express, for all units of a site at once.
 
-With z what the output map is given, C its covariance (second moments where the output map has no bias) and P its
+With z the inputs of the output map, C their covariance (second moments where the output map has no bias) and P its
 inverse, the residual of the columns u after least squares on all others is (z - mean) P[:, u] P[u, u]^-1. So one
 inverse per site serves every unit in it; for neurons P[u, u] is a number.
 """
@@ -42,7 +42,7 @@ def residual_map(model: PreTrainedModel, site: Site, moments: Moments) -> Residu
     centred = output.bias is not None
     dtype = torch.promote_types(next(model.parameters()).dtype, torch.float32)  # that of widened outputs
     spread = moments.covariance() if centred else moments.second()
-    if not torch.isfinite(spread).all():  # the pass that scores says in which batch, so nothing may spread from here
+    if not torch.isfinite(spread).all():  # the scoring pass names the batch, so nothing is raised here
         return ResidualMap(torch.zeros_like(moments.mean), torch.eye(len(spread), dtype=spread.dtype))
     scale = spread.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
     mean = moments.mean if centred else torch.zeros_like(moments.mean)
@@ -55,13 +55,13 @@ def residual_map(model: PreTrainedModel, site: Site, moments: Moments) -> Residu
     matrix = torch.zeros_like(precision)
     for start in range(0, site.size, site.group):
         unit = torch.tensor(site.columns(range(start, start + site.group)))
-        own = torch.linalg.inv(precision[unit][:, unit])
-        matrix[:, unit] = precision[:, unit] @ own
+        inverse = torch.linalg.inv(precision[unit][:, unit])
+        matrix[:, unit] = precision[:, unit] @ inverse
     return ResidualMap(mean, matrix.to(dtype))
 
 
 def _inverse(spread: torch.Tensor) -> torch.Tensor:
-    """Of a positive matrix, in half the time of a general one, which matters at thousands of columns."""
+    """The inverse of a positive definite matrix, in half the time of a general one."""
     factor, failed = torch.linalg.cholesky_ex(spread)
     return torch.linalg.inv(spread) if failed else torch.cholesky_inverse(factor, out=factor)
 
@@ -69,33 +69,35 @@ def _inverse(spread: torch.Tensor) -> torch.Tensor:
 def residual_gradients(model: PreTrainedModel, site: Site, tokens: Tokens) -> torch.Tensor:
     """E [ <R, df/dZ>^2 ] over samples for every member, R the residual of its unit."""
     fitted = residual_map(model, site, tokens.moments())
-    return squared_products(site, tokens, lambda own: fitted.of(own.inputs) * widened(gradient_of(own)))
+    return squared_products(
+        site, tokens, lambda application: fitted.of(application.inputs) * widened(gradient_of(application))
+    )
 
 
-def gradient_of(own: Application) -> torch.Tensor:
-    return torch.zeros_like(own.inputs) if own.gradient is None else own.gradient
+def gradient_of(application: Application) -> torch.Tensor:
+    return torch.zeros_like(application.inputs) if application.gradient is None else application.gradient
 
 
 def squared_products(site: Site, tokens: Tokens, products: Callable[[Application], torch.Tensor]) -> torch.Tensor:
     """E [ p^2 ] over samples for every member, p the sum of products [tokens x in] over a sample's tokens and the
-    columns of the member's unit: what goes together is scored together."""
+    columns of the member's unit, since a unit is removed as a whole."""
 
-    def of_members(own: Application) -> torch.Tensor:
-        return unit_sums(site, site.split(products(own)).sum(-1))
+    def of_members(application: Application) -> torch.Tensor:
+        return unit_sums(site, site.split(products(application)).sum(-1))
 
     return tokens.per_sample(of_members, site.size).square().mean(0)
 
 
 def residual_errors(model: PreTrainedModel, site: Site, tokens: Tokens) -> torch.Tensor:
     """E [ |W R|^2 / |x|^2 ] over samples for every member, R the residual of its unit, W the unit's part of the output
-    map, x the residual stream; |x| is 1 for models in which a layer gives something else."""
+    map, x the residual stream; |x| is 1 for models in which the output of a layer is not a hidden state."""
     fitted = residual_map(model, site, tokens.moments())
     output: Any = model.get_submodule(site.o)
     weight = stored(output).detach()
     weight = widened(weight.t() if is_transposed(output) else weight)
 
-    def of_units(own: Application) -> torch.Tensor:
-        residual = fitted.of(own.inputs)
+    def of_units(application: Application) -> torch.Tensor:
+        residual = fitted.of(application.inputs)
         return _contributions(site, weight.to(residual.device), residual)
 
     errors = tokens.per_sample(of_units, site.size // site.group)

@@ -1,8 +1,8 @@
-"""What a signal is: a request, which is a value, and the meter that answers it during a pass.
+"""Interfaces of signals: a request, which is a value, and the meter that answers it during a pass.
 
-A criterion names its requests; requests that are equal share an answer, and those with the same backward pass share
-that. A new signal is a new file with a request and its meter; nothing else has to know it. Most requests are answered
-by a number per sample and member. A `SiteRequest` gathers something larger at each site, which adds up over batches.
+A criterion names its requests; equal requests share an answer, and those with the same backward pass share that pass. A
+new signal is a new file with a request and its meter. Most requests are answered by a number per sample and member. A
+`SiteRequest` gathers something larger at each site, which adds up over batches.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from transformers import PreTrainedModel
 
-from headprune.hooks.paths import pattern
-from headprune.hooks.rows import Rows
+from headprune.hooks.attention_blocks import Rows
+from headprune.hooks.module_paths import pattern
 from headprune.tasks import Labels, Task
 from headprune.units import Kind, Site, kept_mask
 
@@ -26,12 +26,12 @@ Backward = tuple[Objective, Aggregation]
 
 
 class NotPerSampleError(Exception):
-    """A projection sees inputs without a sample axis, so gradients cannot be told apart by sample."""
+    """The inputs of a projection have no sample axis, so gradients cannot be separated by sample."""
 
 
 @dataclass
 class View:
-    """What a meter can see of the pass it belongs to."""
+    """The state of a pass, for its meters."""
 
     model: PreTrainedModel
     task: Task
@@ -51,10 +51,10 @@ class View:
         return torch.zeros(*lead, self.size if size is None else size, *kept.shape, dtype=dtype)
 
     def per_sample(self, tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
-        """[samples, tokens, features], whatever a module made of the axes in front of the features.
+        """[samples, tokens, features], whatever the axes before the features.
 
-        A sample may be several rows of the model (multiple choice): they are its tokens one after the other. Of an
-        expert's tokens, which are those sent to it in no order of samples, only a batch of one sample can tell.
+        A sample may be several rows of the model (multiple choice): they are its tokens one after the other. An
+        expert's tokens are in no order of samples, so they need a batch of one sample.
         """
         tensor = tensor.detach()
         rows = self.task.rows(self.batch)
@@ -76,7 +76,7 @@ class View:
 
 
 class Meter:
-    """Reduces what it sees to one number per sample and member as soon as it appears, so that nothing piles up.
+    """Reduces activations or gradients to one number per sample and member as soon as they appear, to save memory.
 
     `projection`, `output`, `probabilities` and `rows` are called while the model runs, where a meter has them; `start`
     and `finish` around the backward pass of its request; `after` when the pass is over. `rows` shows attention in
@@ -92,7 +92,7 @@ class Meter:
         self.request, self.view = request, view
 
     def watching(self) -> AbstractContextManager[None]:
-        """Hooks of its own, for what the callbacks do not show."""
+        """Further hooks, for what the callbacks do not show."""
         return nullcontext()
 
     def start(self) -> None:
@@ -110,16 +110,16 @@ class Meter:
         return self.view.backward == self.request.backward and self.view.draw < self.request.draws
 
     def answer(self) -> torch.Tensor:
-        """[.. x batch x sites x members]; what stands at members that are gone is not looked at."""
+        """[.. x batch x sites x members]; values of removed members are ignored."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Request:
-    """Answered by a tensor [batch x sites x members] in original ids, NaN at members that are gone."""
+    """Answered by a tensor [batch x sites x members] in original ids, NaN at removed members."""
 
-    needs: ClassVar[tuple[str, ...]] = ("data",)  # for people, and for checks before anything runs
-    kinds: ClassVar[tuple[Kind, ...]] = ("heads",)  # the units that it tells something of
+    needs: ClassVar[tuple[str, ...]] = ("data",)  # for messages, and for checks before anything runs
+    kinds: ClassVar[tuple[Kind, ...]] = ("heads",)  # the kinds of units that it covers
 
     @property
     def backward(self) -> Backward | None:
@@ -153,8 +153,8 @@ class GradientRequest(Request):
 
 
 class SiteMeter(Meter):
-    """Gathers something at sites, which `gathered` holds by their index when the pass is over. What two batches, or two
-    processes, have gathered at a site is added up with `+`."""
+    """Gathers something at sites, in `gathered` by their index. Values of two batches, or of two processes, are added
+    with `+`."""
 
     def __init__(self, request: SiteRequest, view: View) -> None:
         super().__init__(request, view)
@@ -164,13 +164,13 @@ class SiteMeter(Meter):
 
 @dataclass(frozen=True)
 class SiteRequest(Request):
-    """Answered by what was gathered at these sites, by their index."""
+    """Answered by the values gathered at these sites, by their index."""
 
     kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
     sites: frozenset[int] = frozenset()
 
     def bytes_per_token(self, model: PreTrainedModel, site: Site) -> int:
-        """What is kept of each token at a site, so that no more sites are gathered at once than memory allows."""
+        """Bytes kept per token at a site, so that no more sites are gathered at once than memory allows."""
         raise NotImplementedError
 
     def meter(self, view: View) -> SiteMeter:
@@ -178,12 +178,12 @@ class SiteRequest(Request):
 
 
 def is_expert(site: Site) -> bool:
-    """Whether it may be one of several feed-forward layers of the same layer, each with its own tokens."""
+    """Whether it may be one of several experts of a layer, each with its own tokens."""
     return site.kind == "neurons" and pattern(site.path).count("*") > 1
 
 
 def unit_sums(site: Site, values: torch.Tensor) -> torch.Tensor:
-    """Values [.. x members] of members that go together, added up, and given to each of them."""
+    """Values [.. x members] summed over the members of each unit, the sum at every member."""
     if site.group == 1:
         return values
     return values.unflatten(-1, (-1, site.group)).sum(-1).repeat_interleave(site.group, dim=-1)

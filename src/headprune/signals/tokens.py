@@ -1,7 +1,7 @@
-"""Tokens of a site: what its output map is given, and the gradients there, for all the data.
+"""Tokens of a site: the inputs of its output map, and the gradients there, for all the data.
 
-Kept token by token, since what a change does to a sample is the sum over its tokens, which pull together or against
-each other; no second moments can tell that. Sites are gathered in groups, so that they stay within a limit of memory.
+They are kept token by token, since the effect of a change on a sample is the sum over its tokens, with either sign,
+which second moments do not contain. Sites are gathered in groups, so that they stay within a limit of memory.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 
 from headprune.batches import widened
 from headprune.hooks.attach import at_gradient, hooks
-from headprune.hooks.logits import States
+from headprune.hooks.logit_blocks import States
+from headprune.hooks.module_paths import layer_path
 from headprune.hooks.offload import input_device
-from headprune.hooks.paths import layer_path
-from headprune.hooks.watch import captured_outputs
+from headprune.hooks.site_activations import captured_outputs
 from headprune.signals.moments import FOLDS, Moments, real_outputs
 from headprune.signals.spec import Backward, NotPerSampleError, SiteMeter, SiteRequest, View, is_expert
 from headprune.tasks import batch_size
@@ -43,7 +43,7 @@ class Application:
     output_gradients: list[torch.Tensor] = field(default_factory=list)  # per draw [tokens x out]
 
     def on(self, device: str) -> Application:
-        """The same where it is computed with; nothing moves where that is the CPU."""
+        """The same on the device that computes with it."""
         gradient = None if self.gradient is None else self.gradient.to(device)
         return replace(self, inputs=self.inputs.to(device), gradient=gradient)
 
@@ -55,10 +55,10 @@ class Tokens:
     batches: dict[int, list[Application]] = field(default_factory=dict)  # by the number of the batch's first sample
     streams: dict[int, torch.Tensor] = field(default_factory=dict)  # |x|^2 of samples, x the residual stream
     samples: int = 0  # of these batches, those without a real token included
-    device: str = "cpu"  # on which the model computes; tokens wait in the main memory
+    device: str = "cpu"  # on which the model computes; tokens are stored in main memory
 
     def __len__(self) -> int:
-        return sum(len(own.inputs) for own in self.applications)
+        return sum(len(application.inputs) for application in self.applications)
 
     def __add__(self, other: Tokens) -> Tokens:
         batches, streams = {**self.batches, **other.batches}, {**self.streams, **other.streams}
@@ -67,33 +67,35 @@ class Tokens:
     @property
     def applications(self) -> list[Application]:
         """In the order of the data."""
-        return [own for first in sorted(self.batches) for own in self.batches[first]]
+        return [application for first in sorted(self.batches) for application in self.batches[first]]
 
     def moments(self) -> Moments:
-        """Of the inputs, of which there must be some."""
+        """Moments of the inputs; there must be at least one token."""
         result: Moments | None = None
-        for own in self.applications:
-            if len(own.inputs):
+        for application in self.applications:
+            if len(application.inputs):
                 if result is None:
-                    result = Moments.about(own.inputs[own.samples == own.samples[0]].double().mean(0))
-                result.add(own.inputs.to(self.device), (own.samples % FOLDS).to(self.device))
-        assert result is not None, "nothing but padding has passed here"
+                    result = Moments.about(
+                        application.inputs[application.samples == application.samples[0]].double().mean(0)
+                    )
+                result.add(application.inputs.to(self.device), (application.samples % FOLDS).to(self.device))
+        assert result is not None, "only padding"
         return replace(result, samples=self.samples)
 
     def per_sample(self, values: Callable[[Application], torch.Tensor], width: int) -> torch.Tensor:
-        """Sums over the tokens of each sample of what is made of them, [samples x width]."""
+        """Sums over the tokens of each sample of `values` of them, [samples x width]."""
         total = torch.zeros(self.samples, width, dtype=torch.float64)
-        for own in self.applications:
-            found = values(own.on(self.device)).double().cpu()
-            total.scatter_add_(0, own.samples[:, None].expand_as(found), found)
+        for application in self.applications:
+            values_of_tokens = values(application.on(self.device)).double().cpu()
+            total.scatter_add_(0, application.samples[:, None].expand_as(values_of_tokens), values_of_tokens)
         return total
 
 
 @dataclass(frozen=True)
 class TokenRequest(SiteRequest):
-    """The tokens of sites; with gradients of the logits, added up with random signs, at the inputs of their output
-    maps, at the outputs of these, for several draws of signs, or at both. With `streams`, also the size of the residual
-    stream after the layer, sample by sample."""
+    """The tokens of sites; with gradients of the sum of logits with random signs, at the inputs of their output maps,
+    at the outputs of these for several draws of signs, or at both. With `streams`, also the size of the residual stream
+    after the layer, sample by sample."""
 
     at_inputs: bool = False
     at_outputs: bool = False
@@ -112,7 +114,7 @@ class TokenRequest(SiteRequest):
         return DRAWS if self.at_outputs else 1
 
     def __or__(self, other: TokenRequest) -> TokenRequest:
-        """What serves both."""
+        """One request that covers both."""
         return replace(
             self,
             at_inputs=self.at_inputs or other.at_inputs,
@@ -122,16 +124,16 @@ class TokenRequest(SiteRequest):
 
     def bytes_per_token(self, model: PreTrainedModel, site: Site) -> int:
         output: Any = model.get_submodule(site.o)
-        given = site.size * site.width * (2 if self.at_inputs else 1)
-        gives = DRAWS * out_features(output) if self.at_outputs else 0
-        return site.applications * (given + gives) * next(model.parameters()).dtype.itemsize
+        inputs = site.size * site.width * (2 if self.at_inputs else 1)
+        outputs = DRAWS * out_features(output) if self.at_outputs else 0
+        return site.applications * (inputs + outputs) * next(model.parameters()).dtype.itemsize
 
     def meter(self, view: View) -> SiteMeter:
         return _TokenMeter(self, view)
 
 
 def draws_for(logits: torch.Tensor | States) -> int:
-    """Of two logits, added up with signs that add up to 0, there is one sum only."""
+    """Two logits with signs that add up to 0 have only one sum."""
     return DRAWS if logits.shape[1:].numel() > 2 else 1
 
 
@@ -142,25 +144,25 @@ def groups_within(
     requests: Sequence[SiteRequest],
     batches: Sequence[Mapping[str, Any]],
 ) -> list[list[Site]]:
-    """Sites whose tokens are kept at once: each further group takes a pass over the data of its own."""
+    """Groups of sites whose tokens are kept at once; each group needs one pass over the data."""
     tokens = sum(
         batch["input_ids"].numel() if "input_ids" in batch else batch_size(batch) * PATCHES for batch in batches
     )
     result: list[list[Site]] = [[]]
-    taken = 0
+    bytes_taken = 0
     for site in sites:
         if site.kept:
             size = tokens * sum(request.bytes_per_token(model, site) for request in requests)
-            if result[-1] and taken + size > limit:
+            if result[-1] and bytes_taken + size > limit:
                 result.append([])
-                taken = 0
+                bytes_taken = 0
             result[-1].append(site)
-            taken += size
+            bytes_taken += size
     return result
 
 
 class _TokenMeter(SiteMeter):
-    """Hooks of output maps that keep what these are given, and have gradients noted as a backward pass reaches them."""
+    """Hooks of output maps that keep their inputs, and record gradients as a backward pass reaches them."""
 
     request: TokenRequest
     gathered: dict[int, Tokens]
@@ -170,7 +172,7 @@ class _TokenMeter(SiteMeter):
         device = str(input_device(view.model))
         device = "cpu" if device.startswith("mps") else device  # which has no float64
         self.gathered.update({site.index: Tokens(samples=view.size, device=device) for site in self.sites})
-        self.layers: dict[str, Any] = {}  # what they give
+        self.layers: dict[str, Any] = {}  # their outputs
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -187,41 +189,45 @@ class _TokenMeter(SiteMeter):
             return real_outputs(site, view.batch, tensor, view.task)[0].cpu()
 
         def keep(module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            told_apart = request.streams or request.backward is not None
-            if told_apart and args[0].dim() == 2 and is_expert(site) and view.size > 1:
-                raise NotPerSampleError  # tokens that were sent here are in no order of samples
+            per_sample = request.streams or request.backward is not None
+            if per_sample and args[0].dim() == 2 and is_expert(site) and view.size > 1:
+                raise NotPerSampleError  # tokens routed to an expert are in no order of samples
             rows = real_outputs(site, view.batch, args[0], view.task)[1].cpu()
-            own = Application(view.number, real(args[0]), rows + view.first)
-            self.gathered[site.index].batches.setdefault(view.first, []).append(own)
+            application = Application(view.number, real(args[0]), rows + view.first)
+            self.gathered[site.index].batches.setdefault(view.first, []).append(application)
 
             # The hooks must not hold the tensors that they are on: such a cycle would keep the graph of the pass alive.
-            def note(leaf: bool, gradient: torch.Tensor) -> None:
+            def record_input_gradient(leaf: bool, gradient: torch.Tensor) -> None:
                 if self.is_current and view.draw == 0:
-                    own.gradient = real(gradient.clone() if leaf else gradient)  # backward passes add to that of a leaf
+                    application.gradient = real(
+                        gradient.clone() if leaf else gradient
+                    )  # backward passes add to that of a leaf
 
-            def note_output(leaf: bool, gradient: torch.Tensor) -> None:
+            def record_output_gradient(leaf: bool, gradient: torch.Tensor) -> None:
                 if self.is_current:
-                    own.output_gradients.append(real(gradient.clone() if leaf else gradient))
+                    application.output_gradients.append(real(gradient.clone() if leaf else gradient))
 
             if request.at_inputs and torch.is_grad_enabled():
-                at_gradient(args[0], functools.partial(note, args[0].is_leaf))
+                at_gradient(args[0], functools.partial(record_input_gradient, args[0].is_leaf))
             if request.at_outputs and torch.is_grad_enabled():
                 output = output if output.requires_grad else output.detach().requires_grad_(True)
-                at_gradient(output, functools.partial(note_output, output.is_leaf))
+                at_gradient(output, functools.partial(record_output_gradient, output.is_leaf))
             return output
 
         return keep
 
     def finish(self) -> None:
-        """Nothing depends on an output that no gradient has reached."""
+        """An output that no gradient has reached has gradient zero."""
         for site in self.sites if self.request.at_outputs else ():
             output: Any = self.view.model.get_submodule(site.o)
-            for own in self.gathered[site.index].applications:
-                if len(own.output_gradients) == self.view.draw:
-                    own.output_gradients.append(own.inputs.new_zeros(len(own.inputs), out_features(output)))
+            for application in self.gathered[site.index].applications:
+                if len(application.output_gradients) == self.view.draw:
+                    application.output_gradients.append(
+                        application.inputs.new_zeros(len(application.inputs), out_features(output))
+                    )
 
     def after(self, targets: torch.Tensor | None) -> None:
-        """The size of the residual stream; of none where some layer gives something else."""
+        """The size of the residual stream; none where the output of some layer is not a hidden state."""
         sizes: dict[int, torch.Tensor] = {}
         rows = self.view.size * self.view.task.rows(self.view.batch)
         for site in self.view.sites if self.request.streams else ():

@@ -42,8 +42,8 @@ class _ProductMeter(ProjectionMeter):
                 bias: torch.Tensor | None = stored(self.view.model.get_submodule(axis.module), "bias")
                 values = values if bias is None else values - widened(axis.split(bias.to(values.device)))
                 products = (values * widened(axis.split(call.delta))).sum(dim=(1, 3))
-                own = site.by_member(axis, products)
-                self.products[:, site.index, list(site.kept)] += own.to(self.products)
+                values = site.by_member(axis, products)
+                self.products[:, site.index, list(site.kept)] += values.to(self.products)
 
     def answer(self) -> torch.Tensor:
         return self.products

@@ -1,1 +1,1 @@
-"""Units out of the weights. Nothing here knows any data but the one batch that a removal is verified on."""
+"""Removes units from the weights, verifies on a batch that the result equals gating them, and undoes failures."""

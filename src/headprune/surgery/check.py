@@ -1,4 +1,4 @@
-"""Refusing removals that make no sense or cannot be exact, before anything is touched."""
+"""Refuses removals that are invalid or cannot be exact, before anything is changed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from headprune.units import Member, Site
 
 
 def check_removable(sites: Sequence[Site], members: Sequence[Member]) -> None:
-    """Raise unless all these members are there, form whole units, and can be removed exactly."""
-    wanted: dict[int, set[int]] = {}
+    """Raise unless all these members exist, form whole units, and can be removed exactly."""
+    chosen: dict[int, set[int]] = {}
     for member in members:
-        wanted.setdefault(member.site, set()).add(member.index)
-    for number in wanted:
+        chosen.setdefault(member.site, set()).add(member.index)
+    for number in chosen:
         if 0 <= number < len(sites):
-            _refuse_emptying(sites[number], wanted[number])
-    present = {number: set(sites[number].kept) for number in wanted if 0 <= number < len(sites)}
+            _refuse_emptying(sites[number], chosen[number])
+    present = {number: set(sites[number].kept) for number in chosen if 0 <= number < len(sites)}
     for member in members:
         if member.site not in present:
             raise HeadSelectionError(
@@ -27,7 +27,7 @@ def check_removable(sites: Sequence[Site], members: Sequence[Member]) -> None:
         if member.index not in present[member.site]:
             _refuse_absent(site, member)
         if site.group > 1:
-            _refuse_part_of_a_unit(site, member, wanted[member.site])
+            _refuse_part_of_a_unit(site, member, chosen[member.site])
         if site.obstacle:
             raise UnsupportedModelError(
                 f"{site.kind.capitalize()} of site {site.index} ({site.path}) cannot be removed exactly: "
@@ -36,13 +36,13 @@ def check_removable(sites: Sequence[Site], members: Sequence[Member]) -> None:
 
 
 def _word(sites: Sequence[Site], member: Member) -> str:
-    """What it would be: beyond all sites, one of what the last site has."""
+    """The word for a member of this site; beyond all sites, of the last one."""
     site = sites[-1] if sites and member.site >= len(sites) else sites[0] if sites else None
     return "Member" if site is None else site.word.capitalize()
 
 
-def _refuse_emptying(site: Site, wanted: set[int]) -> None:
-    if site.obstacle_to_emptying and not site.obstacle and site.kept and wanted.issuperset(site.kept):
+def _refuse_emptying(site: Site, chosen: set[int]) -> None:
+    if site.obstacle_to_emptying and not site.obstacle and site.kept and chosen.issuperset(site.kept):
         raise UnsupportedModelError(
             f"Not all {site.kind} of site {site.index} ({site.path}) can be removed: {site.obstacle_to_emptying}; "
             "leave one unit."
@@ -59,12 +59,12 @@ def _refuse_absent(site: Site, member: Member) -> None:
     )
 
 
-def _refuse_part_of_a_unit(site: Site, member: Member, wanted: set[int]) -> None:
+def _refuse_part_of_a_unit(site: Site, member: Member, chosen: set[int]) -> None:
     unit = [other.index for other in site.unit(member.index)]
-    missing = [index for index in unit if index not in wanted]
+    missing = [index for index in unit if index not in chosen]
     if missing:
-        shared = "shares its KV head with others" if site.kind == "heads" else "goes with others"
+        shared = "shares its KV head with others" if site.kind == "heads" else "is part of a group"
         raise HeadSelectionError(
             f"{site.word.capitalize()} {tuple(member)} {shared}: at site {site.index} ({site.path}) {site.kind} {unit} "
-            f"can only go together, so add {missing} or leave the group alone."
+            f"can only be removed together, so add {missing} or leave the group out."
         )

@@ -1,4 +1,4 @@
-"""Physically removing units from the weights, in place: cut, verify against gates, and undo where they differ."""
+"""Removes units from the weights in place: slices, verifies against gates, and undoes the removal where they differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from headprune.errors import EquivalenceError, GateError, UnsupportedModelError
 from headprune.hooks.gates import InstalledGates, gate_sites
-from headprune.hooks.logits import compared
+from headprune.hooks.logit_blocks import comparable_outputs
 from headprune.hooks.offload import input_device, is_dispatched
 from headprune.hooks.outputs import largest_difference
 from headprune.surgery.check import check_removable
@@ -29,11 +29,11 @@ def remove_units(
     verify: Mapping[str, Any] | None = None,
     afterwards: Callable[[], None] | None = None,
 ) -> None:
-    """Take these members, whole units in original ids, out of the weights.
+    """Remove these members, whole units in original ids, from the weights.
 
     With `verify=batch` the outputs on that batch are compared with those of the gated model. If they differ, or
-    `afterwards`, which runs when the units have gone, raises, the model is as it was. A caller that has resolved the
-    `sites` of the model as it is, and chosen among their members, gives both; otherwise they are checked here.
+    `afterwards`, which runs after the removal, raises, the model is restored. A caller that has resolved the `sites` of
+    the model, and chosen among their members, passes both; otherwise the members are checked here.
     """
     if sites is None:
         chosen = as_members(members)
@@ -50,7 +50,7 @@ def remove_units(
     try:
         slice_weights(model, sites, chosen)
         if expected is not None and verify is not None:
-            difference, tolerance = largest_difference(expected, _outputs_without(model, verify))
+            difference, tolerance = largest_difference(expected, _pruned_outputs(model, verify))
             if not difference <= tolerance:
                 raise EquivalenceError(difference, tolerance)
         if afterwards is not None:
@@ -60,26 +60,26 @@ def remove_units(
         raise
 
 
-def _outputs_without(model: nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor]:
+def _pruned_outputs(model: nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor]:
     try:
-        return compared(model, batch)
-    except Exception as error:  # whatever forward code says to shapes that it did not expect
+        return comparable_outputs(model, batch)
+    except Exception as error:  # whatever forward code raises on shapes that it does not expect
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         name = type(model).__name__
         raise UnsupportedModelError(f"{name} does not run with these units removed ({reason}).") from error
 
 
 def refuse_gates(model: nn.Module) -> None:
-    """Gates that are installed fit the units that were there then."""
+    """Installed gates fit the units that the model had then."""
     if any(isinstance(module, InstalledGates) for module in model.modules()):
-        raise GateError("This model has learned gates on it; end them with gates.remove() or gates.detach() first.")
+        raise GateError("This model has learned gates; end them with gates.remove() or gates.detach() first.")
 
 
 def sites_with(model: nn.Module, members: Sequence[Member]) -> Sequence[Site]:
     """The sites of the model, with its feed-forward layers where some of the members are beyond attention."""
     attention = survey(model).sites
-    known = attention and all(member.site < len(attention) for member in members)
-    return attention if known else all_sites(model)
+    in_attention = attention and all(member.site < len(attention) for member in members)
+    return attention if in_attention else all_sites(model)
 
 
 def _refuse_wrapped(model: nn.Module, sites: Sequence[Site], kept: Mapping[int, Sequence[int]]) -> None:
@@ -101,4 +101,4 @@ def _gated_outputs(
     rows, columns = torch.tensor(members).T.to(gates.device)  # tens of thousands of neurons at once
     gates[rows, columns] = 0.0
     with gate_sites(model, sites, gates):
-        return compared(model, batch)
+        return comparable_outputs(model, batch)

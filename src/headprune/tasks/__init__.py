@@ -1,4 +1,4 @@
-"""What a model predicts: its inputs, its targets, its loss per sample, its predictions, its metric."""
+"""What a model predicts: its inputs, targets, loss per sample, predictions and metrics, one class per task."""
 
 from headprune.batches import IGNORED, batch_size, own_batches, rows_of, samples_of, to_device
 from headprune.tasks.resolve import task_of

@@ -1,4 +1,4 @@
-"""Refusing batches that no model takes, with a sentence, before one of them runs."""
+"""Checks of batches and options before the model runs."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torch import nn
 from headprune.batches import batch_size
 from headprune.errors import DataError
 
-# Inputs that a model takes, and how many axes they have at least, that of the samples included.
+# Inputs of a model, and their minimal number of axes, including that of the samples.
 AXES = {"input_ids": 2, "attention_mask": 2, "decoder_input_ids": 2, "inputs_embeds": 3}
 
 log = logging.getLogger(__name__)
 
 
 def checked_batches(batches: Any) -> Iterator[Mapping[str, Any]]:
-    """The batches one by one, each refused if it cannot be one."""
+    """The batches one by one; raises for one that is invalid."""
     if isinstance(batches, Mapping) or not isinstance(batches, Iterable):
         raise DataError("batches must be an iterable of batches, such as [batch] for a single one.")
     for number, batch in enumerate(batches):
-        _check(number, batch)
+        _check_batch(number, batch)
         yield batch
 
 
-def _check(number: int, batch: Any) -> None:
+def _check_batch(number: int, batch: Any) -> None:
     if not isinstance(batch, Mapping) or not any(isinstance(value, torch.Tensor) for value in batch.values()):
-        raise DataError(f"Batch {number} is not a dict of tensors as the model takes them, but {batch!r:.60}.")
+        raise DataError(f"Batch {number} must be a dict of tensors, the inputs of the model, but it is {batch!r:.60}.")
     for name, axes in AXES.items():
         value = batch.get(name)
         if isinstance(value, torch.Tensor) and value.dim() < axes:
@@ -43,8 +43,8 @@ def _check(number: int, batch: Any) -> None:
         raise DataError(f"Batch {number} has no samples; leave it out.")
     sizes = {name: len(value) for name, value in batch.items() if name in (*AXES, "labels") and _has_axis(value)}
     if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name} {count}" for name, count in sizes.items())
-        raise DataError(f"The entries of batch {number} have different numbers of samples ({listed}); make them equal.")
+        counts = ", ".join(f"{name} {count}" for name, count in sizes.items())
+        raise DataError(f"The entries of batch {number} have different numbers of samples ({counts}); make them equal.")
 
 
 def _has_axis(value: Any) -> bool:
@@ -57,7 +57,7 @@ def check_labels_word(labels: str) -> None:
 
 
 def warn_of_precision(model: nn.Module) -> None:
-    """Say once per model that half precision costs exactness: checkpoints come in it, and nobody notices."""
+    """Warn once per model that half precision is inexact: many checkpoints are stored in it."""
     parameter = next(model.parameters(), None)
     if parameter is not None and parameter.dtype in (torch.float16, torch.bfloat16) and id(model) not in _warned:
         _warned.clear()

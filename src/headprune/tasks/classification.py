@@ -1,4 +1,4 @@
-"""One answer per sample: classes, several labels at once, or numbers."""
+"""Tasks with one prediction per sample: classes, several labels at once, or numbers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PROBLEMS = (SINGLE, MULTIPLE, REGRESSION)
 
 @task
 class SequenceClassification(Task):
-    """Classes, several labels or numbers, as `problem_type` says, or as the labels themselves do where it is silent:
-    the rule is transformers' own."""
+    """Classes, several labels or numbers, by `problem_type`, or, where the config has none, by the labels: the rule of
+    transformers."""
 
     name = "sequence-classification"
     pipeline_tag = "text-classification"
@@ -32,12 +32,12 @@ class SequenceClassification(Task):
 
     @property
     def problem(self) -> str:
-        """What is known before any label is seen; one class per sample where nothing says otherwise."""
-        said = self._problem or getattr(self.config, "problem_type", None)
-        return said or (REGRESSION if getattr(self.config, "num_labels", 2) == 1 else SINGLE)
+        """The problem type before any labels were processed; single-label classification by default."""
+        problem_type = self._problem or getattr(self.config, "problem_type", None)
+        return problem_type or (REGRESSION if getattr(self.config, "num_labels", 2) == 1 else SINGLE)
 
     @property
-    def same(self) -> str:
+    def transferable_name(self) -> str:
         return self._problem or self.name
 
     @property
@@ -55,7 +55,7 @@ class SequenceClassification(Task):
     def given_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
         labels = batch["labels"]
         if self._problem is None and getattr(self.config, "problem_type", None) is None and logits.shape[-1] > 1:
-            # transformers decides by the labels it sees first, and so do we.
+            # The first labels decide, as in transformers.
             self._problem = MULTIPLE if labels.is_floating_point() else SINGLE
         if self.problem == SINGLE:
             labels = labels.reshape(-1) if labels.numel() == len(logits) else labels
@@ -76,8 +76,8 @@ class SequenceClassification(Task):
     def own_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
         if self.problem == REGRESSION:
             raise DataError('labels="self" gives a regression model a loss of 0; give it real labels.')
-        own = self.predictions(logits.detach(), batch)
-        return own.float() if self.problem == MULTIPLE else own
+        predicted = self.predictions(logits.detach(), batch)
+        return predicted.float() if self.problem == MULTIPLE else predicted
 
     def predictions(self, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
         if self.problem == REGRESSION:
@@ -121,7 +121,7 @@ class VideoClassification(SequenceClassification):
 
 @task
 class MultipleChoice(Task):
-    """Inputs [batch x choices x tokens]; the model sees every choice as a row of its own."""
+    """Inputs [batch x choices x tokens]; for the model every choice is a row."""
 
     name = "multiple-choice"
     pipeline_tag = "multiple-choice"
@@ -141,8 +141,8 @@ class MultipleChoice(Task):
         return counted_parts(cross_entropies(logits, targets), targets != IGNORED)
 
     def rows(self, batch: Mapping[str, Any]) -> int:
-        shaped = (batch[name] for name in ("input_ids", "inputs_embeds", "attention_mask") if name in batch)
-        return int(next(shaped).shape[1])
+        tensors = (batch[name] for name in ("input_ids", "inputs_embeds", "attention_mask") if name in batch)
+        return int(next(tensors).shape[1])
 
     def token_mask(self, batch: Mapping[str, Any], *, decoder: bool = False) -> torch.Tensor | None:
         mask = batch.get("attention_mask")

@@ -1,4 +1,4 @@
-"""Models without a head: what they give is compared with what the dense model gives."""
+"""Tasks of models without a head: their outputs are compared with those of the dense model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headprune.tasks.tokens import PerToken
 
 @task
 class Features(PerToken):
-    """Hidden states or embeddings: sentence encoders, towers, backbones. There is no label to be right about."""
+    """Hidden states or embeddings: sentence encoders, towers, backbones. There are no labels."""
 
     name = "features"
     pipeline_tag = "feature-extraction"
@@ -39,7 +39,7 @@ class Features(PerToken):
         return {name: value for name, value in super().inputs(batch).items() if name != "labels"}
 
     def logits(self, output: Any) -> torch.Tensor:
-        """The embedding that the model projects to, or its hidden states, or the first tensor of numbers it gives."""
+        """The projected embedding of the model, or its hidden states, or its first floating-point output."""
         for name in ("text_embeds", "image_embeds", "last_hidden_state", "logits"):
             value = getattr(output, name, None)
             if isinstance(value, torch.Tensor):
@@ -48,10 +48,13 @@ class Features(PerToken):
         for value in (output, *values):
             if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() >= 2:
                 return value
-        raise DataError(f"{type(output).__name__} gives no tensor of numbers per sample, so it cannot be scored.")
+        raise DataError(
+            f"{type(output).__name__} has no floating-point tensor per sample, so it cannot be scored; use another "
+            "model."
+        )
 
     def embeddings(self, output: Any, batch: Mapping[str, Any]) -> torch.Tensor | None:
-        """The mean over a sample's real tokens, which is what sentence encoders are compared by."""
+        """The mean over the tokens of a sample without padding, as for sentence encoders."""
         values = widened(self.logits(output).detach())
         if values.dim() == 2:
             return values

@@ -1,4 +1,4 @@
-"""From a model to its task: transformers' own Auto mappings say what a class is for, and subclasses inherit it."""
+"""Resolves the task of a model from the Auto mappings of transformers; subclasses inherit it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from headprune.tasks.spans import QuestionAnswering
 from headprune.tasks.spec import TASKS, Task
 from headprune.tasks.tokens import CausalLM, ImageTextToText, MaskedLM, Seq2SeqLM, SpeechCTC, TokenClassification
 
-# What a class that stands in one of transformers' mappings predicts. The first that names it counts: BART stands among
-# the masked language models as well, since it can fill a gap.
+# The task of a class in one of the mappings of transformers. The first mapping with the class counts: BART is among the
+# masked language models as well.
 MAPPINGS: tuple[tuple[str, type[Task]], ...] = (
     ("SEQUENCE_CLASSIFICATION", SequenceClassification),
     ("TOKEN_CLASSIFICATION", TokenClassification),
@@ -48,19 +48,19 @@ MAPPINGS: tuple[tuple[str, type[Task]], ...] = (
 
 @functools.cache
 def _by_class() -> dict[str, type[Task]]:
-    found: dict[str, type[Task]] = {}
+    tasks: dict[str, type[Task]] = {}
     for mapping, kind in MAPPINGS:
         names = getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES", {})
         for name in names.values():
-            for one in (name,) if isinstance(name, str) else name:
-                found.setdefault(one, kind)
-    return found
+            for class_name in (name,) if isinstance(name, str) else name:
+                tasks.setdefault(class_name, kind)
+    return tasks
 
 
 def task_of(model: nn.Module, name: str | None = None) -> Task:
-    """The task of a model, from its class and its config, or the one that is named.
+    """The task of a model, from its class and its config, or the task of this name.
 
-    A name is one of the table in the documentation, or a `problem_type` of transformers for models of one answer.
+    A name is one of the table in the documentation, or a `problem_type` of transformers for classification models.
     """
     if name is None:
         return _kind(model)(model)
@@ -69,23 +69,23 @@ def task_of(model: nn.Module, name: str | None = None) -> Task:
         if not issubclass(kind, SequenceClassification):
             kind = SequenceClassification
         return kind(model, name)
-    for known in TASKS:
-        if known.name == name:
-            return known(model)
+    for task_class in TASKS:
+        if task_class.name == name:
+            return task_class(model)
     choices = [*(kind.name for kind in TASKS), *PROBLEMS]
-    near = difflib.get_close_matches(name, choices, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(choices)}."
+    matches = difflib.get_close_matches(name, choices, n=1)
+    hint = f"did you mean {matches[0]!r}?" if matches else f"there are: {', '.join(choices)}."
     raise DataError(f"There is no task {name!r}; {hint}")
 
 
 def _kind(model: nn.Module) -> type[Task]:
-    known = _by_class()
+    tasks = _by_class()
     config: Any = getattr(model, "config", None)
     for ancestor in type(model).__mro__:
-        kind = known.get(ancestor.__name__)
+        kind = tasks.get(ancestor.__name__)
         if kind is not None:
             return _generation(kind, config)
-    # A class that no mapping names: the end of its name says what it is for, as transformers' own names do.
+    # A class in no mapping: the suffix of its name, as in transformers.
     for ending, kind in ENDINGS:
         if any(ancestor.__name__.endswith(ending) for ancestor in type(model).__mro__):
             return _generation(kind, config)
@@ -93,7 +93,7 @@ def _kind(model: nn.Module) -> type[Task]:
 
 
 def _generation(kind: type[Task], config: Any) -> type[Task]:
-    """Encoder-decoder models predict what follows in the decoder, all other generators the next of their inputs."""
+    """The task of a generative model: Seq2SeqLM for an encoder-decoder, ImageTextToText otherwise."""
     if issubclass(kind, (Seq2SeqLM, ImageTextToText)):
         if getattr(config, "is_encoder_decoder", False):
             return Seq2SeqLM

@@ -1,4 +1,4 @@
-"""Extractive question answering: where in the text an answer begins and ends."""
+"""Extractive question answering: the positions where an answer begins and ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class QuestionAnswering(Task):
         return torch.stack([start, end], dim=-1)
 
     def predictions(self, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
-        """[batch x 2]: the likeliest first and last token; padding is no answer."""
+        """[batch x 2]: the most probable first and last token, without padding."""
         real = self.real_tokens(batch, logits).unsqueeze(-1)
         return logits.masked_fill(~real, -torch.inf).argmax(1)
 
@@ -47,15 +47,15 @@ class QuestionAnswering(Task):
         ends = [batch[name].reshape(-1) for name in self.label_names]
         targets = torch.stack(ends, dim=-1)
         if len(targets) != len(logits):
-            raise DataError(f"There are {len(targets)} answers for {len(logits)} samples; give one for each.")
-        # As in transformers: what lies beyond the text does not count, and what lies before it is its first token.
+            raise DataError(f"There are {len(targets)} answers for {len(logits)} samples; give one per sample.")
+        # As in transformers: positions beyond the text are ignored, and negative ones become 0.
         return targets.clamp_min(0).masked_fill(targets >= tokens, IGNORED)
 
     def counts(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
         if not self.has_labels(batch):
             return None
-        shaped = (batch[name] for name in ("input_ids", "inputs_embeds", "attention_mask", "bbox") if name in batch)
-        return (self.given_targets(batch, next(shaped)) != IGNORED).sum(0)
+        tensors = (batch[name] for name in ("input_ids", "inputs_embeds", "attention_mask", "bbox") if name in batch)
+        return (self.given_targets(batch, next(tensors)) != IGNORED).sum(0)
 
     def parts(self, logits: torch.Tensor, targets: torch.Tensor) -> Parts:
         losses = cross_entropies(logits.transpose(1, 2), targets)  # [batch x 2]

@@ -1,4 +1,4 @@
-"""The table of tasks for people, made from the tasks themselves."""
+"""The table of tasks in the documentation, generated from the task classes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 from headprune.tasks import TASKS, Task
 from headprune.tasks.classification import MULTIPLE, REGRESSION, SINGLE, SequenceClassification
 
-# Tasks belong to a model; these numbers are all that any of them reads from its config at once.
+# A stand-in for a model: the config values that the constructors of tasks read.
 NO_MODEL: Any = SimpleNamespace(config=SimpleNamespace(ctc_loss_reduction="mean", pad_token_id=0))
 PROBLEMS = {SINGLE: "", MULTIPLE: "several labels: ", REGRESSION: "numbers: "}
 
 
 def markdown_table() -> str:
-    """One row per task: its name, what a row of data holds, its usual metric, and the others that fit. Fidelity, which
-    fits all of them, is not repeated."""
+    """One row per task: its name, the contents of a row of data, its default metric, and the others that fit, without
+    fidelity, which fits all tasks."""
     lines = ["| task | a row of data | usual metric | other metrics |", "|---|---|---|---|"]
     for kind in TASKS:
         forms = _forms(kind)
-        usual = "; ".join(f"{word}`{task.metrics[0]}`" for word, task in forms)
-        others = "; ".join(f"{word}{_listed(task.metrics[1:])}" for word, task in forms if task.metrics[1:])
-        lines.append(f"| `{kind.name}`: {kind.title} | {kind.data} | {usual} | {others or '-'} |")
+        default = "; ".join(f"{word}`{task.metrics[0]}`" for word, task in forms)
+        more = "; ".join(f"{word}{_join_names(task.metrics[1:])}" for word, task in forms if task.metrics[1:])
+        lines.append(f"| `{kind.name}`: {kind.title} | {kind.data} | {default} | {more or '-'} |")
     return "\n".join(lines) + "\n"
 
 
 def _forms(kind: type[Task]) -> list[tuple[str, Task]]:
-    """A task, or one for each problem that its models may have."""
+    """A task, or one for each problem type."""
     if not issubclass(kind, SequenceClassification):
         return [("", kind(NO_MODEL))]
     return [(word, kind(NO_MODEL, problem)) for problem, word in PROBLEMS.items()]
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _join_names(names: tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in names)

@@ -1,4 +1,4 @@
-"""One answer per token: token classes, and language models of all kinds."""
+"""Tasks with one prediction per token: token classification, and language models of all kinds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MaskedLM(LanguageModel):
 
 @task
 class CausalLM(LanguageModel):
-    """Every token is predicted from those before it; without labels, the inputs are what is predicted."""
+    """Every token is predicted from those before it; without labels, the targets are the inputs."""
 
     name = "causal-lm"
     pipeline_tag = "text-generation"
@@ -67,7 +67,7 @@ class CausalLM(LanguageModel):
     def given_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
         labels = batch["labels"]
         hidden = logits.shape[1] - labels.shape[1] if labels.dim() == 2 else 0
-        if hidden > 0:  # tokens that only the model sees (an image) come first, and do not predict
+        if hidden > 0:  # tokens that the model inserts (of an image) come first, and have no targets
             labels = functional.pad(labels[:, 1:], (hidden + 1, 0), value=IGNORED)
         self.check_classes(labels, logits)
         return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
@@ -84,7 +84,7 @@ class CausalLM(LanguageModel):
         if "input_ids" not in batch or batch["input_ids"].shape != logits.shape[:2]:
             return None
         real = self.real_tokens(batch, logits)
-        # Padding is not predicted, and neither does it predict.
+        # Padding has no target, and is no target.
         tokens = batch["input_ids"].masked_fill(~real, IGNORED)
         return functional.pad(tokens[:, 1:], (0, 1), value=IGNORED).masked_fill(~real, IGNORED)
 
@@ -114,7 +114,7 @@ class Seq2SeqLM(LanguageModel):
 
 @task
 class SpeechCTC(Task):
-    """Frames of sound to a shorter text; the blank is the padding token, and labels are padded with -100."""
+    """Audio frames to a shorter text; the blank is the padding token, and labels are padded with -100."""
 
     name = "ctc"
     pipeline_tag = "automatic-speech-recognition"
@@ -132,7 +132,7 @@ class SpeechCTC(Task):
         return ("error_rate",)
 
     def given_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
-        """A sample's frames, which the loss needs as well, and then its labels."""
+        """The number of frames of each sample, which the loss needs as well, followed by its labels."""
         frames = self.real_tokens(batch, logits).sum(-1, keepdim=True)
         return torch.cat([frames, batch["labels"]], dim=1)
 
@@ -147,20 +147,20 @@ class SpeechCTC(Task):
         return labels.masked_fill(labels == self.blank, IGNORED)
 
     def predictions(self, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
-        """The best path with its repeats joined and its blanks left out, -100 after its end."""
+        """The best path without repeats and blanks, padded with -100."""
         path = logits.argmax(-1).masked_fill(~self.real_tokens(batch, logits), self.blank)
-        before = functional.pad(path[:, :-1], (1, 0), value=self.blank)
-        spoken = (path != self.blank) & (path != before)
-        rows = [row[own] for row, own in zip(path, spoken, strict=True)]
+        previous = functional.pad(path[:, :-1], (1, 0), value=self.blank)
+        emitted = (path != self.blank) & (path != previous)
+        rows = [row[selected] for row, selected in zip(path, emitted, strict=True)]
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORED)
 
     def parts(self, logits: torch.Tensor, targets: torch.Tensor) -> Parts:
         frames, labels = targets[:, 0], targets[:, 1:]
-        spoken = (labels >= 0) & (labels != self.blank)
-        lengths = spoken.sum(-1)
+        valid = (labels >= 0) & (labels != self.blank)
+        lengths = valid.sum(-1)
         losses = functional.ctc_loss(
             functional.log_softmax(logits, dim=-1, dtype=torch.float32).transpose(0, 1),
-            labels[spoken],
+            labels[valid],
             frames,
             lengths,
             blank=self.blank,

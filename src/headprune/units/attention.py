@@ -1,4 +1,4 @@
-"""The attention sites of a model by the table: every module that has the projections of its family."""
+"""The attention sites of a model by the table of families: every module with the projections of its family."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
-from headprune.hooks.paths import absolute, submodule
+from headprune.hooks.module_paths import absolute, submodule
 from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
 from headprune.units.cutting.record import removed_members
 from headprune.units.families import Family, Layout
@@ -20,15 +20,15 @@ from headprune.units.quirks import is_empty
 from headprune.units.spec import ROLES, Axis, Blocks, ForwardNeeds, Role, Site
 
 HOW_TO_REGISTER = (
-    "teach it with headprune.register_family(name, model_types=[...], layouts=[headprune.Layout(suffix, q=..., k=..., "
-    "v=..., o=...)])"
+    "register it with headprune.register_family(name, model_types=[...], layouts=[headprune.Layout(suffix, q=..., "
+    "k=..., v=..., o=...)])"
 )
 
 
 def attention_sites(model: PreTrainedModel, family: Family) -> list[Site]:
-    """The sites in order of execution, some of whose heads may have gone."""
-    found = _by_table(model, family)
-    if not found:
+    """The sites in order of execution; some of their heads may have been removed."""
+    modules_with_layouts = _matching_modules(model, family)
+    if not modules_with_layouts:
         raise UnsupportedModelError(
             f"No attention was found in model type {model.config.model_type!r}, which should look like family "
             f"{family.name!r}; {HOW_TO_REGISTER}."
@@ -37,7 +37,7 @@ def attention_sites(model: PreTrainedModel, family: Family) -> list[Site]:
     uses = Counter(map(id, modules.values()))
     removed = removed_members(model, "heads")
     sites = []
-    for index, (path, layout) in enumerate(found):
+    for index, (path, layout) in enumerate(modules_with_layouts):
         applications = max(uses[id(modules[path])], applications_of(model, family))
         stack = stack_of(model, path, family)
         common = {"index": index, "path": path, "stack": stack, "family": family.name, "applications": applications}
@@ -45,18 +45,18 @@ def attention_sites(model: PreTrainedModel, family: Family) -> list[Site]:
     return sites
 
 
-def _by_table(model: PreTrainedModel, family: Family) -> list[tuple[str, Layout]]:
-    found = []
+def _matching_modules(model: PreTrainedModel, family: Family) -> list[tuple[str, Layout]]:
+    matches = []
     for path, module in model.named_modules():
         for layout in family.layouts:
             named = path == layout.suffix or path.endswith("." + layout.suffix)
             if named and (is_empty(module) or submodule(module, layout.q) is not None):
-                found.append((path, layout))
-    return sorted(found, key=lambda site: [word not in site[0] for word in family.towers])
+                matches.append((path, layout))
+    return sorted(matches, key=lambda site: [word not in site[0] for word in family.towers])
 
 
 def applications_of(model: PreTrainedModel, family: Family | None) -> int:
-    """How often a forward pass runs a layer whose weights are shared, where the modules do not tell."""
+    """How often a forward pass runs a layer whose weights are shared, where the modules do not show it."""
     if family is None or family.applications is None:
         return 1
     times, groups = (getattr(model.config, name) for name in family.applications)
@@ -76,8 +76,8 @@ def _read(
     common |= {"kind": "heads", "attention": layout.attention, "o": output}
     memory = tuple(absolute(path, name) for name in layout.tensors)
     if is_empty(module):
-        # It remembers what it lost: a portable checkpoint starts from the dense class again.
-        gone, group, original = module.headprune_empty["gone"], module.headprune_empty["group"], len(removed)
+        # The module records its deleted maps, as a portable checkpoint starts from the dense class again.
+        deleted, group, original = module.headprune_empty["deleted"], module.headprune_empty["group"], len(removed)
         width = _head_dim(module, path, family, 0)
         return Site(
             **common,
@@ -85,8 +85,8 @@ def _read(
             group=group,
             kept=(),
             original=original,
-            maps=tuple(name for name in gone if name not in memory),
-            needs=_needs(module, family, original, group, width, tuple(name for name in gone if name in memory)),
+            maps=tuple(name for name in deleted if name not in memory),
+            needs=_needs(module, family, original, group, width, tuple(name for name in deleted if name in memory)),
         )
     names: dict[Role, str] = {role: absolute(path, getattr(layout, role)) for role in ROLES}
     linears: dict[str, Any] = {name: _linear(modules, path, name) for name in (*names.values(), output)}
@@ -104,8 +104,8 @@ def _read(
     columns = Blocks.contiguous(kv_heads, group * width)
     rows: dict[str, Blocks] = {name: _units(name, names, producers, kv_heads) for name in names.values()}
     for relatives, units in ((layout.like_q, columns), (layout.like_k, Blocks.contiguous(kv_heads, width))):
-        found = (absolute(path, relative) for relative in relatives)
-        rows.update({name: units for name in found if name in modules})
+        names_like = (absolute(path, relative) for relative in relatives)
+        rows.update({name: units for name in names_like if name in modules})
     axes = [axis for name, units in rows.items() for axis in _rows_of(name, modules[name], units)]
     axes += [Axis(name, 0, heads, Blocks.contiguous(kv_heads, group)) for name in memory]
     axes.append(Axis(f"{output}.weight", int(not is_transposed(linears[output])), heads * width, columns))
@@ -125,18 +125,18 @@ def _read(
 
 
 def _needs(module: Any, family: Family, heads: int, group: int, width: int, delete: tuple[str, ...]) -> ForwardNeeds:
-    """The numbers that the module and its config state of the heads, by the names that families have for them."""
+    """The head counts and widths that the module and its config state, by the names that families have for them."""
     dense = {
         **dict.fromkeys(QUERY_COUNTS, heads),
         **dict.fromkeys(KV_COUNTS, heads // group),
         **dict.fromkeys(WIDTHS, heads * width),
     }
     config = getattr(module, "config", None)
-    stated = module.__dict__
+    attributes = module.__dict__
     return ForwardNeeds(
-        attributes=tuple((name, number) for name, number in dense.items() if name in stated),
+        attributes=tuple((name, number) for name, number in dense.items() if name in attributes),
         # Phi-3 reads its head count from the config at every call.
-        config=tuple((name, n) for name, n in dense.items() if name not in stated and hasattr(config, name)),
+        config=tuple((name, n) for name, n in dense.items() if name not in attributes and hasattr(config, name)),
         empty="bypass",
         quirk=family.quirk,
         delete=delete,
@@ -164,7 +164,7 @@ def refuse_bad_record(index: int, path: str, removed: Sequence[int], original: i
     if any(not 0 <= head < original for head in removed):
         raise UnsupportedModelError(
             f"config.pruned_heads lists head {max(removed)} for site {index} ({path}), which had {original} heads; the "
-            "record and the weights do not belong together."
+            "record does not match the weights."
         )
 
 
@@ -215,13 +215,13 @@ def _producers(
 
 
 def _units(name: str, names: dict[Role, str], producers: dict[str, Axis], units: int) -> Blocks:
-    """All rows that a map has of each unit, whatever their roles."""
+    """All rows of each unit in a map, whatever their roles."""
     parts = []
     for role in ROLES:
         blocks = producers[role].units
         if names[role] == name and isinstance(blocks, Blocks):
             ((offset, stride, width),) = blocks.parts
-            share = len(blocks) // units  # query heads of a unit lie side by side
+            share = len(blocks) // units  # query heads of a unit are adjacent
             parts.append((offset, stride * share, width * share))
     return Blocks(units, tuple(parts))
 
@@ -234,7 +234,7 @@ def _rows_of(name: str, module: Any, units: Blocks) -> Iterator[Axis]:
 
 
 def _norms(module: nn.Module) -> tuple[str, ...]:
-    """Normalisations of queries, keys or values, which are computed inside each head where removal is exact."""
+    """Normalisations of queries, keys or values; removal is exact where they are computed within each head."""
     role = re.compile(r"(^|_)(q|k|v|query|key|value)(_|$)")
     return tuple(name for name, _ in module.named_children() if "norm" in name.lower() and role.search(name.lower()))
 

@@ -1,4 +1,4 @@
-"""Where each model family keeps its attention and feed-forward layers: declarative data, one entry per family."""
+"""The table of families: where each keeps its attention and feed-forward layers, one declarative entry per family."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Layout:
 @dataclass(frozen=True)
 class FeedForward:
     """One kind of feed-forward layer: the linear maps that produce its neurons and the one that takes them, by their
-    paths in the module that holds them all. A fused map gives several `blocks`, one after the other."""
+    paths in the module that contains them all. A fused map has several `blocks`, one after the other."""
 
     maps: tuple[str, ...]
     down: str
     blocks: int = 1
-    interleaved: bool = False  # the blocks lie entry by entry side by side
+    interleaved: bool = False  # the entries of the blocks alternate
     others: tuple[tuple[str, int], ...] = ()  # further tensors with an axis of neurons, and that axis
     within: str = ""  # the path of the module, numbers written as *; empty for any
     may_empty: bool = True
@@ -58,7 +58,7 @@ class Family:
     # names of two config numbers: how often a site runs = the first divided by the second
     applications: tuple[str, str] | None = None
     towers: tuple[str, ...] = ()  # words in paths, in order of execution, where modules are declared otherwise
-    feed_forward: tuple[FeedForward, ...] = ()  # measured where none is named
+    feed_forward: tuple[FeedForward, ...] = ()  # discovered where empty
 
 
 _BERT = (
@@ -229,7 +229,7 @@ def register_family(
     towers: Sequence[str] = (),
     feed_forward: Sequence[FeedForward] = (),
 ) -> Family:
-    """Teach headprune where a model family keeps its attention, and its feed-forward layers.
+    """Register where a model family keeps its attention, and its feed-forward layers.
 
         headprune.register_family(
             "mymodel",
@@ -247,9 +247,9 @@ def register_family(
     if any(family.name == name for family in FAMILIES):
         raise RegistrationError(f"A family named {name!r} exists already; choose another name.")
     for model_type in model_types:
-        owner = family_of(model_type)
-        if owner is not None:
-            raise RegistrationError(f"Model type {model_type!r} belongs to family {owner.name!r} already.")
+        other = family_of(model_type)
+        if other is not None:
+            raise RegistrationError(f"Model type {model_type!r} belongs to family {other.name!r} already.")
     if quirk not in QUIRKS:
         near = difflib.get_close_matches(quirk, QUIRKS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(QUIRKS)[1:])}."

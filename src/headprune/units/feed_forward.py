@@ -1,4 +1,4 @@
-"""The feed-forward sites of a model: every module that holds the maps of a known kind of feed-forward layer."""
+"""The feed-forward sites of a model: every module with the maps of a known kind of feed-forward layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from headprune.errors import UnsupportedModelError
-from headprune.hooks.paths import absolute, pattern, submodule
+from headprune.hooks.module_paths import absolute, pattern, submodule
 from headprune.units.families import FeedForward
 from headprune.units.linear import in_features, is_plain, is_transposed, out_features
 from headprune.units.placeholders import is_bias
@@ -27,17 +27,16 @@ def feed_forward_sites(
     times: int = 1,
     family: str = "measured",
 ) -> list[Site]:
-    """Sites numbered from `first`, some of whose neurons may be `removed` (by number among these sites); `stacks` says
-    for a path which part of the model it belongs to, `times` how often a tied layer runs where the modules do not
-    tell."""
+    """Sites numbered from `first`; some of their neurons may be `removed` (by number among these sites). `stacks` maps
+    a path to its part of the model, `times` is how often a tied layer runs where the modules do not show it."""
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    found = [
+    layers = [
         (path, layout)
         for path, module in model.named_modules()
         for layout in layouts
-        if (not layout.within or layout.within == pattern(path)) and _holds(module, layout)
+        if (not layout.within or layout.within == pattern(path)) and _matches(module, layout)
     ]
-    found.sort(key=lambda place: [word not in place[0] for word in towers])
+    layers.sort(key=lambda layer: [word not in layer[0] for word in towers])
     return [
         Site(
             index=first + number,
@@ -47,11 +46,11 @@ def feed_forward_sites(
             applications=max(uses[id(model.get_submodule(path))], times),
             **_read(model, path, layout, number, removed.get(number, ())),
         )
-        for number, (path, layout) in enumerate(found)
+        for number, (path, layout) in enumerate(layers)
     ]
 
 
-def _holds(module: nn.Module, layout: FeedForward) -> bool:
+def _matches(module: nn.Module, layout: FeedForward) -> bool:
     return all(submodule(module, name) is not None for name in (*layout.maps, layout.down))
 
 
@@ -64,10 +63,10 @@ def _read(model: nn.Module, path: str, layout: FeedForward, number: int, removed
     if any(not 0 <= neuron < original for neuron in removed):
         raise UnsupportedModelError(
             f"config.pruned_neurons lists neuron {max(removed)} for feed-forward site {number} ({path}), which had "
-            f"{original} neurons; the record and the weights do not belong together."
+            f"{original} neurons; the record does not match the weights."
         )
-    gone = set(removed)
-    kept = range(size) if not removed else (neuron for neuron in range(original) if neuron not in gone)
+    removed_ids = set(removed)
+    kept = range(size) if not removed else (neuron for neuron in range(original) if neuron not in removed_ids)
     neurons = Blocks.contiguous(size)
     axes = [Axis(absolute(path, name), dim, size, neurons) for name, dim in layout.others]
     producers: dict[str, Axis] = {}
@@ -104,8 +103,8 @@ def _map(model: nn.Module, path: str, name: str, layout: FeedForward, size: int,
 
 def _rows(name: str, module: Any, layout: FeedForward, size: int) -> Iterator[Axis]:
     """The rows of a map, one in each block for every neuron."""
-    apart = tuple((block * size, 1, 1) for block in range(layout.blocks))
-    units = Blocks(size, ((0, layout.blocks, layout.blocks),) if layout.interleaved else apart)
+    separate = tuple((block * size, 1, 1) for block in range(layout.blocks))
+    units = Blocks(size, ((0, layout.blocks, layout.blocks),) if layout.interleaved else separate)
     if module.bias is not None:
         yield Axis(f"{name}.bias", 0, layout.blocks * size, units)
     yield Axis(f"{name}.weight", int(is_transposed(module)), layout.blocks * size, units)

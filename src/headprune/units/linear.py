@@ -1,4 +1,4 @@
-"""Linear maps as this package sees them: `nn.Linear` [out, in] and GPT-2's `Conv1D` [in, out] behind one face."""
+"""Linear maps: one interface to `nn.Linear` [out, in] and GPT-2's `Conv1D` [in, out]."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PLAIN = (nn.Linear, Conv1D)
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Linear, Conv1D, or what torch and a model's own code derive from Linear, which a proof finds to be one.
+    """Whether this is a Linear, a Conv1D, or a subclass of Linear in torch or transformers, which discovery verifies.
 
-    A subclass from elsewhere (quantised, adapter) stores or computes something else.
+    Other subclasses (quantised, adapter) store or compute something else.
     """
     kind = type(module)
-    own = kind.__module__.startswith(("torch.nn.modules.", "transformers.models."))
-    return kind in PLAIN or (isinstance(module, nn.Linear) and own)
+    subclass = kind.__module__.startswith(("torch.nn.modules.", "transformers.models."))
+    return kind in PLAIN or (isinstance(module, nn.Linear) and subclass)
 
 
 def is_transposed(module: nn.Module) -> bool:
@@ -35,12 +35,12 @@ def in_features(module: Any) -> int:
 
 
 def is_quantized(tensor: Any) -> bool:
-    """Whether this is a tensor of torchao: integers and scales that pass for floating point."""
+    """Whether this is a tensor of torchao: integers and scales behind a floating-point interface."""
     return type(tensor).__module__.partition(".")[0] == "torchao"
 
 
 def refuse_quantized(model: nn.Module, what: str) -> None:
-    """Integers cannot be taken apart, trained or quantised again, so that comes last."""
+    """Quantised weights cannot be sliced, trained or quantised again, so quantisation comes last."""
     if any(is_quantized(parameter) for parameter in model.parameters()):
         raise UnsupportedModelError(
             f"The weights of this model are quantised, so it cannot be {what}; do that before headprune.quantize."

@@ -1,4 +1,4 @@
-"""Members of sites and masks over them: pure values, no model in sight."""
+"""Members of sites, and masks and scores over them: plain values without a model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headprune.errors import HeadSelectionError
 
 
 class Member(NamedTuple):
-    """One head, or one neuron: the index of its site and its ORIGINAL index there, however many have gone."""
+    """One head, or one neuron: the index of its site and its ORIGINAL index there, however many were removed."""
 
     site: int
-    index: int  # type: ignore[assignment]  # the member's name for it wins over tuple.index
+    index: int  # type: ignore[assignment]  # overrides tuple.index
 
 
-Head = Member  # what a member is called where the units of a site are heads
+Head = Member  # the name of a member where the units of a site are heads
 
 
 def as_members(pairs: Iterable[tuple[int, int]], word: str = "head") -> list[Member]:
@@ -38,7 +38,7 @@ def as_members(pairs: Iterable[tuple[int, int]], word: str = "head") -> list[Mem
         try:
             if isinstance(site, bool) or isinstance(index, bool):
                 raise TypeError
-            result.append(Member(operator.index(site), operator.index(index)))  # numpy's and torch's integers as well
+            result.append(Member(operator.index(site), operator.index(index)))  # integers of numpy and torch as well
         except TypeError:
             raise HeadSelectionError(
                 f"A {word} must be a pair of whole numbers such as (0, 3), not {pair!r}."
@@ -82,5 +82,5 @@ def kept_mask(sites: Sequence[_Site]) -> torch.Tensor:
 
 
 def nan_scores(sites: Sequence[_Site]) -> torch.Tensor:
-    """A score [sites x members] in float64 with nothing in it yet."""
+    """A score [sites x members] in float64, all NaN."""
     return torch.full(kept_mask(sites).shape, torch.nan, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What stands in for modules that are gone, and how tensors get their final shapes.
+"""Placeholders for removed modules, and the reshaping of tensors.
 
 As quirks.py, this file depends on torch alone: portable checkpoints carry it.
 """
@@ -12,14 +12,14 @@ from torch import nn
 
 
 class ConfigView:
-    """A config as one site sees it: its own head counts, everything else read live from the shared config."""
+    """The config of one site: with its head counts, everything else read from the shared config."""
 
     def __init__(self, base: Any, overrides: dict[str, Any]) -> None:
         self._base = base
         self._overrides = overrides
 
     def __getattr__(self, name: str) -> Any:
-        # `copy` and `pickle` ask for attributes before __init__ has run; they must not recurse.
+        # `copy` and `pickle` read attributes before __init__ has run; they must not recurse.
         if name in ("_base", "_overrides") or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
         return self._overrides[name] if name in self._overrides else getattr(self._base, name)
@@ -28,7 +28,7 @@ class ConfigView:
 class Bias(nn.Module):
     """The output projection of a site without units: no matrix is left, the bias stays."""
 
-    weight = None  # forward code may ask for its precision
+    weight = None  # forward code may read its dtype
     headprune_bias = True
 
     def __init__(self, features: int, bias: nn.Parameter | None) -> None:
@@ -45,7 +45,7 @@ class Bias(nn.Module):
 
 
 class Nothing(nn.Module):
-    """A projection of a feed-forward layer without neurons: it gives as many numbers as there are neurons."""
+    """A projection of a feed-forward layer without neurons: its outputs have no columns."""
 
     weight = bias = None
 
@@ -54,13 +54,13 @@ class Nothing(nn.Module):
 
 
 def is_bias(module: nn.Module) -> bool:
-    """Whether this is the output projection of a site without units. A portable checkpoint brings its own copy of
-    these classes, so the mark counts and not the class."""
+    """Whether this is the output projection of a site without units. A portable checkpoint has its own copy of
+    these classes, so an attribute decides and not the class."""
     return hasattr(module, "headprune_bias")
 
 
 class Zeros(nn.Module):
-    """A projection of a site that is run without heads: it gives nothing."""
+    """A projection of a site that runs without heads: it returns zeros."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Zeros(nn.Module):
 
 
 def reshape(model: nn.Module, path: str, shape: list[int]) -> None:
-    """Give a parameter or buffer its final shape, and its module the numbers that go with it."""
+    """Give a parameter or buffer its final shape, and its module the matching attributes."""
     parent, _, name = path.rpartition(".")
     owner: Any = model.get_submodule(parent)
     tensor = getattr(owner, name)
@@ -82,8 +82,8 @@ def reshape(model: nn.Module, path: str, shape: list[int]) -> None:
         return
     if tuple(tensor.shape) != tuple(shape):
         smaller = tensor.new_empty(shape)
-        kept = isinstance(tensor, nn.Parameter)
-        setattr(owner, name, nn.Parameter(smaller, requires_grad=tensor.requires_grad) if kept else smaller)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        setattr(owner, name, nn.Parameter(smaller, requires_grad=tensor.requires_grad) if is_parameter else smaller)
     if name != "weight":
         return
     if isinstance(owner, nn.Linear):
@@ -96,21 +96,21 @@ def reshape(model: nn.Module, path: str, shape: list[int]) -> None:
         owner.normalized_shape = tuple(shape)
     elif isinstance(owner, nn.modules.conv._ConvNd):
         owner.out_channels = shape[0]
-        if owner.groups > 1 and shape[1] == 1:  # each channel by itself
+        if owner.groups > 1 and shape[1] == 1:  # a depthwise convolution
             owner.groups = owner.in_channels = shape[0]
 
 
 def mark_containers(model: nn.Module, path: str) -> None:
-    """Some initialisers reach from above into what is gone; modules with nothing of their own need none."""
+    """Keep initialisers of parent modules away from removed ones; modules without parameters need no initialisation."""
     while "." in path:
         path = path.rpartition(".")[0]
-        around: Any = model.get_submodule(path)
-        if not around._parameters and not around._buffers:
-            around._is_hf_initialized = True
+        parent_module: Any = model.get_submodule(path)
+        if not parent_module._parameters and not parent_module._buffers:
+            parent_module._is_hf_initialized = True
 
 
 def only_bias(model: nn.Module, path: str) -> None:
-    """Of an output projection the bias is left."""
+    """Replace an output projection by its bias."""
     output: Any = model.get_submodule(path)
     if not is_bias(output):
         parent, _, name = path.rpartition(".")

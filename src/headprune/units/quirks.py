@@ -3,7 +3,7 @@
 This file, torch_attention.py and placeholders.py depend on torch alone: `headprune.save(..., portable=True)` ships them
 inside the checkpoint, so that the pruned model loads where headprune is not installed. Everything here works from a
 plan, a list of plain dictionaries with one entry per changed site, which `headprune.units.cutting.plan` makes and a
-checkpoint can carry:
+checkpoint stores:
 
     path, o          the module of the site, and its output projection
     tensors          path -> shape
@@ -11,7 +11,7 @@ checkpoint can carry:
 for a feed-forward layer:
 
     kind             "neurons"
-    nothing          for a layer without neurons: the maps that go
+    nothing          for a layer without neurons: the maps that are removed
 
 and for attention:
 
@@ -19,12 +19,12 @@ and for attention:
     attributes       numbers that the forward code reads from the module
     config           numbers that the forward code reads from the module's config
     kept, original   original ids of the heads that are left, and how many there were
-    group            heads that go together
-    quirk            the behaviour that its class gets, a key of QUIRKS
-    select, shown    arguments that come with all heads, [name, axis], and the heads that are taken from them
-    delete           for a site without heads: the projections and parameters that go
-    silent, zeros    a site without heads that is still run: on one unit that gives nothing, path -> rows of its maps
-    form             what the module gives, "output" or "none" for each part; None for a tensor alone
+    group            heads that are removed together
+    quirk            the mixin of its class, a key of QUIRKS
+    select, shown    arguments with a head axis, [name, axis], and the heads that are selected there
+    delete           for a site without heads: the projections and parameters that are deleted
+    silent, zeros    a site without heads that still runs: on one unit of zeros, path -> rows of its maps
+    form             the outputs of the module, "output" or "none" for each; None for a single tensor
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _AttentionModule: Any = object
 
 
 class PrunedSite(_AttentionModule):
-    """Mixed into the class of an attention module whose forward cannot run with fewer heads as it is."""
+    """A mixin for attention modules whose forward cannot run with fewer heads as it is."""
 
     _base_class: type
     _mixin: type
@@ -57,32 +57,32 @@ class PrunedSite(_AttentionModule):
     def _argument(self, args: tuple, kwargs: dict, name: str) -> Any:
         if name in kwargs:
             return kwargs[name]
-        place = self._arguments.index(name) if name in self._arguments else len(args)
-        return args[place] if place < len(args) else None
+        position = self._arguments.index(name) if name in self._arguments else len(args)
+        return args[position] if position < len(args) else None
 
     def _replace(self, args: tuple, kwargs: dict, name: str, value: Any) -> tuple[tuple, dict]:
-        place = self._arguments.index(name)
-        if place < len(args):
-            return (*args[:place], value, *args[place + 1 :]), kwargs
+        position = self._arguments.index(name)
+        if position < len(args):
+            return (*args[:position], value, *args[position + 1 :]), kwargs
         return args, {**kwargs, name: value}
 
-    def _own_heads(self, tensor: torch.Tensor) -> torch.Tensor:
-        """From [batch, all heads, ...] the part of the heads that are left here."""
+    def _select_kept(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The heads that are left here, from [batch, all heads, ...]."""
         return tensor.index_select(1, torch.tensor(self.headprune_kept, device=tensor.device))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The class is made on the fly, so pickle and copy must be told how to make it again.
+        # The class is created dynamically, so pickle and copy need a function that creates it again.
         return _new_pruned, (self._mixin, self._base_class), self.__dict__
 
 
 def _new_pruned(mixin: type, base: type) -> Any:
-    made: Any = pruned_class(mixin, base)
-    return made.__new__(made)
+    kind: Any = pruned_class(mixin, base)
+    return kind.__new__(kind)
 
 
 @functools.cache
 def pruned_class(mixin: type, base: Any) -> type:
-    """The class of `base` modules that behave as `mixin` says; made once, so that types stay comparable."""
+    """The subclass of `base` with this mixin; created once, so that types can be compared."""
     arguments = tuple(inspect.signature(base.forward).parameters)[1:]
     members = {"_base_class": base, "_mixin": mixin, "_arguments": arguments, "__module__": base.__module__}
     return type(f"{mixin.__name__}{base.__name__}", (mixin, base), members)
@@ -92,29 +92,29 @@ def pruned_class(mixin: type, base: Any) -> type:
 
 
 class BiasedSite(PrunedSite):
-    """The model hands every site one position bias [batch, all heads, query, key] (MPNet)."""
+    """The model passes every site one position bias [batch, all heads, query, key] (MPNet)."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         bias = self._argument(args, kwargs, "position_bias")
         if bias is not None:
-            args, kwargs = self._replace(args, kwargs, "position_bias", self._own_heads(bias))
+            args, kwargs = self._replace(args, kwargs, "position_bias", self._select_kept(bias))
         return super().forward(*args, **kwargs)
 
 
 class AlibiSite(PrunedSite):
-    """The model hands every site one alibi tensor [batch x all heads, 1, key] (BLOOM)."""
+    """The model passes every site one alibi tensor [batch x all heads, 1, key] (BLOOM)."""
 
     headprune_original: int
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         alibi = self._argument(args, kwargs, "alibi")
-        own = self._own_heads(alibi.unflatten(0, (-1, self.headprune_original))).flatten(0, 1)
-        args, kwargs = self._replace(args, kwargs, "alibi", own)
+        bias = self._select_kept(alibi.unflatten(0, (-1, self.headprune_original))).flatten(0, 1)
+        args, kwargs = self._replace(args, kwargs, "alibi", bias)
         return super().forward(*args, **kwargs)
 
 
 class SelectingSite(PrunedSite):
-    """The module is given tensors with all heads in them, on axes that were measured."""
+    """The module takes tensors with all heads, on axes that were discovered."""
 
     headprune_select: list[list[Any]]
     headprune_shown: list[int]
@@ -141,11 +141,12 @@ class SelectingSite(PrunedSite):
 class T5Site(PrunedSite):
     """The first site of a T5 stack computes a position bias for all heads, and all sites pass it on.
 
-    So the table of that first site stays whole, whatever heads leave it, and what is passed on has all heads.
+    So the table of that first site keeps all heads, whichever are removed there, and the bias that is passed on has
+    all.
     """
 
     def compute_bias(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self._own_heads(super().compute_bias(*args, **kwargs))
+        return self._select_kept(super().compute_bias(*args, **kwargs))
 
     def _full_bias(self, queries: int, keys: int, seen: Any) -> torch.Tensor | None:
         if not self.has_relative_attention_bias:
@@ -155,18 +156,18 @@ class T5Site(PrunedSite):
     def _seen_tokens(self, args: tuple, kwargs: dict) -> Any:
         cache = self._argument(args, kwargs, "past_key_values")
         seen = 0 if cache is None else cache.get_seq_length(self.layer_idx)
-        # A static cache counts in place, so the number must be taken out of it before the cache goes on.
+        # A static cache counts in place, so the number is copied before the cache is updated.
         return seen.clone() if isinstance(seen, torch.Tensor) else seen
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         full = self._argument(args, kwargs, "position_bias")
         if full is not None:
-            args, kwargs = self._replace(args, kwargs, "position_bias", self._own_heads(full))
+            args, kwargs = self._replace(args, kwargs, "position_bias", self._select_kept(full))
             output, _, *rest = super().forward(*args, **kwargs)
         else:
             seen = self._seen_tokens(args, kwargs)
-            output, own, *rest = super().forward(*args, **kwargs)
-            full = self._full_bias(own.shape[-2], own.shape[-1], seen)
+            output, bias, *rest = super().forward(*args, **kwargs)
+            full = self._full_bias(bias.shape[-2], bias.shape[-1], seen)
         return (output, full, *rest)
 
 
@@ -174,7 +175,7 @@ class T5Site(PrunedSite):
 
 
 class EmptySite(PrunedSite):
-    """A site without heads computes nothing: what it adds is the bias of its output projection, if it has one."""
+    """A site without heads computes nothing: it returns the bias of its output projection, if it has one."""
 
     headprune_empty: dict[str, Any]
 
@@ -188,7 +189,7 @@ class EmptySite(PrunedSite):
         return self._finish(output, inputs, args, kwargs)
 
     def _count_tokens(self, inputs: torch.Tensor, args: tuple, kwargs: dict) -> torch.Tensor | None:
-        """Keep the KV cache of this layer as long as the others': a model may ask any layer how long it is."""
+        """Keep the KV cache of this layer as long as the others': a model may read the length of any layer."""
         cache = next((c for name in CACHE_ARGUMENTS if (c := self._argument(args, kwargs, name)) is not None), None)
         if cache is None:
             return None
@@ -204,22 +205,23 @@ class EmptySite(PrunedSite):
         return self.layer_idx if hasattr(self, "layer_idx") else self.layer_id
 
     def _mark_cross(self, cache: Any, args: tuple, kwargs: dict) -> None:
-        """The same for the cache of cross attention, which is filled once: some models read the keys of all layers."""
-        known = getattr(cache, "is_updated", {})
+        """The same for the KV cache of cross attention, which is filled once: some models read the keys of all
+        layers."""
+        updated = getattr(cache, "is_updated", {})
         states = self._argument(args, kwargs, "key_value_states")
         states = self._argument(args, kwargs, "encoder_hidden_states") if states is None else states
-        if states is not None and hasattr(cache, "cross_attention_cache") and not known.get(self._layer):
+        if states is not None and hasattr(cache, "cross_attention_cache") and not updated.get(self._layer):
             mark = states[..., :1].unsqueeze(1)
             cache.cross_attention_cache.update(mark, mark, self._layer)
-            known[self._layer] = True
+            updated[self._layer] = True
 
     def _finish(self, output: torch.Tensor, inputs: torch.Tensor, args: tuple, kwargs: dict) -> Any:
         return output, None
 
 
 def is_empty(module: nn.Module) -> bool:
-    """Whether this is a site without heads. A portable checkpoint brings its own copy of these classes, so the mark
-    counts and not the class."""
+    """Whether this is a site without heads. A portable checkpoint has its own copy of these classes, so an attribute
+    decides and not the class."""
     return hasattr(module, "headprune_empty")
 
 
@@ -245,7 +247,7 @@ class EmptyBloom(EmptySite):
 
 
 class EmptyMeasured(EmptySite):
-    """The parts of what it gives were seen in the dense module."""
+    """Its outputs have the structure that was observed in the dense module."""
 
     headprune_form: list[str] | None
 
@@ -256,7 +258,7 @@ class EmptyMeasured(EmptySite):
 
 
 class EmptyT5(EmptySite, T5Site):
-    """Even without heads of its own, the first site still provides the position bias of the others."""
+    """The first site computes the position bias of the others also without heads."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inputs = args[0] if args else kwargs["hidden_states"]
@@ -283,8 +285,8 @@ QUIRKS: dict[str, tuple[type | None, type]] = {
 
 
 def restructure(model: nn.Module, plan: list[dict[str, Any]]) -> None:
-    """Give every planned site its final form. Weights that have their final shape already are left alone; others
-    are replaced by empty ones, for a loader to fill."""
+    """Give every site of the plan its final structure. Weights that have their final shape already are kept; others are
+    replaced by empty ones, for a loader to fill."""
     expose(model)
     for entry in plan:
         if entry.get("kind") == "neurons":
@@ -316,7 +318,7 @@ def restructure(model: nn.Module, plan: list[dict[str, Any]]) -> None:
 
 
 def _feed_forward(model: nn.Module, entry: dict[str, Any]) -> None:
-    """A layer with fewer neurons needs smaller tensors alone; one without any computes nothing."""
+    """A layer with fewer neurons needs only smaller tensors; one without any computes nothing."""
     for path, shape in entry["tensors"].items():
         reshape(model, path, shape)
     if not entry["nothing"]:
@@ -334,8 +336,8 @@ def _feed_forward(model: nn.Module, entry: dict[str, Any]) -> None:
 
 def _empty(model: nn.Module, site: Any, entry: dict[str, Any]) -> None:
     inside = entry["o"].removeprefix(entry["path"] + ".") if entry["o"].startswith(entry["path"] + ".") else ""
-    gone = {"gone": list(entry["delete"])}
-    site.headprune_empty = {"o": inside, "cross": entry["cross"], "group": entry["group"], **gone}
+    deleted = {"deleted": list(entry["delete"])}
+    site.headprune_empty = {"o": inside, "cross": entry["cross"], "group": entry["group"], **deleted}
     site._is_hf_initialized = True  # a family's weight initialiser expects projections
     mark_containers(model, entry["path"])
     for path in entry["delete"]:

@@ -1,4 +1,4 @@
-"""From a model to its sites: by the table, else by experiment, else a clear error."""
+"""The sites of a model: by the table of families, else by discovery, else an error."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
-from headprune.hooks.paths import submodule
-from headprune.hooks.torch_attention import written_class
+from headprune.hooks.module_paths import submodule
+from headprune.hooks.torch_attention import original_class
 from headprune.units.attention import HOW_TO_REGISTER, applications_of, attention_sites, refuse_bad_record, stack_of
 from headprune.units.cutting.record import removed_members
 from headprune.units.families import FeedForward, family_of
@@ -26,15 +26,15 @@ KINDS: tuple[Kind, ...] = ("heads", "neurons")
 def resolve(model: nn.Module) -> list[Site]:
     """Every attention site of the model that can be pruned: in order of execution by the table, as declared where the
     layout is measured."""
-    found = survey(model)
-    if not found.sites:
-        path, reason = found.left[0] if found.left else ("", "")
+    result = survey(model)
+    if not result.sites:
+        path, reason = result.left[0] if result.left else ("", "")
         kind = type(submodule(model, path) if path else model).__name__
         why = f"{path} ({kind}): {reason}" if path else f"the model {kind} itself, which has no attention"
         raise UnsupportedModelError(
             f"No attention that can be pruned was found in {_name_of(model)}: stopped at {why}."
         )
-    return found.sites
+    return result.sites
 
 
 def _name_of(model: Any) -> str:
@@ -44,14 +44,14 @@ def _name_of(model: Any) -> str:
 
 @dataclass(frozen=True)
 class Survey:
-    """The sites of a model, how they are known, and attention that is left whole, with reasons."""
+    """The sites of a model, how they were found, and attention that cannot be pruned, with reasons."""
 
     sites: list[Site]
     known_by: Literal["table", "experiment"]
     left: tuple[tuple[str, str], ...] = ()
 
     def left_whole(self) -> list[str]:
-        """Modules that are left whole, those with the same reason together, as sentences without an end."""
+        """Modules that cannot be pruned, grouped by reason, as clauses."""
         return left_whole(self.left)
 
 
@@ -66,19 +66,19 @@ def left_whole(left: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def survey(model: nn.Module) -> Survey:
-    """All that is known about the attention of a model."""
+    """The attention sites of a model, how they were found, and attention that cannot be pruned."""
     if hasattr(model, "peft_config") and not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
             f"headprune works on plain models, not on {type(model).__name__}; call merge_and_unload() on an adapter "
             "model first."
         )
     if not isinstance(model, PreTrainedModel):
-        return _measured(model)
+        return _discovered(model)
     family = family_of(model.config.model_type)
-    return _measured(model) if family is None else Survey(attention_sites(model, family), "table")
+    return _discovered(model) if family is None else Survey(attention_sites(model, family), "table")
 
 
-def _measured(model: Any) -> Survey:
+def _discovered(model: Any) -> Survey:
     from headprune.discovery import DiscoveryError, discover, site_of
 
     try:
@@ -96,14 +96,14 @@ def _measured(model: Any) -> Survey:
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     sites = []
     for index, dense in enumerate(discovery.sites):
-        gone = removed.get(index, [])
-        _refuse_other_classes(model, dense, len(gone) == len(dense.layout.members))
-        refuse_bad_record(index, dense.path, gone, len(dense.layout.members))
+        ids = removed.get(index, [])
+        _refuse_other_classes(model, dense, len(ids) == len(dense.layout.members))
+        refuse_bad_record(index, dense.path, ids, len(dense.layout.members))
         sites.append(
             site_of(
                 dense,
                 index,
-                gone,
+                ids,
                 stack=stack_of(model, dense.path, None),
                 applications=uses[id(model.get_submodule(dense.path))],
             )
@@ -112,12 +112,12 @@ def _measured(model: Any) -> Survey:
 
 
 def _refuse_other_classes(model: nn.Module, dense: Any, empty: bool) -> None:
-    """What was measured is the class as it is built: not an adapter, not a quantised map."""
+    """Discovery measures the class as it is built, so an adapter or a quantised map is refused."""
     for path, expected in dense.kinds:
         module = submodule(model, path)
         if empty and (module is None or isinstance(module, (Bias, Zeros))):
             continue
-        kind = type(None) if module is None else written_class(module)
+        kind = type(None) if module is None else original_class(module)
         if f"{kind.__module__}.{kind.__qualname__}" != expected:
             raise UnsupportedModelError(
                 f"Stopped at {path}: it is a {kind.__name__} and not the {expected.rpartition('.')[2]} that the model "
@@ -126,21 +126,21 @@ def _refuse_other_classes(model: nn.Module, dense: Any, empty: bool) -> None:
 
 
 def sites_of(model: nn.Module, kinds: Collection[Kind] = KINDS[:1]) -> Sequence[Site]:
-    """The sites of attention, and of feed-forward layers as well where neurons are asked for.
+    """The attention sites, and those of feed-forward layers as well where `kinds` has neurons.
 
-    A site has the same number either way. With neurons the list is that of the whole model, whatever else is asked.
+    A site has the same number either way. With neurons the list is that of the whole model.
     """
     return resolve(model) if "neurons" not in kinds else all_sites(model)
 
 
 def all_sites(model: nn.Module) -> list[Site]:
     attention = survey(model).sites
-    found = neuron_sites(model, attention)
-    if not found and not attention:
+    neurons = neuron_sites(model, attention)
+    if not neurons and not attention:
         raise UnsupportedModelError(
             f"Neither attention nor a feed-forward layer that can be pruned was found in {type(model).__name__}."
         )
-    return [*attention, *found]
+    return [*attention, *neurons]
 
 
 def neuron_sites(model: nn.Module, attention: Sequence[Site]) -> list[Site]:

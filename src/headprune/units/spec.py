@@ -1,5 +1,5 @@
-"""What a site is, described by values only: an output linear map, blocks of its input columns, and the rows elsewhere
-that produce them. Wherever something of the units lies, it is indices on an axis of a tensor."""
+"""The definition of a site: an output linear map, blocks of its input columns, and the rows elsewhere that produce
+them. Everything that belongs to units is indices on an axis of a tensor."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Literal, overload
 
 import torch
 
-from headprune.errors import UnsupportedModelError
+from headprune.errors import FormerName, UnsupportedModelError
 from headprune.units.members import Member
 
 Kind = Literal["heads", "neurons"]
 Role = Literal["q", "k", "v"]
 ROLES: tuple[Role, ...] = ("q", "k", "v")
-WORDS: dict[Kind, str] = {"heads": "head", "neurons": "neuron"}  # one member, for people
+WORDS: dict[Kind, str] = {"heads": "head", "neurons": "neuron"}  # one member, in messages
 LAST: dict[Kind, str] = {
     "heads": "the model does not run without any head here, so the last unit stays",
     "neurons": "the model does not run without any neuron here, so some must stay",
@@ -25,7 +25,7 @@ LAST: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Blocks(Sequence[Sequence[int]]):
-    """The indices of each unit by a rule, so that no table of thousands of neurons has to be made.
+    """The indices of each unit by a rule, so that thousands of neurons need no table.
 
     A part of an axis has `width` neighbouring indices of every unit, `stride` apart. Separate projections have one
     part; fused ones have one for each of q, k and v, or, interleaved, one that is as wide as all three.
@@ -36,7 +36,7 @@ class Blocks(Sequence[Sequence[int]]):
 
     @classmethod
     def contiguous(cls, size: int, width: int = 1) -> Blocks:
-        """One unit after the other, with nothing between."""
+        """One unit directly after the other."""
         return cls(size, ((0, width, width),))
 
     def __len__(self) -> int:
@@ -54,21 +54,21 @@ class Blocks(Sequence[Sequence[int]]):
         return self.indices((position,))
 
     def indices(self, positions: Iterable[int]) -> list[int]:
-        """Those of the units at these positions, part after part."""
+        """The indices of the units at these positions, part after part."""
         positions = list(positions)
-        found: list[int] = []
+        indices: list[int] = []
         for offset, stride, width in self.parts:
             if width == 1:
-                found += [offset + position * stride for position in positions]
+                indices += [offset + position * stride for position in positions]
             else:
                 starts = [offset + position * stride for position in positions]
-                found += [index for start in starts for index in range(start, start + width)]
-        return found
+                indices += [index for start in starts for index in range(start, start + width)]
+        return indices
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a tensor that has something of every unit; what belongs to none of them stays whatever goes."""
+    """One axis of a tensor with indices of every unit; indices that belong to no unit always stay."""
 
     tensor: str  # path of the parameter or buffer in the model
     dim: int
@@ -82,7 +82,7 @@ class Axis:
 
     @property
     def owned(self) -> int:
-        """How many indices belong to units; each has as many as the others."""
+        """How many indices belong to units; each unit has the same number."""
         return len(self.units) * self.width
 
     @property
@@ -99,24 +99,24 @@ class Axis:
         return [index for position in positions for index in self.units[position]]
 
     def left(self, positions: Iterable[int]) -> list[int]:
-        """The indices that stay if the units at these positions do."""
-        staying = self.indices(positions)
+        """The indices that are left if only the units at these positions are."""
+        result = self.indices(positions)
         if self.owned < self.length:
-            staying += {*range(self.length)} - {*self.indices(range(len(self.units)))}
-        return sorted(staying)
+            result += {*range(self.length)} - {*self.indices(range(len(self.units)))}
+        return sorted(result)
 
     def length_with(self, units: int) -> int:
-        """How long it is with so many units."""
+        """Its length with this number of units."""
         return self.length + (units - len(self.units)) * self.width
 
     def compacted(self, positions: Sequence[int]) -> Axis:
         """The axis when only the units at these positions are left."""
-        place = {index: number for number, index in enumerate(self.left(positions))}
-        units = tuple(tuple(place[index] for index in self.units[position]) for position in positions)
-        return Axis(self.tensor, self.dim, len(place), units)
+        new_index = {index: number for number, index in enumerate(self.left(positions))}
+        units = tuple(tuple(new_index[index] for index in self.units[position]) for position in positions)
+        return Axis(self.tensor, self.dim, len(new_index), units)
 
     def split(self, outputs: torch.Tensor) -> torch.Tensor:
-        """From the outputs of a linear map [..., rows] the part of the units, [..., units, width]."""
+        """The outputs of a linear map [..., rows] by unit: [..., units, width]."""
         count = len(self.units)
         if isinstance(self.units, Blocks) and len(self.units.parts) == 1:
             offset, stride, width = self.units.parts[0]
@@ -130,64 +130,64 @@ class Axis:
 
 @dataclass(frozen=True)
 class ForwardNeeds:
-    """What the forward code of a site needs to run with fewer units: read from a table, or found by trying."""
+    """What the forward code of a site needs to run with fewer units: from the table of families, or discovered."""
 
-    # numbers that grow with the members, dotted inside a child, and their values in the dense model
+    # attributes proportional to the members, by dotted names in children, and their values in the dense model
     attributes: tuple[tuple[str, int], ...] = ()
-    config: tuple[tuple[str, int], ...] = ()  # the same for what is read from the module's config
-    inputs: tuple[tuple[str | int, int], ...] = ()  # (argument, axis) that come with all heads in them
-    # How the site is run without units: not at all; on one unit whose maps give zeros; its maps give nothing, and the
-    # rest of its code runs; "" where the last unit must stay.
+    config: tuple[tuple[str, int], ...] = ()  # the same for attributes of the module's config
+    inputs: tuple[tuple[str | int, int], ...] = ()  # (argument, axis) with all heads
+    # How the site runs without units: not at all; on one unit whose maps return zeros; with maps that return no
+    # columns, so that the rest of its code runs; "" where the last unit must stay.
     empty: Literal["bypass", "silent", "nothing", ""] = ""
-    form: tuple[str, ...] | None = None  # what the module gives, a word for each part; None for a tensor alone
-    quirk: str | None = None  # the behaviour in quirks.py that it gets; None where its code runs as it is
-    delete: tuple[str, ...] = ()  # parameters that go with the last unit, as the maps do
+    form: tuple[str, ...] | None = None  # the outputs of the module, a word for each; None for a single tensor
+    quirk: str | None = None  # its mixin in quirks.py; None where its code runs as it is
+    delete: tuple[str, ...] = ()  # parameters that are deleted with the last unit, as the maps are
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """An output linear map, and the blocks of its input columns that can go.
+    """An output linear map, and the blocks of its input columns that can be removed.
 
-    Members (heads, neurons) have original ids; positions are those in today's weights. A unit is what goes at once:
-    `group` neighbouring members.
+    Members (heads, neurons) have original ids; positions are those in the current weights. A unit is what is removed at
+    once: `group` neighbouring members.
     """
 
     kind: Kind
     index: int
-    path: str  # of the module that computes what the output map is given
+    path: str  # of the module that computes the inputs of the output map
     o: str  # path of the output linear map
     width: int  # input columns of one member
-    group: int  # members that go together
+    group: int  # members that are removed together
     kept: tuple[int, ...]  # original ids of the members still present, in the order of the weights
-    original: int  # how many there were
-    axes: tuple[Axis, ...] = ()  # every axis that units own in the tensors that are there now
+    original: int  # members in the dense model
+    axes: tuple[Axis, ...] = ()  # every axis with indices of units, in the current tensors
     maps: tuple[str, ...] = ()  # linear maps whose outputs become the members
     # The rows of each map, or of each block of a fused one: of q by member, of k and v by unit, of neurons by member;
-    # those that could be told apart.
+    # only those that could be told apart.
     producers: Mapping[str, Axis] = field(default_factory=dict, hash=False)
     needs: ForwardNeeds = ForwardNeeds()
-    attention: Literal["self", "cross", ""] = ""  # empty where it is none
+    attention: Literal["self", "cross", ""] = ""  # empty for a feed-forward layer
     stack: Literal["encoder", "decoder", "vision", "text"] = "encoder"
-    family: str = "measured"  # the entry of the table that it was read by
+    family: str = "measured"  # its entry in the table of families, or "measured"
     proven: bool = False  # whether removing its units has been shown to be exact
-    memory: tuple[str, ...] = ()  # parameters with keys and values that heads have learned beside those of the tokens
+    memory: tuple[str, ...] = ()  # parameters with learned keys and values of heads
     applications: int = 1  # how often one forward pass runs this site
     obstacle: str = ""  # why exact removal is impossible here; empty where it is possible
-    order: tuple[int, ...] = ()  # the columns member after member, where they do not lie so; empty where they do
+    order: tuple[int, ...] = ()  # the columns member after member; empty where they are in that order
 
     @property
     def obstacle_to_emptying(self) -> str:
-        """Why the last unit must stay; empty where it may go."""
+        """Why the last unit must stay; empty where it can be removed."""
         return self.obstacle or ("" if self.needs.empty else LAST[self.kind])
 
     @property
     def word(self) -> str:
-        """One member, for people."""
+        """A member, in messages."""
         return WORDS[self.kind]
 
     @property
     def place(self) -> str:
-        """Which part of a model it belongs to, for people."""
+        """Its part of the model, in messages: "encoder self", "decoder feed-forward"."""
         return f"{self.stack} {self.attention or 'feed-forward'}"
 
     @property
@@ -212,17 +212,19 @@ class Site:
         return self.size // self.group
 
     @functools.cached_property
-    def _places(self) -> dict[int, int]:
-        return {member: place for place, member in enumerate(self.kept)}
+    def _positions(self) -> dict[int, int]:
+        return {member: position for position, member in enumerate(self.kept)}
 
     def position(self, member: int) -> int:
-        """Where the member with this original id sits in today's weights."""
-        return self._places[member]
+        """The position of the member with this original id in the current weights."""
+        return self._positions[member]
 
     @property
-    def gone(self) -> list[int]:
-        """Original ids of the members that are not there any more."""
-        return [member for member in range(self.original) if member not in self._places]
+    def removed(self) -> list[int]:
+        """Original ids of the members that were removed."""
+        return [member for member in range(self.original) if member not in self._positions]
+
+    gone = FormerName("removed")
 
     def unit(self, member: int) -> tuple[Member, ...]:
         """All members that are removed together with this one."""
@@ -234,23 +236,23 @@ class Site:
         return [self.unit(member) for member in self.kept[:: self.group]]
 
     def split(self, columns: torch.Tensor) -> torch.Tensor:
-        """From the input columns of the output map [..., columns] the members, [..., members, width]."""
+        """The input columns of the output map [..., columns] by member: [..., members, width]."""
         if self.order:
             columns = columns.index_select(-1, torch.tensor(self.order, device=columns.device))
         return columns.unflatten(-1, (self.size, self.width))
 
     def join(self, members: torch.Tensor) -> torch.Tensor:
-        """From the members [..., members, width] the columns as the output map is given them: `split` undone."""
+        """The inverse of `split`: the columns of the output map from the members [..., members, width]."""
         columns = members.flatten(-2)
         if not self.order:
             return columns
-        back = torch.tensor(self.order, device=columns.device).argsort()
-        return columns.index_select(-1, back)
+        inverse = torch.tensor(self.order, device=columns.device).argsort()
+        return columns.index_select(-1, inverse)
 
     def columns(self, positions: Iterable[int]) -> list[int]:
         """Input columns of the output map that belong to the members at these positions."""
-        places = [position * self.width + column for position in positions for column in range(self.width)]
-        return [self.order[place] for place in places] if self.order else places
+        columns = [position * self.width + column for position in positions for column in range(self.width)]
+        return [self.order[column] for column in columns] if self.order else columns
 
     @property
     def roles(self) -> Mapping[str, Axis]:
@@ -258,8 +260,8 @@ class Site:
         be told apart."""
         if self.kept and self.attention and len(self.producers) < len(ROLES):
             raise UnsupportedModelError(
-                f"The queries, keys and values of {self.path} cannot be told apart; use a criterion that looks at what "
-                "heads give, such as residual-gradient or his."
+                f"The queries, keys and values of {self.path} cannot be told apart; use a criterion of the "
+                "outputs of heads, such as residual-gradient or his."
             )
         return self.producers
 
@@ -269,15 +271,15 @@ class Site:
         return list(dict.fromkeys(axis.module for axis in self.roles.values()))
 
     def by_member(self, axis: Axis, values: torch.Tensor) -> torch.Tensor:
-        """Values [..., units of the axis] for each member: heads that share a key take its value."""
+        """Values [..., units of the axis] repeated for each member: heads that share a KV head have its value."""
         return values if len(axis.units) == self.size else values.repeat_interleave(self.group, dim=-1)
 
     def axes_left(self, units: Sequence[int]) -> list[tuple[Axis, Sequence[int]]]:
-        """The axes of the tensors that are there when only the units at these positions are left, and what stays on
-        each. With the last unit the linear maps go as a whole, and other tensors keep the form of one unit if the
-        code of the site is run on it."""
+        """The axes of the tensors that exist when only the units at these positions are left, and the units on each.
+        With the last unit the linear maps are deleted, and other tensors keep the shape of one unit if the code of the
+        site runs on it."""
         if units:
             return [(axis, units) for axis in self.axes]
-        leaving = {*self.maps, self.o, *self.needs.delete}
+        deleted = {*self.maps, self.o, *self.needs.delete}
         staying = () if self.needs.empty == "nothing" else (0,)
-        return [(axis, staying) for axis in self.axes if axis.module not in leaving and axis.tensor not in leaving]
+        return [(axis, staying) for axis in self.axes if axis.module not in deleted and axis.tensor not in deleted]

@@ -1,4 +1,4 @@
-"""Sound and series in the layouts that models take."""
+"""Dummy audio inputs: waves and spectrograms in the layouts that models accept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Sounds:
         if self.name is None:
             return
         if self.name == "input_features" and "input_values" in self.facts:
-            # Either of both, of which waves are the more usual.
+            # One of the two is enough; waves are more common.
             self.name = "input_values"
         raw = self.name == "input_values" and self.facts.find("num_mel_bins") is None
         if raw:
@@ -52,7 +52,7 @@ class Sounds:
         if not raw and self.name == "input_values":
             yield from self.waves()
 
-    def kept(self, values: dict[str, Any]) -> dict[str, Any]:
+    def select(self, values: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if name in self.facts}
 
     def spectra(self, length: int) -> Iterator[dict[str, Any]]:
@@ -71,10 +71,10 @@ class Sounds:
         if "attention_mask" in facts and "input_ids" not in facts:
             masks["attention_mask"] = facts.ones(BATCH, length)
         for rest, mels in product((masks, {}), bands):
-            yield self.kept({name: facts.floats(BATCH, length, mels), **rest})
-            yield self.kept({name: facts.floats(BATCH, mels, length), **rest})
-        yield self.kept({name: facts.floats(BATCH, 1, length, self.mels), "is_longer": facts.ones(BATCH, 1).bool()})
-        yield self.kept({name: facts.floats(self.mels, BATCH * length), **masks})
+            yield self.select({name: facts.floats(BATCH, length, mels), **rest})
+            yield self.select({name: facts.floats(BATCH, mels, length), **rest})
+        yield self.select({name: facts.floats(BATCH, 1, length, self.mels), "is_longer": facts.ones(BATCH, 1).bool()})
+        yield self.select({name: facts.floats(self.mels, BATCH * length), **masks})
 
     def waves(self) -> Iterator[dict[str, Any]]:
         facts = self.facts
@@ -84,5 +84,5 @@ class Sounds:
                 mask = {}
             wave = facts.floats(BATCH, length)
             for values in (wave, wave[:, None]):
-                yield self.kept({str(self.name): values, **mask})
-                yield self.kept({str(self.name): values})
+                yield self.select({str(self.name): values, **mask})
+                yield self.select({str(self.name): values})

@@ -1,4 +1,4 @@
-"""Modules that are no models: a guess by the names of what they take."""
+"""Dummy inputs of modules that are no models, guessed from the names of their arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def block_inputs(facts: Facts) -> Iterator[dict[str, Any]]:
     names = facts.required()
     if not names:
         return
-    choices = [list(guesses(name, facts, place)) for place, name in enumerate(names)]
+    choices = [list(guesses(name, facts, position)) for position, name in enumerate(names)]
     for values in product(*choices):
         yield dict(zip(names, values, strict=True))
     if "position_embeddings" in facts and "position_embeddings" not in names:
@@ -39,18 +39,18 @@ def block_inputs(facts: Facts) -> Iterator[dict[str, Any]]:
 
 
 def widths(module: nn.Module) -> list[int]:
-    """The numbers of features that a module may take, most likely first."""
-    found: dict[int, None] = {}
+    """The input widths that a module may accept, most likely first."""
+    sizes: dict[int, None] = {}
     for child in module.modules():
         weight = getattr(child, "weight", None)
         if isinstance(child, nn.Linear):
-            found[child.in_features] = None
+            sizes[child.in_features] = None
         elif isinstance(weight, torch.Tensor) and weight.dim() == 1:
-            found[len(weight)] = None
-    return list(found)[:3] or [8]
+            sizes[len(weight)] = None
+    return list(sizes)[:3] or [8]
 
 
-def guesses(name: str, facts: Facts, place: int) -> Iterator[Any]:
+def guesses(name: str, facts: Facts, position: int) -> Iterator[Any]:
     if "mask" in name:
         yield None
         yield facts.ones(BATCH, TOKENS)
@@ -62,10 +62,10 @@ def guesses(name: str, facts: Facts, place: int) -> Iterator[Any]:
         yield torch.tensor([0, TOKENS, 2 * TOKENS], dtype=torch.int32, device=facts.device)
     elif name == "position_ids":
         yield torch.arange(TOKENS, device=facts.device).expand(BATCH, -1)
-    elif place == 0 or "states" in name or name in (*STATES, "key", "value", "context", "latents", "memory"):
+    elif position == 0 or "states" in name or name in (*STATES, "key", "value", "context", "latents", "memory"):
         for width in widths(facts.module):
             yield facts.floats(BATCH, TOKENS, width)
-            if place == 0:
+            if position == 0:
                 yield facts.floats(BATCH * TOKENS, width)
                 yield facts.floats(BATCH, 4, 4, width)
                 yield facts.floats(BATCH, width, 4, 4)

@@ -1,4 +1,4 @@
-"""A config of the same architecture that builds in an instant."""
+"""Small configs of the same architecture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from .config_patterns import CHOSEN, EXPERTS, FRAMES, POSITIONS, WINDOWS
+from .config_patterns import EXPERTS, EXPERTS_PER_TOKEN, FRAMES, POSITIONS, WINDOWS
 from .config_tree import Node, nodes
 from .layers import reduce_depth
 from .per_model import apply_exceptions
@@ -22,10 +22,10 @@ WINDOW = 4
 
 
 def small_config(config: PretrainedConfig, *, keep_heads: bool = True, depth: int | None = None) -> PretrainedConfig:
-    """A copy with sizes reduced by rule.
+    """A copy with reduced sizes.
 
-    With `keep_heads` the numbers of heads and layers stay, and only widths shrink; without, there are a few heads, and
-    `depth` layers where it is given (more if there are more kinds of layers).
+    With `keep_heads` the numbers of heads and layers stay, and only widths shrink; without, there are a few heads.
+    `depth` is the number of layers (more if there are more kinds of layers); None keeps it.
     """
     config = copy.deepcopy(config)
     tree = list(nodes(config))
@@ -45,25 +45,29 @@ def small_config(config: PretrainedConfig, *, keep_heads: bool = True, depth: in
 
 
 def reduce_overrides(node: Node) -> None:
-    """Layers with numbers of their own, for the layers that are left, in proportion to the numbers of the others."""
+    """Per-layer overrides for the remaining layers, scaled like the values of the config."""
     spec = vars(node.config).get("_heterogeneity_spec")
-    left = node.now("num_hidden_layers")
-    if spec is None or not isinstance(left, int):
+    count = node.current("num_hidden_layers")
+    if spec is None or not isinstance(count, int):
         return
     total = node.old["num_hidden_layers"]
-    kinds, now = node.get("layer_types") or [], node.now("layer_types") or []
-    own: dict[int | str, dict[str, Any]] = {}
-    for place in range(left):
-        # A layer stands for the first one of its kind, or for itself where all are left or there are no kinds.
-        first = kinds.index(now[place]) if left < total and len(now) == left and now[place] in kinds else place
+    kinds, kept_kinds = node.get("layer_types") or [], node.current("layer_types") or []
+    overrides: dict[int | str, dict[str, Any]] = {}
+    for layer in range(count):
+        # A layer takes the overrides of the first layer of its kind, or its own where no layer was dropped.
+        first = (
+            kinds.index(kept_kinds[layer])
+            if count < total and len(kept_kinds) == count and kept_kinds[layer] in kinds
+            else layer
+        )
         if first in spec.per_layer_overrides:
-            own[place] = {
-                name: value * node.now(name) // node.old[name]
+            overrides[layer] = {
+                name: value * node.current(name) // node.old[name]
                 if isinstance(value, int) and node.old.get(name)
                 else value
                 for name, value in spec.per_layer_overrides[first].items()
             }
-    node.config.per_layer_config = own or None
+    node.config.per_layer_config = overrides or None
 
 
 def reduce_counts(node: Node) -> None:
@@ -77,7 +81,7 @@ def reduce_counts(node: Node) -> None:
             node.set(name, min(value, WINDOW))
         elif EXPERTS.search(name):
             node.set(name, min(value, EXPERT_COUNT))
-        elif CHOSEN.search(name):
+        elif EXPERTS_PER_TOKEN.search(name):
             node.set(name, min(value, EXPERTS_CHOSEN))
         elif name in ("n_group", "num_expert_group"):
             node.set(name, min(value, 2))
@@ -90,22 +94,22 @@ def reduce_counts(node: Node) -> None:
         elif name in ("num_queries", "encoder_seq_length", "num_query_tokens"):
             node.set(name, min(value, 10))
     if "fullatt_block_indexes" in node.old and "window_size" in node.old:
-        # In pixels: two by two tokens, each of which is merged from several patches.
-        node.set("window_size", 2 * (patch(node) or 1) * (node.get("spatial_merge_size") or 1))
+        # In pixels: two by two tokens, each merged from several patches.
+        node.set("window_size", 2 * (patch_size(node) or 1) * (node.get("spatial_merge_size") or 1))
     for name, values in node.lists():
         if WINDOWS.search(name) and all(isinstance(value, int) for value in values):
             node.set(name, [min(value, WINDOW) for value in values])
 
 
-def patch(node: Node) -> Any:
+def patch_size(node: Node) -> Any:
     size = node.get("patch_size", "patch_sizes", "patch_stride", "encoder_stride")
     while isinstance(size, list | tuple):
         size = size[-1] if size else None
     return size
 
 
-def patches(node: Node) -> int:
-    """How many patches on a side; the last stage, of half the side of the one before, is not smaller than a window."""
+def patches_per_side(node: Node) -> int:
+    """Patches per side: each stage halves the side, and the last stage is not smaller than a window."""
     stages = node.get("depths", "hidden_sizes", "embed_dim_per_stage")
     if isinstance(stages, list | tuple):
         return WINDOW * int(2 ** (len(stages) - 1))
@@ -113,23 +117,23 @@ def patches(node: Node) -> int:
 
 
 def reduce_images(node: Node, tree: list[Node]) -> None:
-    """Few patches, but several windows in models with windows; images of one size stay so across the tree."""
-    name, size, own = image(node, tree)
+    """Few patches, but several windows in models with windows; equal image sizes stay equal across the tree."""
+    name, size, patch = image_sizes(node, tree)
     if size is None:
         return
-    sides = [patches(other) for other in tree if image(other, tree)[1:] == (size, own)]
-    new = own * max(sides)
-    node.set(name, [min(new, one) for one in size] if isinstance(size, list | tuple) else min(new, size))
+    counts = [patches_per_side(other) for other in tree if image_sizes(other, tree)[1:] == (size, patch)]
+    side = patch * max(counts)
+    node.set(name, [min(side, length) for length in size] if isinstance(size, list | tuple) else min(side, size))
 
 
-def image(node: Node, tree: list[Node]) -> tuple[str, Any, int]:
-    """The name and the size of the images of one config, and the size of their patches."""
+def image_sizes(node: Node, tree: list[Node]) -> tuple[str, Any, int]:
+    """The attribute name and value of the image size of a config, and its patch size."""
     name = next((name for name in ("image_size", "img_size", "crop_size", "input_size") if name in node.old), "")
     size = node.get(name)
-    own = patch(node)
-    if name == "input_size" and own is None:
+    patch = patch_size(node)
+    if name == "input_size" and patch is None:
         return "", None, 0
-    own = own or next((found for other in tree if (found := patch(other))), 16)
-    if not isinstance(own, int) or not isinstance(size, int | list | tuple):
+    patch = patch or next((value for other in tree if (value := patch_size(other))), 16)
+    if not isinstance(patch, int) or not isinstance(size, int | list | tuple):
         return "", None, 0
-    return name, size, own
+    return name, size, patch

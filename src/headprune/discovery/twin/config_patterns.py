@@ -1,4 +1,4 @@
-"""What the attributes of transformers' configs mean, told by their names."""
+"""The meaning of config attributes in transformers, recognised by their names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FFN = re.compile(
     r"(intermediate_size|ffn_dim|ffn_hidden_size|^d_ff|^d_inner|mlp_dim|n_inner|dim_ff|feed_?forward|intermediate_dim"
     r"|mlp_hidden_size|expert_dims?|feed_forward_hidden_size|hidden_dim_ff|intermediate_size_mlp)"
 )
-# Sizes that are no widths, though their names end as those of widths do.
+# Sizes that are no widths although their names match WIDTH.
 NO_WIDTH = re.compile(
     r"(vocab|patch_size|image_size|img_size|kernel|window|block_size|chunk|batch_size|merge_size|group_size|state_size"
     r"|ngram|codebook_size|cache_size|frame_size|crop_size|num_channels|audio_channels|type|position|sample_size"
@@ -33,7 +33,7 @@ LAYERS = re.compile(
     r"|.*num_attention_layers|resampler_depth|.*_num_layers|l_layers|x_layers|r_layers|num_blocks|num_layers_per_stack"
     r"|num_timestamp_prediction_layers)$"
 )
-# Every so many layers something is different.
+# A period, in layers, after which something repeats.
 PERIOD = re.compile(
     r"(_period|_interval|_frequency|_every_n_layers|sliding_window_pattern|_sparse_step|layer_group_size)$"
 )
@@ -43,7 +43,7 @@ INDICES = re.compile(
     r"|look_ahead_layers|look_backward_layers|subsample_layers)$"
 )
 EXPERTS = re.compile(r"^(num_experts|n_routed_experts|num_local_experts|moe_num_experts|num_experts_total)$")
-CHOSEN = re.compile(
+EXPERTS_PER_TOKEN = re.compile(
     r"^(num_experts_per_tok|num_experts_per_token|moe_topk|moe_k|moe_top_k|num_selected_experts|top_k_experts)$"
 )
 POSITIONS = re.compile(

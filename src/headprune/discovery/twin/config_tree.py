@@ -1,4 +1,4 @@
-"""Configs as trees: a node is a config or a dictionary in it that describes a part of the model."""
+"""Nested configs as a tree of nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import PretrainedConfig
 
 
 class Node:
-    """One config of the tree, with the values that it had before anything was reduced."""
+    """One config of the tree, with its original values in `old`."""
 
     def __init__(self, config: PretrainedConfig, path: str) -> None:
         self.config = config
@@ -31,34 +31,34 @@ class Node:
                 yield name, list(value)
 
     def get(self, *names: str) -> Any:
-        """The value as it was under the first of these names that has one."""
+        """The original value of the first of these names that has one."""
         return next((self.old[name] for name in names if self.old.get(name) is not None), None)
 
-    def now(self, name: str) -> Any:
+    def current(self, name: str) -> Any:
         return vars(self.config).get(name)
 
     def set(self, name: str, value: Any) -> None:
-        """Past the checks of the class: values of a tree change one at a time, and fit together only at the end."""
+        """Set a value without the validation of the config class: values fit together only when all are reduced."""
         if isinstance(self.old.get(name), tuple) and isinstance(value, list):
             value = tuple(value)
         vars(self.config)[name] = value
 
 
-def nodes(config: PretrainedConfig, path: str = "", seen: set[int] | None = None) -> Iterator[Node]:
-    """The config and all configs inside, each once."""
-    seen = set() if seen is None else seen
-    if id(config) in seen:
+def nodes(config: PretrainedConfig, path: str = "", visited: set[int] | None = None) -> Iterator[Node]:
+    """The config and all nested configs, each once."""
+    visited = set() if visited is None else visited
+    if id(config) in visited:
         return
-    seen.add(id(config))
+    visited.add(id(config))
     yield Node(config, path)
     for name, value in list(vars(config).items()):
         for inner in value if isinstance(value, list | tuple) else [value]:
             if isinstance(inner, PretrainedConfig):
-                yield from nodes(inner, f"{path}.{name}" if path else name, seen)
+                yield from nodes(inner, f"{path}.{name}" if path else name, visited)
 
 
 def mappings(value: Any) -> Iterator[MutableMapping[str, Any]]:
-    """A dictionary and those inside of it."""
+    """A dictionary and all dictionaries nested in it."""
     if isinstance(value, MutableMapping):
         yield value
         for inner in value.values():

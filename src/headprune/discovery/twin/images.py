@@ -1,4 +1,4 @@
-"""Images and videos in the layouts that models take."""
+"""Dummy images and videos in the layouts that models accept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pair(value: Any, default: int) -> tuple[int, int]:
 
 
 class Images:
-    """The sizes of a model's images."""
+    """Generates image inputs from the sizes in a model's config."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -68,11 +68,11 @@ class Images:
         yield from self.videos()
         for side in (64, 224):
             yield from self.plain((side, side))
-        for grey in {1, 3} - {self.channels}:
-            self.channels = grey
+        for channels in {1, 3} - {self.channels}:
+            self.channels = channels
             yield from self.plain(self.size)
 
-    def kept(self, values: dict[str, Any]) -> dict[str, Any]:
+    def select(self, values: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if name in self.facts}
 
     def plain(self, size: tuple[int, int], sizes: bool = False) -> Iterator[dict[str, Any]]:
@@ -80,10 +80,10 @@ class Images:
         facts = self.facts
         if sizes and "image_sizes" not in facts:
             return
-        named = {"image_sizes": torch.tensor([[height, width]] * BATCH, device=facts.device)} if sizes else {}
-        yield self.kept(
+        size_inputs = {"image_sizes": torch.tensor([[height, width]] * BATCH, device=facts.device)} if sizes else {}
+        yield self.select(
             {
-                **named,
+                **size_inputs,
                 str(self.name): facts.floats(BATCH, self.channels, height, width),
                 "pixel_mask": facts.ones(BATCH, height, width),
                 "high_res_pixel_values": facts.floats(
@@ -93,11 +93,11 @@ class Images:
         )
 
     def several(self) -> Iterator[dict[str, Any]]:
-        """One image, or one in two crops, of each sample."""
+        """Several images, or crops of one, per sample."""
         facts = self.facts
         height, width = self.size
         for number in (1, 2, 3, 5):
-            yield self.kept(
+            yield self.select(
                 {
                     str(self.name): facts.floats(BATCH, number, self.channels, height, width),
                     "pixel_attention_mask": facts.ones(BATCH, number, height, width).bool(),
@@ -114,7 +114,7 @@ class Images:
             yield {str(self.name): clip.transpose(1, 2).contiguous()}
 
     def packed(self) -> Iterator[dict[str, Any]]:
-        """The patches of all images in one sequence, and the grid of each image."""
+        """The patches of all images in one sequence, with the grid of each image."""
         facts = self.facts
         name = "hidden_states" if "hidden_states" in facts else "pixel_values"
         if name not in facts:
@@ -140,7 +140,7 @@ class Images:
                 facts.floats(1, count, 3, *self.patch),
                 facts.floats(1, count, 3, self.temporal, *self.patch),
             ):
-                yield self.kept(
+                yield self.select(
                     {
                         name: values,
                         "image_grid_thw": grid,
@@ -155,31 +155,31 @@ class Images:
                 )
 
     def patches(self) -> Iterator[dict[str, Any]]:
-        """The patches of each image in a row, with their places."""
+        """The patches of each image as a sequence, with their positions."""
         facts = self.facts
         side = 2 * max(2, self.merge, facts.number("pooling_kernel_size", among=VISION))
         rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-        places = torch.stack([columns.flatten(), rows.flatten()], dim=-1).expand(BATCH, -1, -1).to(facts.device)
+        positions = torch.stack([columns.flatten(), rows.flatten()], dim=-1).expand(BATCH, -1, -1).to(facts.device)
         shapes = torch.tensor([[side, side]] * BATCH, device=facts.device)
         width = 3 * self.patch[0] * self.patch[1]
         strip = facts.floats(BATCH, 3, self.patch[0], side * side * self.patch[1])
         for values in (facts.floats(BATCH, side * side, width), strip, strip[:1].repeat(1, 1, 1, BATCH)):
-            yield self.kept(
+            yield self.select(
                 {
                     str(self.name): values,
                     "pixel_attention_mask": facts.ones(BATCH, side * side),
                     "patch_attention_mask": facts.ones(BATCH, side, side).bool(),
                     "spatial_shapes": shapes,
                     "target_sizes": shapes,
-                    "pixel_position_ids": places,
-                    "image_position_ids": places,
+                    "pixel_position_ids": positions,
+                    "image_position_ids": positions,
                 }
             )
 
     def tiles(self) -> dict[str, Any]:
         facts = self.facts
         number = facts.number("max_num_tiles", default=2)
-        return self.kept(
+        return self.select(
             {
                 str(self.name): facts.floats(BATCH, 1, number, self.channels, *self.size),
                 "aspect_ratio_ids": facts.ones(BATCH, 1),
@@ -194,7 +194,7 @@ def has_grid(facts: Facts) -> bool:
 
 
 def first_width(facts: Facts) -> int | None:
-    """The number of features of a patch, as the map that embeds it says."""
+    """The number of features of a patch, from the weight of the patch embedding."""
     for name, parameter in facts.module.named_parameters():
         if "patch_embed" in name and parameter.dim() >= 2:
             return int(parameter[0].numel())

@@ -1,4 +1,4 @@
-"""Fewer layers, of every kind that there was."""
+"""Fewer layers, at least one of every kind."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def shorten(node: Node, depth: int) -> None:
         if total > 2 and len(values) == total and not INDICES.search(name) and name != "depths"
     }
     outputs = getattr(node.config, "_out_indices", None) or []
-    chosen = choose(list(per_layer.values()), total, max(depth, len(outputs)))
+    chosen = choose_layers(list(per_layer.values()), total, max(depth, len(outputs)))
     for name, value in counts.items():
         node.set(name, min(value, len(chosen) if value == total else depth))
     for name in per_layer:
-        node.set(name, [node.now(name)[index] for index in chosen])
+        node.set(name, [node.current(name)[index] for index in chosen])
     for name, values in node.lists():
         if name in ("depths", "num_block_repeats", "stage_num_blocks", "layers_per_stage", "blocks_per_stage"):
             if all(isinstance(value, int) for value in values):
@@ -47,38 +47,38 @@ def shorten(node: Node, depth: int) -> None:
     name_stages(node, total, len(chosen))
 
 
-def name_stages(node: Node, total: int, left: int) -> None:
-    """A backbone whose layers are its stages: fewer names, and outputs among them."""
+def name_stages(node: Node, total: int, count: int) -> None:
+    """Shorten the stage names of a backbone whose layers are its stages, and move its output indices into them."""
     names = node.get("stage_names")
-    if not names or len(names) != total + 1 or left == total:
+    if not names or len(names) != total + 1 or count == total:
         return
-    node.set("stage_names", names[: left + 1])
+    node.set("stage_names", names[: count + 1])
     outputs = getattr(node.config, "_out_indices", None)
     if outputs:
-        places = list(range(left + 1 - len(outputs), left + 1))
-        vars(node.config)["_out_indices"] = places
-        vars(node.config)["_out_features"] = [names[place] for place in places]
+        indices = list(range(count + 1 - len(outputs), count + 1))
+        vars(node.config)["_out_indices"] = indices
+        vars(node.config)["_out_features"] = [names[index] for index in indices]
 
 
-def choose(lists: list[list[Any]], total: int, depth: int) -> list[int]:
-    """Places of layers: one of every kind that some list tells apart, then the first ones."""
+def choose_layers(lists: list[list[Any]], total: int, depth: int) -> list[int]:
+    """Indices of layers: one of every kind that a per-layer list distinguishes, then the first ones."""
     chosen: set[int] = set()
     for values in lists:
         kinds = {str(value) for value in values}
         if len(kinds) > 4:
             continue
         for kind in sorted(kinds):
-            places = [place for place, value in enumerate(values) if str(value) == kind]
-            if not chosen.intersection(places):
-                chosen.add(places[0])
-    for place in range(total):
+            members = [index for index, value in enumerate(values) if str(value) == kind]
+            if not chosen.intersection(members):
+                chosen.add(members[0])
+    for index in range(total):
         if len(chosen) < min(depth, total):
-            chosen.add(place)
+            chosen.add(index)
     return sorted(chosen)
 
 
-def indices(values: list[int], total: int, left: int) -> list[int]:
-    """Numbers of layers, spread over fewer layers; lists that named every layer still do."""
+def indices(values: list[int], total: int, count: int) -> list[int]:
+    """Layer indices scaled to fewer layers; a list of all layers stays a list of all layers."""
     if len(set(values)) >= total:
-        return list(range(left))
-    return sorted({min(left - 1, value * left // total) for value in values})
+        return list(range(count))
+    return sorted({min(count - 1, value * count // total) for value in values})

@@ -1,4 +1,4 @@
-"""Weights with nothing zero, constant or symmetric in them."""
+"""Random weights without zero, constant or symmetric entries."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import nn
 
 
 def randomise(model: nn.Module, seed: int = 0) -> None:
-    """Give every floating parameter normal values of a healthy scale, so that every part of the model matters."""
+    """Fill every floating-point parameter with normal values, scaled so that every part affects the outputs."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point() and parameter.numel():
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32).to(parameter)
-                parameter.copy_(fresh(parameter, noise))
+                parameter.copy_(random_values(parameter, noise))
 
 
-def fresh(parameter: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+def random_values(parameter: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     flat = parameter.detach().flatten()
     constant = bool(torch.isfinite(flat[0])) and bool((flat == flat[0]).all())
     if constant and float(flat[0]) == 1.0:

@@ -1,4 +1,4 @@
-"""Runs that reach every attention module of a model."""
+"""Dummy inputs with which every attention module of a model runs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .signature import BATCH, TOKENS, Facts
 from .text_inputs import OTHER, TEXT
 
 ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
-# Tries of one module, of which the first that works is taken.
-TRIES = 60
+# Inputs tried on one module; the first that works is used.
+MAX_TRIES = 60
 MAIN_INPUTS = ("input_ids", "pixel_values", "input_features", "input_values")
-# Not an input, but the number of embeddings that a layout becomes.
+# Not an input: the number of embeddings that a tower makes of a layout.
 COUNT = "_count"
 
 
@@ -38,13 +38,13 @@ class Run:
 
 
 def attention_modules(model: nn.Module) -> list[str]:
-    """The paths of the modules that attend, without those that only wrap one."""
-    named = {path: module for path, module in model.named_modules() if is_attention(module)}
+    """The paths of the attention modules, without those that only wrap one."""
+    candidates = {path: module for path, module in model.named_modules() if is_attention(module)}
 
     def wraps(path: str) -> bool:
-        return any(other != path and other.startswith(f"{path}." if path else "") for other in named)
+        return any(inner != path and inner.startswith(f"{path}." if path else "") for inner in candidates)
 
-    return [path for path in named if not wraps(path) or owns_maps(named[path])]
+    return [path for path in candidates if not wraps(path) or has_maps(candidates[path])]
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -53,29 +53,29 @@ def is_attention(module: nn.Module) -> bool:
     return bool(ATTENTION.search(type(module).__name__)) and any(True for _ in module.parameters())
 
 
-def owns_maps(module: nn.Module) -> bool:
-    """Whether a module has at least two maps or tables of its own, as wrappers with an output layer have not."""
-    own = sum(1 for child in module.children() if type(child).__name__ in ("Linear", "Conv1d", "Conv2d", "Conv1D"))
-    return own + sum(1 for _ in module.parameters(recurse=False)) >= 2
+def has_maps(module: nn.Module) -> bool:
+    """Whether a module has at least two direct maps or parameters; a wrapper with an output layer has fewer."""
+    maps = sum(1 for child in module.children() if type(child).__name__ in ("Linear", "Conv1d", "Conv2d", "Conv1D"))
+    return maps + sum(1 for _ in module.parameters(recurse=False)) >= 2
 
 
 def sample_runs(model: nn.Module) -> list[Run]:
-    """Small inputs on which the model runs, and where it does not reach all of its attention, parts of it do."""
+    """Small inputs for the model, and for submodules where the model does not reach all of its attention."""
     missing = set(attention_modules(model))
     runs: list[Run] = []
-    with quiet(model), watching(model, missing) as touched:
+    with quiet(model), record_calls(model, missing) as called:
         for path in starting_points(model):
-            if path and not any(one == path or one.startswith(f"{path}.") for one in missing):
+            if path and not any(module_path == path or module_path.startswith(f"{path}.") for module_path in missing):
                 continue
-            inputs = working_inputs(model, path, touched)
-            if inputs is not None and (not path or missing & touched):
+            inputs = working_inputs(model, path, called)
+            if inputs is not None and (not path or missing & called):
                 runs.append(Run(path, inputs))
-                missing -= touched
+                missing -= called
     return runs
 
 
 def starting_points(model: nn.Module) -> list[str]:
-    """The model, models inside of it, and then any other module, from the outside in."""
+    """The paths of the model, of models inside of it, and then of any other module, outermost first."""
     paths = [path for path, _ in model.named_modules() if path]
     inner = [path for path in paths if isinstance(model.get_submodule(path), PreTrainedModel)]
     others = sorted((path for path in paths if path not in set(inner)), key=lambda path: path.count("."))
@@ -84,7 +84,7 @@ def starting_points(model: nn.Module) -> list[str]:
 
 @contextmanager
 def quiet(model: nn.Module) -> Iterator[None]:
-    """Evaluation without gradients, with modes and the random state as they were afterwards."""
+    """Evaluation mode without gradients; training modes and the random state are restored afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -97,70 +97,70 @@ def quiet(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def watching(model: nn.Module, paths: set[str]) -> Iterator[set[str]]:
-    """The paths of those modules that have run since the set was cleared."""
-    touched: set[str] = set()
+def record_calls(model: nn.Module, paths: set[str]) -> Iterator[set[str]]:
+    """A set to which the paths of modules are added as they run."""
+    called: set[str] = set()
 
-    def note(path: str) -> Callable[..., None]:
-        return lambda module, inputs, output: touched.add(path)
+    def recorder(path: str) -> Callable[..., None]:
+        return lambda module, inputs, output: called.add(path)
 
-    with hooks([(model.get_submodule(path), note(path)) for path in paths]):
-        yield touched
+    with hooks([(model.get_submodule(path), recorder(path)) for path in paths]):
+        yield called
 
 
-def working_inputs(model: nn.Module, path: str, touched: set[str]) -> dict[str, Any] | None:
+def working_inputs(model: nn.Module, path: str, called: set[str]) -> dict[str, Any] | None:
     module = model.get_submodule(path)
     if type(module).forward is nn.Module.forward or isinstance(module, nn.ModuleList | nn.ModuleDict):
         return None
     facts = Facts(module, model)
-    tries = block_inputs(facts)
+    candidates = block_inputs(facts)
     if isinstance(module, PreTrainedModel) or any(name in facts for name in MAIN_INPUTS):
-        tries = chain(whole_inputs(facts), tries)
-    for tried in islice(tries, TRIES):
-        inputs = {name: value for name, value in tried.items() if name != COUNT}
+        candidates = chain(whole_inputs(facts), candidates)
+    for candidate in islice(candidates, MAX_TRIES):
+        inputs = {name: value for name, value in candidate.items() if name != COUNT}
         if any(name not in inputs for name in facts.required()):
             continue
-        touched.clear()
+        called.clear()
         if works(module, inputs):
-            return with_memory(facts, inputs, touched)
+            return add_cross_attention(facts, inputs, called)
     return None
 
 
-def with_memory(facts: Facts, inputs: dict[str, Any], touched: set[str]) -> dict[str, Any]:
-    """The same with something to attend to across, if that reaches more."""
+def add_cross_attention(facts: Facts, inputs: dict[str, Any], called: set[str]) -> dict[str, Any]:
+    """The inputs with encoder hidden states for cross-attention, if more modules run with them."""
     name = "encoder_hidden_states"
     if name not in facts or name in inputs:
         return inputs
-    more = {**inputs, name: OTHER[name](facts, TOKENS)}
+    extended = {**inputs, name: OTHER[name](facts, TOKENS)}
     if "query_embeds" in facts and "query_embeds" not in inputs:
-        # Only queries attend across, and they come before the text.
-        more["query_embeds"] = OTHER["query_embeds"](facts, TOKENS)
-        more["attention_mask"] = facts.ones(BATCH, 2 * TOKENS)
-    before = set(touched)
-    touched.clear()
-    if works(facts.module, more) and len(touched) > len(before):
-        return more
-    touched.clear()
-    touched.update(before)
+        # Only queries use cross-attention, and they come before the text.
+        extended["query_embeds"] = OTHER["query_embeds"](facts, TOKENS)
+        extended["attention_mask"] = facts.ones(BATCH, 2 * TOKENS)
+    called_before = set(called)
+    called.clear()
+    if works(facts.module, extended) and len(called) > len(called_before):
+        return extended
+    called.clear()
+    called.update(called_before)
     return inputs
 
 
 def works(module: nn.Module, inputs: dict[str, Any]) -> bool:
     try:
         module(**inputs)
-    except Exception:  # whatever a model says to inputs that do not fit it
+    except Exception:  # a model may raise any error for inputs that do not fit
         return False
     return True
 
 
 def whole_inputs(facts: Facts) -> Iterator[dict[str, Any]]:
-    """Inputs of every kind that the model takes, and then of fewer kinds."""
+    """Candidate inputs of every modality that the model accepts, and then of fewer modalities."""
     images = list(islice(Images(facts).layouts(), 24)) or [{}]
     sounds = list(islice(Sounds(facts).layouts(), 24)) or [{}]
     if "input_ids" in facts and images != [{}]:
-        images = seen_by(facts, "get_image_features", images)
+        images = first_encoded(facts, "get_image_features", images)
     if "input_ids" in facts and sounds != [{}]:
-        sounds = seen_by(facts, "get_audio_features", sounds)
+        sounds = first_encoded(facts, "get_audio_features", sounds)
     others = other_inputs(facts)
     for length in facts.lengths() if "input_ids" in facts else [TOKENS]:
         for image, sound in product(images, sounds):
@@ -175,8 +175,8 @@ def whole_inputs(facts: Facts) -> Iterator[dict[str, Any]]:
         yield {**sound, **others}
         yield sound
     yield others
-    books = facts.number("num_codebooks", "num_quantizers")
-    for number in (books, books + 1) if books and "input_ids" in facts else ():
+    codebooks = facts.number("num_codebooks", "num_quantizers")
+    for number in (codebooks, codebooks + 1) if codebooks and "input_ids" in facts else ():
         ids = facts.ids(facts.vocabulary(), BATCH, TOKENS, number, avoid=facts.special())
         yield {"input_ids": ids}
         yield {"input_ids": ids.transpose(1, 2)}
@@ -194,15 +194,14 @@ def other_inputs(facts: Facts) -> dict[str, Any]:
     names = [name for name in OTHER if name in facts and name not in skipped]
     if "encoder_hidden_states" in names and "encoder_hidden_states" not in facts.required():
         names.remove("encoder_hidden_states")
-    # Ids under other names, of models that have no `input_ids` to go with.
-    asked = [
-        name for name in TEXT if name in facts.required() and "input_ids" not in facts and name != "attention_mask"
-    ]
-    return {name: {**TEXT, **OTHER}[name](facts, TOKENS) for name in [*asked, *names]}
+    # Ids under other names, for models without `input_ids`.
+    ids = [name for name in TEXT if name in facts.required() and "input_ids" not in facts and name != "attention_mask"]
+    return {name: {**TEXT, **OTHER}[name](facts, TOKENS) for name in [*ids, *names]}
 
 
-def seen_by(facts: Facts, method: str, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first layout that the model makes features of, with their number under `COUNT`; all if it does not say."""
+def first_encoded(facts: Facts, method: str, layouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first layout that the tower encodes, with the number of embeddings under `COUNT`; all layouts where the
+    model has no such method."""
     features = getattr(facts.module, method, None)
     if features is None:
         return layouts
@@ -216,7 +215,7 @@ def seen_by(facts: Facts, method: str, layouts: list[dict[str, Any]]) -> list[di
 
 
 def rows(output: Any, facts: Facts) -> int:
-    """How many embeddings of tokens there are in what a tower returned."""
+    """The number of token embeddings in the output of a tower."""
     try:
         width = facts.module.get_input_embeddings().weight.shape[-1]  # type: ignore[operator]
     except (AttributeError, NotImplementedError):
@@ -225,12 +224,14 @@ def rows(output: Any, facts: Facts) -> int:
     if isinstance(output, torch.Tensor):
         return output.numel() // width if output.shape[-1] == width else 0
     if isinstance(output, list | tuple):
-        return sum(one.numel() // width for one in output if isinstance(one, torch.Tensor) and one.shape[-1] == width)
+        return sum(
+            part.numel() // width for part in output if isinstance(part, torch.Tensor) and part.shape[-1] == width
+        )
     return 0
 
 
 def text_inputs(facts: Facts, length: int, image: dict[str, Any], sound: dict[str, Any]) -> dict[str, Any]:
-    """Ids, with a placeholder for each embedding of an image or a sound, and what goes with them."""
+    """Token ids, with a placeholder for each embedding of an image or audio, and the inputs that depend on them."""
     if "input_ids" not in facts:
         return {}
     ids = facts.ids(facts.vocabulary(), BATCH, length, avoid=facts.special()).cpu()

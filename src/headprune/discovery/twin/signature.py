@@ -1,4 +1,4 @@
-"""What a module's config and signature say about its inputs."""
+"""The inputs of a module, from its config and the signature of its forward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEED = 20
 
 
 class Facts:
-    """A module to run: what it takes, what its config says, and random values for it."""
+    """A module with the parameters of its forward and the values of its config, and a generator of random inputs."""
 
     def __init__(self, module: nn.Module, root: nn.Module) -> None:
         self.module = module
@@ -46,7 +46,7 @@ class Facts:
         return [name for name, parameter in self.parameters.items() if parameter.default is parameter.empty]
 
     def find(self, *names: str, among: str = "") -> Any:
-        """The first value under one of these names, in the config itself and then in those inside (under `among`)."""
+        """The first value of one of these names: in configs whose path matches `among`, then in all configs."""
         matching = [node for node in self.tree if among and re.search(among, node.path)]
         for node in [*matching, *self.tree]:
             for name in names:
@@ -67,32 +67,30 @@ class Facts:
         return torch.randn(*shape, generator=self.generator).to(self.device, self.dtype)
 
     def ids(self, below: int, *shape: int, avoid: frozenset[int] = frozenset()) -> torch.Tensor:
-        """Ids that differ as far as there are enough of them, none of them special."""
-        allowed = torch.tensor([one for one in range(min(below, 4096)) if one not in avoid] or [0])
+        """Random ids, all different where there are enough, without those in `avoid`."""
+        allowed = torch.tensor([token for token in range(min(below, 4096)) if token not in avoid] or [0])
         size = int(torch.tensor(shape).prod())
         if len(allowed) >= size:
-            chosen = torch.randperm(len(allowed), generator=self.generator)[:size]
+            indices = torch.randperm(len(allowed), generator=self.generator)[:size]
         else:
-            chosen = torch.randint(len(allowed), (size,), generator=self.generator)
-        return allowed[chosen].reshape(shape).to(self.device)
+            indices = torch.randint(len(allowed), (size,), generator=self.generator)
+        return allowed[indices].reshape(shape).to(self.device)
 
     def ones(self, *shape: int) -> torch.Tensor:
         return torch.ones(*shape, dtype=torch.long, device=self.device)
 
     def special(self) -> frozenset[int]:
-        return frozenset(one for node in self.tree for one in special_ids(node.old))
+        return frozenset(token for node in self.tree for token in special_ids(node.old))
 
     def vocabulary(self, decoder: bool = False) -> int:
-        sizes = [size for size in self.embeddings() if size > 1]
-        named = self.number(
-            "decoder_vocab_size", "tgt_vocab_size", "vocab_size", among="decoder" if decoder else "text"
-        )
-        if named and (decoder or not sizes):
-            return named
-        return min([named, *sizes]) if named else min(sizes, default=32)
+        rows = [count for count in self.embeddings() if count > 1]
+        size = self.number("decoder_vocab_size", "tgt_vocab_size", "vocab_size", among="decoder" if decoder else "text")
+        if size and (decoder or not rows):
+            return size
+        return min([size, *rows]) if size else min(rows, default=32)
 
     def embeddings(self) -> Iterator[int]:
-        """The number of rows of the table of input ids."""
+        """The number of rows of the input embeddings, where the module has them."""
         try:
             table = self.module.get_input_embeddings()  # type: ignore[operator]
         except (AttributeError, NotImplementedError, TypeError):
@@ -101,7 +99,7 @@ class Facts:
             yield table.weight.shape[0]
 
     def lengths(self) -> list[int]:
-        """Numbers of tokens to try: a few, or as many as sparse attention needs to be sparse."""
+        """Sequence lengths to try; first one long enough for block-sparse attention to be sparse."""
         block = self.number("block_size", "local_radius")
         lengths = [TOKENS, 16, 64]
         if self.find("attention_type") == "block_sparse" and block:
@@ -113,6 +111,6 @@ class Facts:
 def special_ids(values: dict[str, Any]) -> Iterator[int]:
     for name, value in values.items():
         if TOKEN.search(name):
-            for one in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(one, int) and not isinstance(one, bool):
-                    yield one
+            for token in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(token, int) and not isinstance(token, bool):
+                    yield token

@@ -1,4 +1,4 @@
-"""Ids and what goes with them, by the names of a forward's arguments."""
+"""Dummy text inputs and others, by the names of a forward's arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from .signature import BATCH, Facts
 
-# Everything that a model takes besides ids, images and sound; `count` is the number of tokens.
+# Makers of all inputs but ids, images and audio; `count` is the number of tokens.
 Maker = Callable[[Facts, int], Any]
 
 
@@ -26,10 +26,10 @@ def boxes(facts: Facts, count: int) -> torch.Tensor:
 
 
 def mentions(facts: Facts, count: int) -> torch.Tensor:
-    places = -torch.ones(BATCH, 2, facts.number("max_mention_length", default=4), dtype=torch.long)
-    places[:, 0, :2] = torch.tensor([0, 1])
-    places[:, 1, :1] = 3
-    return places.to(facts.device)
+    positions = -torch.ones(BATCH, 2, facts.number("max_mention_length", default=4), dtype=torch.long)
+    positions[:, 0, :2] = torch.tensor([0, 1])
+    positions[:, 1, :1] = 3
+    return positions.to(facts.device)
 
 
 def decoder_ids(facts: Facts, count: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Vocabularies, and the ids of special tokens below them."""
+"""Small vocabularies, and special token ids that fit into them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .config_patterns import TOKEN, VOCAB
 from .config_tree import Node
 
 VOCABULARY = 199
-# Ids below stay what they are.
+# Ids below this stay the same.
 LOW = 60
 
 
@@ -17,27 +17,27 @@ def reduce_vocabulary(tree: list[Node]) -> None:
     if not large:
         return
     ids = sorted({value for node in tree for value in token_ids(node) if value >= LOW}, reverse=True)
-    # From the top down, so that what was the last of a vocabulary is the last again.
-    new = {value: VOCABULARY - 1 - place for place, value in enumerate(ids)}
+    # From the top down, so that the last id of a vocabulary stays the last.
+    new = {value: VOCABULARY - 1 - rank for rank, value in enumerate(ids)}
     for node in tree:
         for name, value in node.old.items():
             if VOCAB.search(name) and value in large:
                 node.set(name, VOCABULARY)
             elif TOKEN.search(name):
-                node.set(name, replaced(value, new))
+                node.set(name, replace_ids(value, new))
 
 
 def token_ids(node: Node) -> list[int]:
-    found = []
+    ids = []
     for name, value in node.old.items():
         if TOKEN.search(name):
-            for one in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(one, int) and not isinstance(one, bool):
-                    found.append(one)
-    return found
+            for token in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(token, int) and not isinstance(token, bool):
+                    ids.append(token)
+    return ids
 
 
-def replaced(value: Any, new: dict[int, int]) -> Any:
+def replace_ids(value: Any, new: dict[int, int]) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)(replaced(one, new) for one in value)
+        return type(value)(replace_ids(item, new) for item in value)
     return new.get(value, value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -1,4 +1,4 @@
-"""Heads and widths: values that were equal anywhere in a tree of configs stay equal, and heads still divide widths."""
+"""Heads and widths: values that are equal anywhere in a tree of configs stay equal, and heads still divide widths."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ def is_width(name: str) -> bool:
 
 
 def reduce_heads(tree: list[Node]) -> None:
-    """Few heads, and fewer key-value heads where there were fewer; lists (a count per stage) stay as they are."""
+    """Few heads, and fewer key-value heads where the model has fewer; lists (a count per stage) stay the same."""
     for node in tree:
         queries = max(
             (value for name, value in node.ints() if HEADS.search(name) and not KV_HEADS.search(name)), default=0
         )
         for name, value in node.ints():
             if HEADS.search(name) and value > 0:
-                node.set(name, few(value, queries, bool(KV_HEADS.search(name))))
+                node.set(name, small_head_count(value, queries, bool(KV_HEADS.search(name))))
         for name, values in node.lists():
             if name.endswith("heads_per_layer"):
-                node.set(name, [few(value, queries, bool(KV_HEADS.search(name))) for value in values])
+                node.set(name, [small_head_count(value, queries, bool(KV_HEADS.search(name))) for value in values])
         linear = node.get("linear_num_key_heads"), node.get("linear_num_value_heads")
         if None not in linear and linear[0] < linear[1]:
             node.set("linear_num_key_heads", KV_COUNT)
 
 
-def few(value: int, queries: int, shared: bool) -> int:
+def small_head_count(value: int, queries: int, shared: bool) -> int:
     if shared and value < queries:
         return 1 if value == 1 else KV_COUNT
     return value if value < 3 else HEAD_COUNT
 
 
 def head_counts(node: Node) -> list[int]:
-    counts = [node.now(name) for name, value in node.ints() if HEADS.search(name) and value > 0]
+    counts = [node.current(name) for name, value in node.ints() if HEADS.search(name) and value > 0]
     for name, values in node.lists():
         if HEADS.search(name) and all(isinstance(value, int) for value in values):
-            counts += node.now(name)
+            counts += node.current(name)
     return counts
 
 
@@ -56,15 +56,15 @@ def main_width(node: Node) -> tuple[str, Any]:
     return next(((name, node.old[name]) for name in MAIN if isinstance(node.old.get(name), int)), ("", None))
 
 
-def splits(node: Node) -> bool:
-    """Whether a head is as wide as the stream divided by the number of heads."""
+def head_splits_width(node: Node) -> bool:
+    """Whether the width of a head is that of the residual stream divided by the number of heads."""
     explicit = node.get(*EXPLICIT)
     width = main_width(node)[1]
     heads = [value for name, value in node.ints() if HEADS.search(name) and not KV_HEADS.search(name)]
     return not isinstance(explicit, int) or (bool(heads) and explicit * heads[0] == width)
 
 
-def staged(node: Node) -> dict[str, list[int]]:
+def heads_per_stage(node: Node) -> dict[str, list[int]]:
     """Heads per stage in vision models whose stages grow wider."""
     return {
         name: values
@@ -74,67 +74,67 @@ def staged(node: Node) -> dict[str, list[int]]:
 
 
 class WidthMap:
-    """From the widths of a tree of configs to small ones."""
+    """Maps the widths of a tree of configs to small ones."""
 
     def __init__(self, tree: list[Node], keep_heads: bool) -> None:
         self.keep_heads = keep_heads
-        self.taken: dict[int, int] = {}
+        self.mapping: dict[int, int] = {}
         self.stages(tree)
         self.streams(tree)
         fresh_ffn = (24 + 16 * step for step in count())
         fresh = (96 + 64 * step for step in count())
         for name, value in all_widths(tree):
-            if value not in self.taken and FFN.search(name) and value > 64:
-                self.taken[value] = next(fresh_ffn)
+            if value not in self.mapping and FFN.search(name) and value > 64:
+                self.mapping[value] = next(fresh_ffn)
         for node in tree:
             width = main_width(node)[1]
             if (
-                width in self.taken
+                width in self.mapping
                 and "attention_hidden_size" in node.old
                 and node.old["attention_hidden_size"] == 2 * width
             ):
-                self.taken.setdefault(2 * width, 2 * self.taken[width])
+                self.mapping.setdefault(2 * width, 2 * self.mapping[width])
         for _name, value in all_widths(tree):
-            if value not in self.taken and value >= 128:
-                self.taken[value] = next(fresh)
+            if value not in self.mapping and value >= 128:
+                self.mapping[value] = next(fresh)
 
     def stages(self, tree: list[Node]) -> None:
         for node in tree:
-            for heads in staged(node).values():
+            for heads in heads_per_stage(node).values():
                 first = node.get("embed_dim", "embedding_size", "patch_embeds_hidden_size")
                 doubling = all(later == 2 * earlier for earlier, later in pairwise(heads))
                 if isinstance(first, int) and doubling:
                     for stage in range(len(heads) + 1):
-                        self.taken.setdefault(first * 2**stage, heads[0] * HEAD * 2**stage)
+                        self.mapping.setdefault(first * 2**stage, heads[0] * HEAD * 2**stage)
                 for name, values in node.lists():
                     if is_width(name) and len(values) == len(heads) and all(isinstance(value, int) for value in values):
                         for value, number in zip(values, heads, strict=True):
-                            self.taken.setdefault(value, number * HEAD)
+                            self.mapping.setdefault(value, number * HEAD)
 
     def streams(self, tree: list[Node]) -> None:
-        """The widths of residual streams: different ones stay different."""
+        """Map the widths of residual streams; different ones stay different."""
         divisors: dict[int, int] = {}
         free: set[int] = set()
         for node in tree:
             width = main_width(node)[1]
             counts = [number for number in head_counts(node) if number]
-            if width is None or staged(node) or width < 16:
+            if width is None or heads_per_stage(node) or width < 16:
                 continue
             if not counts and node.path and width not in divisors:
                 continue
-            if splits(node):
+            if head_splits_width(node):
                 divisors[width] = lcm(divisors.get(width, 1), *counts)
             else:
                 free.add(width)
                 divisors.setdefault(width, 1)
-        used = set(self.taken.values())
+        used = set(self.mapping.values())
         for width, divisor in sorted(divisors.items()):
-            if width in self.taken and self.taken[width] % divisor == 0:
+            if width in self.mapping and self.mapping[width] % divisor == 0:
                 continue
-            # Twice as wide as another stay so: some streams are two tokens of another in a row.
-            double = 2 * self.taken.get(width // 2, 0) if width % 2 == 0 else 0
+            # A width that is twice another stays so: some streams concatenate two tokens of another.
+            double = 2 * self.mapping.get(width // 2, 0) if width % 2 == 0 else 0
             if double and double % divisor == 0 and double not in used and width not in free:
-                self.taken[width] = double
+                self.mapping[width] = double
                 used.add(double)
                 continue
             if self.keep_heads and width not in free:
@@ -144,21 +144,21 @@ class WidthMap:
             candidate = step * 2 if width in free else step
             while candidate in used and candidate < 8 * step:
                 candidate += step
-            self.taken[width] = candidate
+            self.mapping[width] = candidate
             used.add(candidate)
 
     def apply(self, tree: list[Node]) -> None:
         for node in tree:
             for name, value in node.ints():
-                if is_width(name) and value in self.taken:
-                    node.set(name, self.taken[value])
+                if is_width(name) and value in self.mapping:
+                    node.set(name, self.mapping[value])
             for name, values in node.lists():
-                if is_width(name) and all(isinstance(value, int) and value in self.taken for value in values):
-                    node.set(name, [self.taken[value] for value in values])
+                if is_width(name) and all(isinstance(value, int) and value in self.mapping for value in values):
+                    node.set(name, [self.mapping[value] for value in values])
             self.heads(node)
 
     def heads(self, node: Node) -> None:
-        """Widths of heads, the latent ranks of keys and queries, and the sections of rotary positions."""
+        """Reduce the widths of heads and the latent ranks of keys and queries."""
         nope = node.get("qk_nope_head_dim")
         latent = bool(nope and node.get("kv_lora_rank", "q_lora_rank"))
         unit = nope / HEAD if latent else None
@@ -170,19 +170,19 @@ class WidthMap:
                 continue
             if unit:
                 node.set(name, max(4, int(value / unit) // 2 * 2))
-            elif value == explicit and splits(node):
-                heads = next((node.now(n) for n, v in node.ints() if HEADS.search(n) and not KV_HEADS.search(n)), 1)
-                node.set(name, max(1, self.taken.get(main_width(node)[1], main_width(node)[1]) // heads))
+            elif value == explicit and head_splits_width(node):
+                heads = next((node.current(n) for n, v in node.ints() if HEADS.search(n) and not KV_HEADS.search(n)), 1)
+                node.set(name, max(1, self.mapping.get(main_width(node)[1], main_width(node)[1]) // heads))
             else:
                 node.set(name, HEAD * max(1, value // explicit) if isinstance(explicit, int) and explicit else HEAD)
         if latent and node.get("qk_head_dim") is not None:
-            node.set("qk_head_dim", node.now("qk_nope_head_dim") + node.now("qk_rope_head_dim"))
+            node.set("qk_head_dim", node.current("qk_nope_head_dim") + node.current("qk_rope_head_dim"))
         mamba(node)
 
 
 def mamba(node: Node) -> None:
     """State-space layers: heads times their width is the expanded stream."""
-    width = node.now(main_width(node)[0])
+    width = node.current(main_width(node)[0])
     expand = node.get("mamba_expand", "expand")
     heads, size = (
         next((name for name in names if node.get(name) is not None), "")
@@ -191,8 +191,8 @@ def mamba(node: Node) -> None:
             ("mamba_d_head", "mamba_head_dim", "mamba_headdim"),
         )
     )
-    known = heads and size and width and expand and isinstance(node.old[size], int)
-    if known and node.old[heads] * node.old[size] == expand * main_width(node)[1]:
+    complete = heads and size and width and expand and isinstance(node.old[size], int)
+    if complete and node.old[heads] * node.old[size] == expand * main_width(node)[1]:
         node.set(heads, HEAD_COUNT)
         node.set(size, int(expand * width) // HEAD_COUNT)
     if isinstance(node.get("mamba_d_ssm"), int) and heads and size:

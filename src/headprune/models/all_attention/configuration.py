@@ -1,5 +1,5 @@
-"""The numbers of an All-attention Transformer. As modeling.py, this file needs transformers alone: portable checkpoints
-carry both."""
+"""The config of the All-attention Transformer. Like modeling.py, this file imports only transformers and its
+dependencies: portable checkpoints contain both."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from transformers import PreTrainedConfig
 class AllAttentionConfig(PreTrainedConfig):
     """Settings of the All-attention Transformer (Sukhbaatar et al. 2019, arXiv 1907.01470).
 
-    Each head of a layer has `num_persistent_vectors` keys and values of its own beside those of the tokens; they stand
-    in for a feed-forward layer, and have as many parameters as one of that width where `head_dim` x
-    `num_attention_heads` is `hidden_size`. The position turns a part of each head, `partial_rotary_factor` of
-    `rope_parameters`.
+    Each head of a layer has `num_persistent_vectors` learned keys and values beside those of the tokens; they replace
+    the feed-forward layer, and have as many parameters as one of that width where `head_dim` x `num_attention_heads` is
+    `hidden_size`. Rotary embeddings apply to a part of each head, `partial_rotary_factor` of `rope_parameters`.
     """
 
     model_type = "all_attention"
@@ -26,14 +25,14 @@ class AllAttentionConfig(PreTrainedConfig):
     hidden_size: int = 512
     num_hidden_layers: int = 12
     num_attention_heads: int = 8
-    head_dim: int | None = None  # hidden_size / num_attention_heads where it is not given
+    head_dim: int | None = None  # None: hidden_size / num_attention_heads
     num_persistent_vectors: int = 2048
     max_position_embeddings: int = 2048
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-5
     attention_bias: bool = False
     attention_dropout: float = 0.0
-    hidden_dropout: float = 0.0  # of embeddings and of what a layer adds
+    hidden_dropout: float = 0.0  # of embeddings and of layer outputs before the residual addition
     rope_parameters: dict[str, Any] | None = None
     use_cache: bool = True
     pad_token_id: int | None = None
@@ -49,16 +48,18 @@ class AllAttentionConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Called by `@strict`: numbers that no model can be built from are refused."""
+        """Called by `@strict`: raises for values from which no model can be built."""
         if self.num_persistent_vectors < 1:
             raise ValueError(f"num_persistent_vectors must be 1 or more, not {self.num_persistent_vectors}.")
         if self.head_dim is None or self.head_dim < 2:
-            raise ValueError(f"head_dim must be 2 or more, as positions turn pairs of numbers, not {self.head_dim}.")
+            raise ValueError(
+                f"head_dim must be 2 or more, because rotary embeddings rotate pairs, not {self.head_dim}."
+            )
         if (self.rope_parameters or {}).get("rope_type", "default") != "default":
-            raise ValueError("rope_parameters must be of rope_type 'default': this model knows no other.")
+            raise ValueError("rope_type in rope_parameters must be 'default': this model supports no other.")
 
     @property
     def rotary_dim(self) -> int:
-        """How many numbers of each head are turned by the position: an even number, 2 or more."""
+        """The width of the rotated part of each head: an even number, 2 or more."""
         width, rope = self.head_dim or 0, self.rope_parameters or {}
         return max(2, int(width * rope.get("partial_rotary_factor", 1.0)) // 2 * 2)

@@ -1,7 +1,6 @@
-"""The All-attention Transformer: layers of attention alone, in which every head also looks at vectors that it has
-learned.
+"""The All-attention Transformer: layers of attention only, in which every head also attends to learned vectors.
 
-As configuration.py, this file needs torch and transformers alone: portable checkpoints carry both.
+Like configuration.py, this file imports only torch and transformers: portable checkpoints contain both.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def eager_attention_forward(
 
 
 def rotations(config: AllAttentionConfig, position_ids: torch.Tensor, like: torch.Tensor) -> Rotations:
-    """Cosines and sines of the angles at these positions, [batch, 1, tokens, half of what is turned]."""
+    """Cosines and sines of the angles at these positions, [batch, 1, tokens, half of the rotary width]."""
     precision = torch.promote_types(like.dtype, torch.float32)
     steps = torch.arange(0, config.rotary_dim, 2, device=like.device, dtype=precision) / config.rotary_dim
     theta = (config.rope_parameters or {}).get("rope_theta", 10000.0)
@@ -55,8 +54,8 @@ def rotations(config: AllAttentionConfig, position_ids: torch.Tensor, like: torc
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
-def turned(states: torch.Tensor, position_embeddings: Rotations) -> torch.Tensor:
-    """The first numbers of each head, those that show its position."""
+def rotate(states: torch.Tensor, position_embeddings: Rotations) -> torch.Tensor:
+    """The first `rotary_dim` features of each head, rotated by position."""
     cosines, sines = position_embeddings
     first, second = states[..., : 2 * cosines.shape[-1]].chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
@@ -95,17 +94,17 @@ class AllAttention(nn.Module):
         query = self.q_proj(hidden_states).view(shape).transpose(1, 2)
         key = self.k_proj(hidden_states).view(shape).transpose(1, 2)
         value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
-        key = torch.cat([turned(key, position_embeddings), key[..., self.rotary_dim :]], dim=-1)
+        key = torch.cat([rotate(key, position_embeddings), key[..., self.rotary_dim :]], dim=-1)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        # The memory joins behind the cache, which holds tokens only. It has no position, so a query must not be turned
-        # for it: queries are given both ways, and each sort of key has zeros where the other sort is looked at.
-        query = torch.cat([query, turned(query, position_embeddings)], dim=-1)
-        own_keys, own_values = (own.to(key.dtype).expand(len(key), -1, -1, -1) for own in self.memory())
-        plain, shown = key[..., self.rotary_dim :], key[..., : self.rotary_dim]
-        key = torch.cat([nn.functional.pad(plain, (self.rotary_dim, 0)), shown], dim=-1)
-        key = torch.cat([key, nn.functional.pad(own_keys, (0, self.rotary_dim))], dim=2)
-        value = torch.cat([value, own_values], dim=2)
+        # Persistent keys follow those of the KV cache, which holds tokens only. They have no position, so queries must
+        # not be rotated for them: queries contain both forms, and each type of key is zero at the other form.
+        query = torch.cat([query, rotate(query, position_embeddings)], dim=-1)
+        memory_keys, memory_values = (tensor.to(key.dtype).expand(len(key), -1, -1, -1) for tensor in self.memory())
+        unrotated, rotated = key[..., self.rotary_dim :], key[..., : self.rotary_dim]
+        key = torch.cat([nn.functional.pad(unrotated, (self.rotary_dim, 0)), rotated], dim=-1)
+        key = torch.cat([key, nn.functional.pad(memory_keys, (0, self.rotary_dim))], dim=2)
+        value = torch.cat([value, memory_values], dim=2)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         heads, weights = attend(
             self,
@@ -120,14 +119,14 @@ class AllAttention(nn.Module):
         return self.o_proj(heads.flatten(2).contiguous()), weights
 
     def memory(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The persistent keys and values, [heads, vectors, width]. As parameters they are as small as other weights,
-        for the sake of the optimiser; as keys and values they are scaled up to numbers of unit size."""
+        """The persistent keys and values, [heads, vectors, width]. The parameters have the scale of other weights, for
+        the optimiser; as keys and values they are scaled to unit variance."""
         keys, values = self.persistent_keys, self.persistent_values
         return keys * math.sqrt(self.head_dim), values * math.sqrt(values.shape[1])
 
 
 class AllAttentionLayer(GradientCheckpointingLayer):
-    """Attention, what came in added, a norm: there is no feed-forward part."""
+    """Attention, the residual addition, a norm: there is no feed-forward part."""
 
     def __init__(self, config: AllAttentionConfig, layer_idx: int) -> None:
         super().__init__()
@@ -147,7 +146,7 @@ class AllAttentionPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ("AllAttentionLayer",)
     _skip_keys_device_placement = ("past_key_values",)
-    # Flash and flex attention know no mask that every query may pass at the same columns.
+    # Flash and flex attention do not support a mask with columns that are open to all queries.
     _supports_flash_attn = False
     _supports_flex_attn = False
     _supports_sdpa = True
@@ -192,17 +191,19 @@ class AllAttentionModel(AllAttentionPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
-            seen = 0 if past_key_values is None else past_key_values.get_seq_length()
-            position_ids = (torch.arange(hidden_states.shape[1], device=hidden_states.device) + seen).unsqueeze(0)
+            past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+            position_ids = (torch.arange(hidden_states.shape[1], device=hidden_states.device) + past_length).unsqueeze(
+                0
+            )
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=hidden_states,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             position_ids=position_ids,
-            allow_is_causal_skip=False,  # a kernel's own causal mask would not let the memory through
+            allow_is_causal_skip=False,  # the causal mask of a kernel would hide the persistent vectors
         )
-        mask = memory_visible(mask, self.config.num_persistent_vectors)
+        mask = extend_mask(mask, self.config.num_persistent_vectors)
         position_embeddings = rotations(self.config, position_ids, hidden_states)
         hidden_states = self.dropout(hidden_states)
         for layer in self.layers:
@@ -216,16 +217,16 @@ class AllAttentionModel(AllAttentionPreTrainedModel):
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
 
 
-def memory_visible(mask: torch.Tensor | None, memory: int) -> torch.Tensor | None:
-    """The mask of the tokens with columns for the persistent vectors, at which every query may look."""
+def extend_mask(mask: torch.Tensor | None, memory: int) -> torch.Tensor | None:
+    """The mask of the tokens, with columns for the persistent vectors that are open to all queries."""
     if mask is None:
         return None
-    seen = mask.new_ones(()) if mask.dtype == torch.bool else mask.new_zeros(())
-    return torch.cat([mask, seen.expand(*mask.shape[:-1], memory)], dim=-1)
+    open_column = mask.new_ones(()) if mask.dtype == torch.bool else mask.new_zeros(())
+    return torch.cat([mask, open_column.expand(*mask.shape[:-1], memory)], dim=-1)
 
 
 class AllAttentionForCausalLM(AllAttentionPreTrainedModel, GenerationMixin):
-    """The model with a map to the vocabulary."""
+    """The model with a language modeling head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
@@ -258,8 +259,8 @@ class AllAttentionForCausalLM(AllAttentionPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        wanted = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, wanted, :])
+        kept_positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept_positions, :])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)

@@ -1,7 +1,8 @@
-"""`headprune reproduce all-attention`: learned gates on an All-attention Transformer (arXiv 2110.03252), in small.
+"""`headprune reproduce all-attention`: learned gates on a small All-attention Transformer (arXiv 2110.03252).
 
 The paper trains large models on WikiText-103. Here its comparison is repeated with byte-level models that train in
-minutes: loss against size, beside a Transformer whose heads alone are pruned, and without each of its three techniques.
+minutes: loss against size, next to a Transformer of which only heads are pruned, and without each of its three
+techniques.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from headprune.checkpoint.atomic_files import path_exists, write_text
 from headprune.extras import require
 from headprune.papers.all_attention.outcome import HEADINGS, cells_of, figure_of, sentence_of, tables_of
 from headprune.papers.all_attention.plan import TITLES, Row, Settings
 from headprune.papers.all_attention.study import RESULTS, Study
 from headprune.papers.all_attention.text import read_text
-from headprune.papers.all_attention.training import Watch
-from headprune.papers.paper import ReproductionError
-from headprune.papers.tables import Table, shown
-from headprune.report.export import save_figure
-from headprune.store.files import is_there, write_text
+from headprune.papers.all_attention.training import OnLoss
+from headprune.papers.paper_models import ReproductionError
+from headprune.papers.tables import Table, format_cell
+from headprune.reports.save_figures import save_figure
 
 with require("cli", "Reproducing a paper needs"):
     from rich import box
@@ -29,8 +30,8 @@ with require("cli", "Reproducing a paper needs"):
     from rich.table import Table as RichTable
 
 DEFAULTS = Settings()
-# Short headings for a terminal, and the columns of the tables that they stand for.
-PRINTED = {
+# Short headings for a terminal -> columns of the tables.
+TERMINAL_COLUMNS = {
     "heads": "Heads",
     "size": "Parameters outside embeddings",
     "%": "of dense (%)",
@@ -51,11 +52,11 @@ def reproduce_all_attention(
     """Train, prune and measure all models of the comparison, and write its tables and its figure to `out`; returns the
     files and the rows.
 
-    `data` is a text file; without one, Python's own help texts serve. `scale` multiplies the numbers of steps. Rows
-    that are finished in `out` are kept.
+    `data` is a text file, by default the help texts of Python. `scale` multiplies the numbers of steps. Finished rows
+    in `out` are not repeated.
     """
     console = console or Console()
-    if is_there(out, ReproductionError) and not out.is_dir():
+    if path_exists(out, ReproductionError) and not out.is_dir():
         raise ReproductionError(f"{out} is a file; choose a directory for the tables and figures.")
     settings = dataclasses.replace(DEFAULTS, seed=seed).scaled(scale)
     text = read_text(data, settings.context)
@@ -68,7 +69,7 @@ def reproduce_all_attention(
         files += save_figure(figure_of(study.rows, text.name), out / "figures", "figure1")
     except OSError as error:
         raise ReproductionError(f"Cannot write to {out}: {error.strerror}; choose another directory.") from None
-    console.print(_printed(study.rows))
+    console.print(_terminal_table(study.rows))
     console.print(
         "Size: parameters outside embeddings. Loss: nats per byte of held-out text, and how far it is above that of "
         "the dense model, as it was and trained on for as many steps; the tables have intervals.",
@@ -86,7 +87,7 @@ def _run(study: Study, console: Console) -> None:
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
         task = progress.add_task("", total=sum(map(study.steps, missing)), loss="-")
 
-        def begin(row: Row) -> Watch:
+        def begin(row: Row) -> OnLoss:
             progress.update(task, description=f"{TITLES[row.model]}: {row.what}")
             return lambda loss: progress.update(task, advance=1, loss=f"{loss:.3f}")
 
@@ -110,15 +111,15 @@ def _write_tables(tables: list[Table], out: Path) -> list[Path]:
     return files
 
 
-def _printed(rows: list[dict[str, Any]]) -> RichTable:
-    """All rows in the width of a terminal; the files say more."""
-    columns = [Column(name, justify="right") for name in PRINTED]
-    made = RichTable(Column(no_wrap=True), *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+def _terminal_table(rows: list[dict[str, Any]]) -> RichTable:
+    """All rows as a table that fits into a terminal; the files have more columns."""
+    columns = [Column(name, justify="right") for name in TERMINAL_COLUMNS]
+    table = RichTable(Column(no_wrap=True), *columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for model, title in TITLES.items():
-        made.add_section()
-        made.add_row(title, style="bold")
+        table.add_section()
+        table.add_row(title, style="bold")
         for row in rows:
             if row["model"] == model:
                 cells = dict(zip(HEADINGS, cells_of(row, rows), strict=True))
-                made.add_row(row["what"], *(shown(cells[heading]) for heading in PRINTED.values()))
-    return made
+                table.add_row(row["what"], *(format_cell(cells[heading]) for heading in TERMINAL_COLUMNS.values()))
+    return table

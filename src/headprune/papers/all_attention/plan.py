@@ -1,4 +1,4 @@
-"""What is trained and compared: the sizes, the steps, and one row per model that is measured."""
+"""The plan of a reproduction: sizes, numbers of steps, and one row per model to train and measure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from headprune.models import AllAttentionConfig, AllAttentionForCausalLM
 from headprune.papers.all_attention.text import VOCABULARY
-from headprune.papers.paper import ReproductionError
+from headprune.papers.paper_models import ReproductionError
 
 PAPER = "arXiv 2110.03252"
 TITLES = {"all-attention": "All-attention", "transformer": "Transformer, heads only"}
-# Each of the paper's techniques, and what a run without it has instead.
+# Each technique of the paper -> the option of GateConfig, and its value without the technique.
 TECHNIQUES: dict[str, tuple[str, Any]] = {
     "initial value": ("start", 0.0),
     "rescaling": ("rescale", False),
@@ -26,7 +26,7 @@ TECHNIQUES: dict[str, tuple[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All numbers of a reproduction. Both models have the same width, layers and heads, and but for norms the same
+    """The settings of a reproduction. Both models have the same width, layers and heads, and, norms aside, the same
     number of parameters outside of embeddings."""
 
     seed: int = 0
@@ -34,25 +34,27 @@ class Settings:
     layers: int = 5
     heads: int = 8
     hidden: int = 96
-    persistent: int = 192  # vectors of a head; the feed-forward layers of the Transformer have as many parameters
+    persistent: int = (
+        192  # vectors of a head; the feed-forward layers of the Transformer have the same number of parameters
+    )
     context: int = 64
     batch: int = 16
     dense_steps: int = 1200
     gate_steps: int = 270
     tuning_steps: int = 180
     windows: int = 512  # of the validation text
-    # Highest learning rates of AdamW: the better one of two in dense trainings of 400 steps, 4e-3 and 8e-3 for the
+    # Peak learning rates of AdamW: the better one of two in dense trainings of 400 steps, 4e-3 and 8e-3 for the
     # first, 2e-3 and 4e-3 for the second.
     all_attention_rate: float = 8e-3
     transformer_rate: float = 2e-3
-    later: float = 0.25  # of these rates, for all that starts from a dense model
-    gate_rate: float = 0.03  # of gates: they have few steps to move in
-    rise: float = 0.1  # share of the steps in which the rate rises
+    later: float = 0.25  # share of these rates in trainings that start from a dense model
+    gate_rate: float = 0.03  # of gates, which train for few steps
+    rise: float = 0.1  # share of the steps for warm-up
     weight_decay: float = 0.01
     clip: float = 1.0
     keeps: tuple[float, ...] = (0.8, 0.6, 0.4)
     l0: tuple[float, ...] = (0.05,)
-    ablation: float = 0.6  # share of heads that is kept where techniques are left out
+    ablation: float = 0.6  # share of heads kept in the runs without a technique
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < math.inf:
@@ -64,12 +66,12 @@ class Settings:
         return self.all_attention_rate if model == "all-attention" else self.transformer_rate
 
     def scaled(self, scale: float) -> Settings:
-        """The same with more or fewer steps and windows, at least two of each."""
-        made = dataclasses.replace(self, scale=scale)
-        changed = {
+        """The settings with more or fewer steps and windows, at least two of each."""
+        copy = dataclasses.replace(self, scale=scale)
+        steps = {
             name: max(2, round(scale * getattr(self, name))) for name in ("dense_steps", "gate_steps", "tuning_steps")
         }
-        return dataclasses.replace(made, **changed, windows=max(2, min(self.windows, round(scale * self.windows))))
+        return dataclasses.replace(copy, **steps, windows=max(2, min(self.windows, round(scale * self.windows))))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -79,7 +81,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Row:
-    """One model to make and measure. `gates` are options of GateConfig, None where nothing is pruned."""
+    """One model to train and measure. `gates` are options of GateConfig, None where nothing is pruned."""
 
     model: str
     kind: str  # dense, trained on, target, l0 or ablation
@@ -88,12 +90,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.model}-{self.what}".replace(" ", "-").replace("=", "-")
 
 
 def rows_of(settings: Settings) -> list[Row]:
-    """The rows in the order in which they are made: everything but the dense models starts from one of these."""
+    """The rows in order of training: all others start from a dense model."""
     rows = []
     for model in TITLES:
         rows += [Row(model, "dense", "dense"), Row(model, "trained on", "dense trained on")]
@@ -107,13 +109,13 @@ def rows_of(settings: Settings) -> list[Row]:
 
 
 def gates_of(settings: Settings, model: str, **budget: float) -> dict[str, Any]:
-    """Options of gates: the paper's techniques, said aloud, and the rate as a multiple of the model's."""
+    """Options of gates: the techniques of the paper, explicitly, and the rate as a multiple of the model's."""
     multiple = settings.gate_rate / (settings.later * settings.rate(model))
     return {"start": 2.0, "rescale": True, "warmup": 0.5, "rate": round(multiple, 6), **budget}
 
 
 def build(model: str, settings: Settings) -> PreTrainedModel:
-    """A fresh model; its weights follow from torch's seed."""
+    """A new model; its weights depend on the seed of torch."""
     shared: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": settings.hidden,
@@ -125,9 +127,9 @@ def build(model: str, settings: Settings) -> PreTrainedModel:
         "eos_token_id": None,
     }
     if model == "all-attention":
-        # Heads as narrow as these are turned as a whole, as those of the Transformer: a quarter is one pair of numbers.
-        turn = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
-        own = {"num_persistent_vectors": settings.persistent, "rope_parameters": turn}
-        return AllAttentionForCausalLM(AllAttentionConfig(**shared, **own))
-    # Three maps of a gated feed-forward layer have the parameters of M keys and M values at two thirds of the width.
+        # The whole head is rotated, as in the Transformer: a quarter of heads this narrow is one pair of numbers.
+        rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+        options = {"num_persistent_vectors": settings.persistent, "rope_parameters": rope}
+        return AllAttentionForCausalLM(AllAttentionConfig(**shared, **options))
+    # Three maps of a gated feed-forward layer of width 2/3 M have as many parameters as M keys and M values.
     return LlamaForCausalLM(LlamaConfig(**shared, intermediate_size=round(2 * settings.persistent / 3)))

@@ -1,4 +1,4 @@
-"""Making the rows one after the other; what is finished is kept, so that a kill loses one training at most."""
+"""Trains the rows one after the other; finished rows are stored, so an interruption loses one training at most."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import transformers
 from torch import nn
 
 import headprune
-from headprune.gates.learned import LearnedGates
+from headprune.checkpoint.atomic_files import write_text
+from headprune.checkpoint.save_load import load, save
 from headprune.measure.costs import total_parameters
 from headprune.papers.all_attention.plan import PAPER, Row, Settings, build, rows_of
 from headprune.papers.all_attention.text import Text
-from headprune.papers.all_attention.training import Watch, interval, train, window_losses
-from headprune.papers.paper import ReproductionError
-from headprune.store.checkpoint import load, save
-from headprune.store.files import write_text
+from headprune.papers.all_attention.training import OnLoss, interval, train, window_losses
+from headprune.papers.paper_models import ReproductionError
+from headprune.training.learned_gates import LearnedGates
 from headprune.units import sites_of
 
 RESULTS = "results.json"
-OTHERS = {"paper": "another paper", "settings": "other settings", "text": "another text"}
-ATTENTION = "eager"  # the faster one for models as small as these
-Begin = Callable[[Row], Watch | None]  # told the row that begins
+DIFFERENCES = {"paper": "another paper", "settings": "other settings", "text": "another text"}
+ATTENTION = "eager"  # faster for models of this size
+Begin = Callable[[Row], OnLoss | None]  # called with the row that begins
 
 
 class Study:
@@ -34,16 +34,16 @@ class Study:
     def __init__(self, out: Path, settings: Settings, text: Text) -> None:
         self.out, self.settings, self.text = out, settings, text
         self.plan = rows_of(settings)
-        self.head: dict[str, Any] = {"paper": PAPER, "settings": settings.to_json(), "text": text.to_json()}
+        self.header: dict[str, Any] = {"paper": PAPER, "settings": settings.to_json(), "text": text.to_json()}
         self.done = self._read()
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """What was measured, in the order of the plan."""
+        """The finished rows, in the order of the plan."""
         return [self.done[row.name] for row in self.plan if row.name in self.done]
 
     def missing(self) -> list[Row]:
-        # Whatever is left to do starts from the dense models: without its checkpoint a dense row is not done.
+        # Other rows start from the dense models: without its checkpoint a dense row is not finished.
         return [
             row
             for row in self.plan
@@ -57,38 +57,38 @@ class Study:
         later = self.settings.gate_steps + self.settings.tuning_steps
         return self.settings.dense_steps if row.kind == "dense" else later
 
-    def run(self, begin: Begin, finished: Callable[[dict[str, Any]], None]) -> None:
+    def run(self, begin: Begin, on_finished: Callable[[dict[str, Any]], None]) -> None:
         for row in self.missing():
             with torch.random.fork_rng(devices=[]):
-                made = self._make(row, begin(row))
-            self.done[row.name] = made
+                result = self._make(row, begin(row))
+            self.done[row.name] = result
             self._write()
-            finished(made)
+            on_finished(result)
 
     # --- one row ---
 
-    def _make(self, row: Row, watch: Watch | None) -> dict[str, Any]:
+    def _make(self, row: Row, on_loss: OnLoss | None) -> dict[str, Any]:
         s, rate = self.settings, self.settings.rate(row.model)
-        found: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         if row.kind == "dense":
             torch.manual_seed(s.seed)
             model: Any = build(row.model, s)
             model.set_attn_implementation(ATTENTION)
-            train(model, self.text, s, steps=s.dense_steps, rate=rate, seed=s.seed, watch=watch)
+            train(model, self.text, s, steps=s.dense_steps, rate=rate, seed=s.seed, on_loss=on_loss)
         else:
             model = self._load(f"{row.model}-dense")
-            later: dict[str, Any] = {"rate": s.later * rate, "total": s.gate_steps + s.tuning_steps, "watch": watch}
+            later: dict[str, Any] = {"rate": s.later * rate, "total": s.gate_steps + s.tuning_steps, "on_loss": on_loss}
             gates = None if row.gates is None else LearnedGates(model, steps=s.gate_steps, **row.gates)
             train(model, self.text, s, steps=s.gate_steps, seed=s.seed + 1, gates=gates, **later)
             if gates is not None:
                 gates.remove(verify={"input_ids": self.text.windows(4, s.context)})
-                found["loss_before_tuning"] = float(window_losses(model, self.text, s).mean())
+                extra["loss_before_tuning"] = float(window_losses(model, self.text, s).mean())
             train(model, self.text, s, steps=s.tuning_steps, seed=s.seed + 2, done=s.gate_steps, **later)
         losses = window_losses(model, self.text, s)
         if row.gates is not None:
-            # Against the model that had the same steps without gates, window by window.
-            behind = losses - window_losses(self._load(f"{row.model}-dense-trained-on"), self.text, s)
-            found |= {"behind_trained_on": float(behind.mean()), "behind_interval": interval(behind)}
+            # Compared with the model trained for the same steps without gates, window by window.
+            differences = losses - window_losses(self._load(f"{row.model}-dense-trained-on"), self.text, s)
+            extra |= {"behind_trained_on": float(differences.mean()), "behind_interval": interval(differences)}
         save(model, self.folder(row.name))
         kept = {site.path: list(site.kept) for site in sites_of(model)}
         return {
@@ -103,7 +103,7 @@ class Study:
             "all_parameters": total_parameters(model),
             "loss": float(losses.mean()),
             "interval": interval(losses),
-            **found,
+            **extra,
             "kept": kept,
         }
 
@@ -119,26 +119,26 @@ class Study:
         if not path.is_file():
             return {}
         try:
-            known = json.loads(path.read_text())
-            done = {row["name"]: row for row in known["rows"]}
-            different = [words for key, words in OTHERS.items() if known[key] != self.head[key]]
+            content = json.loads(path.read_text())
+            done = {row["name"]: row for row in content["rows"]}
+            different = [difference for key, difference in DIFFERENCES.items() if content[key] != self.header[key]]
         except (OSError, ValueError, KeyError, TypeError):
             raise ReproductionError(f"{path} is damaged; delete it, or choose another directory.") from None
         if different:
             raise ReproductionError(
-                f"{self.out} holds a reproduction with {' and '.join(different)}; choose another directory, "
-                "or give the options that it was made with."
+                f"{self.out} holds a reproduction with {' and '.join(different)}; choose another directory, or use the "
+                "same options."
             )
         return done
 
     def _write(self) -> None:
         versions = {module.__name__: str(module.__version__) for module in (headprune, torch, transformers)}
-        whole: dict[str, Any] = {**self.head, "made_by": versions, "rows": self.rows}
-        write_text(self.out / RESULTS, json.dumps(whole, indent=1) + "\n")
+        content: dict[str, Any] = {**self.header, "made_by": versions, "rows": self.rows}
+        write_text(self.out / RESULTS, json.dumps(content, indent=1) + "\n")
 
 
 def outside_embeddings(model: nn.Module) -> int:
-    """Parameters that are not those of tables of embeddings, to which the map to the vocabulary is tied."""
+    """The number of parameters without those of embeddings, to which the output map is tied."""
     tables = {
         id(parameter)
         for module in model.modules()

@@ -1,4 +1,4 @@
-"""The text of a small language model: bytes as tokens, a part to train on and a part to be measured on."""
+"""The text of a small language model: bytes as tokens, split into a training and a validation part."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from headprune.papers.paper import ReproductionError
-from headprune.store.files import is_there, short
+from headprune.checkpoint.atomic_files import path_exists, short
+from headprune.papers.paper_models import ReproductionError
 
-VOCABULARY = 256  # a token is a byte of UTF-8: every text has the same vocabulary, and needs no tokenizer
-HELD_OUT = 0.1  # share at the end of the text that is never trained on
-LEAST = 16  # windows that the held-out part must have
+VOCABULARY = 256  # tokens are bytes of UTF-8, so no tokenizer is needed
+HELD_OUT = 0.1  # share at the end of the text for validation
+MIN_WINDOWS = 16  # windows that the validation part must have
 DEFAULT = "pydoc_data.topics, the help texts of Python's standard library"
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text by name, as tokens, in its two parts."""
+    """A text as tokens, with its name and digest."""
 
     name: str
     digest: str
@@ -37,31 +37,30 @@ class Text:
         }
 
     def batches(self, steps: int, size: int, context: int, seed: int) -> Iterator[torch.Tensor]:
-        """Windows from anywhere in the training part, [size x context] for each step."""
+        """Random windows of the training part, [size x context] for each step."""
         generator = torch.Generator().manual_seed(seed)
         for _ in range(steps):
             starts = torch.randint(len(self.training) - context + 1, (size,), generator=generator)
             yield self.training[starts[:, None] + torch.arange(context)].long()
 
     def windows(self, most: int, context: int) -> torch.Tensor:
-        """Windows of the validation part side by side, [windows x context]; if there are more than `most`, so many
-        spread over all of it."""
+        """Consecutive windows of the validation part, [windows x context]; at most `most`, evenly spaced."""
         count = len(self.validation) // context
-        whole = self.validation[: count * context].view(count, context)
-        return whole[torch.linspace(0, count - 1, min(most, count)).round().long()].long()
+        windows = self.validation[: count * context].view(count, context)
+        return windows[torch.linspace(0, count - 1, min(most, count)).round().long()].long()
 
 
 def read_text(data: str | Path | None, context: int) -> Text:
-    """The text of a file, or without one the text that comes with Python."""
+    """The text of a file; by default, the help texts of Python."""
     if data is None:
         name, content = DEFAULT, _topics().encode()
     else:
         name, content = Path(data).name, _content(Path(data))
-    least = round(LEAST * context / HELD_OUT)
+    least = round(MIN_WINDOWS * context / HELD_OUT)
     if len(content) < least:
         raise ReproductionError(
-            f"{short(data or name)} has {len(content):,} bytes, and {least:,} are needed to train and to measure; give "
-            "a longer text."
+            f"{short(data or name)} has {len(content):,} bytes, but training and validation need {least:,}; give a "
+            "longer text."
         )
     tokens = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     end = len(tokens) - int(HELD_OUT * len(tokens))
@@ -69,7 +68,7 @@ def read_text(data: str | Path | None, context: int) -> Text:
 
 
 def _content(path: Path) -> bytes:
-    if not is_there(path, ReproductionError):
+    if not path_exists(path, ReproductionError):
         raise ReproductionError(f"There is no file {short(path)}; check the path.")
     try:
         content = path.read_bytes()
@@ -82,8 +81,8 @@ def _content(path: Path) -> bytes:
 
 
 def _topics() -> str:
-    """All help topics in the order of their names. Versions of Python differ in them, so results name the text by its
-    digest."""
+    """All help topics in order of their names. They differ between versions of Python, so results record the digest of
+    the text."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

@@ -1,4 +1,4 @@
-"""The training loop, with gates or without, and the loss on text that was not trained on."""
+"""The training loop, with or without gates, and the validation loss."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from headprune.gates.learned import LearnedGates
 from headprune.papers.all_attention.plan import Settings
 from headprune.papers.all_attention.text import Text
+from headprune.training.learned_gates import LearnedGates
 
-BATCH = 64  # windows that are measured at once
-Watch = Callable[[float], None]  # told the loss of every step
+BATCH = 64  # windows of a validation batch
+OnLoss = Callable[[float], None]  # called with the loss of every step
 
 
 def train(
@@ -28,32 +28,32 @@ def train(
     gates: LearnedGates | None = None,
     done: int = 0,
     total: int | None = None,
-    watch: Watch | None = None,
+    on_loss: OnLoss | None = None,
 ) -> None:
-    """Train for so many steps. With `done` and `total` they are a part of a longer training, whose learning rate goes
-    on where it was."""
-    torch.manual_seed(seed)  # for the noise of gates
+    """Train for `steps` steps. With `done` and `total` they are part of a longer training, whose learning rate schedule
+    continues after `done` steps."""
+    torch.manual_seed(seed)  # for the random noise of gates
     groups: list[dict[str, Any]]
     groups = gates.parameter_groups(rate) if gates is not None else [{"params": list(model.parameters()), "lr": rate}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=settings.weight_decay)
-    whole = steps if total is None else total
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share(done + step, whole, settings.rise))
+    total_steps = steps if total is None else total
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share(done + step, total_steps, settings.rise))
     model.train()
     for ids in text.batches(steps, settings.batch, settings.context, seed):
         loss = model(input_ids=ids, labels=ids).loss
         (loss if gates is None else loss + gates.loss()).backward()
-        # Of the model's weights alone: what gates cost is no reason to take a smaller step with the weights.
+        # Only the weights of the model: the loss of gates must not reduce their steps.
         nn.utils.clip_grad_norm_(groups[0]["params"], settings.clip)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        if watch is not None:
-            watch(float(loss.detach()))
+        if on_loss is not None:
+            on_loss(float(loss.detach()))
     model.eval()
 
 
 def share(step: int, total: int, rise: float) -> float:
-    """Of the highest learning rate: a straight rise, then half a cosine down to a twentieth."""
+    """The learning rate as a share of its peak: linear warm-up, then cosine decay to a twentieth."""
     top = max(1.0, rise * total)
     if step < top:
         return (step + 1) / (top + 1)

@@ -1,1 +1,1 @@
-"""Many runs: criteria, seeds, budgets, models and data sets, planned at once, and run one after the other or on Ray."""
+"""Studies: runs of many criteria, seeds, budgets, models and data sets, one after the other or on Ray."""

@@ -1,4 +1,4 @@
-"""What a study comes to: a comparison per model, data, seed and budget, and how criteria rank over all of them."""
+"""The summary of a study: a comparison per model, data, seed and budget, and the ranks of criteria over all of them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headprune import distributed
-from headprune.measure.at_budget import AtBudget
-from headprune.measure.trajectory import plain
-from headprune.runs.compare import Row, compare_group, write_comparison
-from headprune.runs.studies.asked import Study
-from headprune.runs.studies.plan import Group, settings_in
-from headprune.runs.studies.running import Executor, Watch, run_jobs
-from headprune.store.files import write_text
+from headprune.checkpoint.atomic_files import write_text
+from headprune.measure.compare_at_budget import AtBudget
+from headprune.measure.trajectory import finite_or_none
+from headprune.runs.studies.comparison import Row
+from headprune.runs.studies.spec import Study
+from headprune.runs.studies.study_runs import Group, study_json
 
-FORMAT = 1  # of sweep.json
-INDEX, TABLE = "sweep.json", "sweep.csv"
+FORMAT = 1  # of study.json
+INDEX, TABLE = "study.json", "study.csv"
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A comparison of a study."""
+class GroupResult:
+    """One comparison of a study, with its rows best first."""
 
     group: Group
     rows: list[Row]
@@ -37,20 +35,20 @@ class Compared:
 
     @property
     def ranks(self) -> dict[str, float]:
-        """Criterion -> place, from 1; equal ones share the mean of theirs. Empty where the rows cannot be ranked."""
+        """Criterion -> rank, from 1; equal ones have the mean of their ranks. Empty where the rows cannot be ranked."""
         if len(self.rows) > 1 and not self.rows[0].ahead:
             return {}
         merits = [merit(row) for row in self.rows]
-        places: dict[str, float] = {}
-        for row, own in zip(self.rows, merits, strict=True):
-            same = [place for place, other in enumerate(merits, 1) if other == own]
-            places[row.name] = statistics.fmean(same)
-        return places
+        ranks: dict[str, float] = {}
+        for row, merit_of_row in zip(self.rows, merits, strict=True):
+            equal_ranks = [rank for rank, other in enumerate(merits, 1) if other == merit_of_row]
+            ranks[row.name] = statistics.fmean(equal_ranks)
+        return ranks
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A criterion over all comparisons that rank it."""
+    """The ranks of a criterion over all comparisons."""
 
     name: str
     mean_rank: float
@@ -61,123 +59,108 @@ class Standing:
         return {"name": self.name, "mean_rank": self.mean_rank, "best_in": self.best_in, "groups": self.groups}
 
 
-def run_study(
-    groups: Sequence[Group], executor: Executor, *, watch: Watch | None = None, overwrite: bool = False
-) -> list[Compared]:
-    """Do all runs, or go on with what is there, compare those that belong together, and write each comparison down."""
-    run_jobs([job for group in groups for job in group.jobs], executor, watch=watch or Watch(), overwrite=overwrite)
-
-    def compare_all() -> list[Compared]:
-        found = [Compared(group, compare_group(group)) for group in groups]
-        for one in found:
-            write_comparison(one.group.folder, one.rows)
-        return found
-
-    return distributed.on_main(compare_all)
-
-
 def merit(row: Row) -> tuple[float, ...]:
-    """What ranks a row in its comparison."""
+    """The values by which a row is ranked in its comparison."""
     return (row.merit,) if isinstance(row, AtBudget) else (row.usable_area, row.area)
 
 
-def standings(found: Sequence[Compared]) -> list[Standing]:
+def standings(results: Sequence[GroupResult]) -> list[Standing]:
     """The criteria by their mean rank, best first."""
-    names = dict.fromkeys(row.name for one in found for row in one.rows)
-    result = []
+    names = dict.fromkeys(row.name for result in results for row in result.rows)
+    ranked = []
     for name in names:
-        ranks = [one.ranks[name] for one in found if name in one.ranks]
+        ranks = [result.ranks[name] for result in results if name in result.ranks]
         if ranks:
-            best = sum(one.best == name for one in found)
-            result.append(Standing(name, statistics.fmean(ranks), best, len(ranks)))
-    return sorted(result, key=lambda standing: standing.mean_rank)
+            best = sum(result.best == name for result in results)
+            ranked.append(Standing(name, statistics.fmean(ranks), best, len(ranks)))
+    return sorted(ranked, key=lambda standing: standing.mean_rank)
 
 
-def write_index(study: Study, out: Path, found: Sequence[Compared]) -> dict[str, Any]:
-    """sweep.json, with all comparisons and how criteria stand, and sweep.csv, a line per comparison and criterion."""
+def write_index(study: Study, out: Path, results: Sequence[GroupResult]) -> dict[str, Any]:
+    """study.json, with all comparisons and ranks of criteria, and study.csv, a line per comparison and criterion."""
     content = {
         "format": FORMAT,
-        "study": settings_in(study),
-        "groups": [_group_json(one, out) for one in found],
-        "criteria": [standing.to_json() for standing in standings(found)],
-        "over_seeds": _over_seeds(found),
+        "study": study_json(study),
+        "groups": [_group_json(result, out) for result in results],
+        "criteria": [standing.to_json() for standing in standings(results)],
+        "over_seeds": _over_seeds(results),
     }
     write_text(out / INDEX, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    write_text(out / TABLE, _table(found))
+    write_text(out / TABLE, _table(results))
     return content
 
 
 def value_of(row: Row) -> float | None:
-    """The number that a row is known by: its metric at the budget, or the area of its curve over the usable range."""
+    """The value of a row: its metric at the budget, or the area of its curve over the usable range."""
     return row.metric if isinstance(row, AtBudget) else row.usable_area
 
 
-def _group_json(one: Compared, out: Path) -> dict[str, Any]:
-    shared, ranks = one.group.experiment, one.ranks
+def _group_json(result: GroupResult, out: Path) -> dict[str, Any]:
+    shared, ranks = result.group.experiment, result.ranks
     return {
-        "folder": str(one.group.folder.relative_to(out)),
+        "folder": str(result.group.folder.relative_to(out)),
         "model": shared.model,
         "data": shared.data,
         "seed": shared.seed,
         "budget": None if shared.budget is None else shared.budget.rule(),
-        "measured": one.rows[0].measured.name,
-        "ranked_by": "metric" if isinstance(one.rows[0], AtBudget) else "usable_area",
-        "best": one.best,
+        "measured": result.rows[0].measured.name,
+        "ranked_by": "metric" if isinstance(result.rows[0], AtBudget) else "usable_area",
+        "best": result.best,
         "criteria": [
             {
                 "name": row.name,
                 "rank": ranks.get(row.name),
-                "value": _plain(value_of(row)),
+                "value": _finite(value_of(row)),
                 "interval": list(row.interval) if isinstance(row, AtBudget) and row.interval else None,
             }
-            for row in one.rows
+            for row in result.rows
         ],
     }
 
 
-def _over_seeds(found: Sequence[Compared]) -> list[dict[str, Any]]:
+def _over_seeds(results: Sequence[GroupResult]) -> list[dict[str, Any]]:
     """Per model, data, budget and criterion: the mean over seeds, and the lowest and highest of them. Of curves it is
-    the whole area, since where models stop being of use differs from seed to seed."""
-    together: dict[tuple[str, ...], list[Compared]] = {}
-    for one in found:
-        model, data, _, budget = one.group.place
-        together.setdefault((model, data, budget), []).append(one)
-    result = []
-    for (model, data, budget), parts in together.items():
-        for name in dict.fromkeys(row.name for row in parts[0].rows):
-            rows = [row for one in parts for row in one.rows if row.name == name]
+    the whole area, since the usable range differs from seed to seed."""
+    by_model_and_data: dict[tuple[str, ...], list[GroupResult]] = {}
+    for result in results:
+        model, data, _, budget = result.group.labels
+        by_model_and_data.setdefault((model, data, budget), []).append(result)
+    means = []
+    for (model, data, budget), results_of_seeds in by_model_and_data.items():
+        for name in dict.fromkeys(row.name for row in results_of_seeds[0].rows):
+            rows = [row for result in results_of_seeds for row in result.rows if row.name == name]
             values = [row.metric if isinstance(row, AtBudget) else row.area for row in rows]
-            known = [value for value in map(_plain, values) if value is not None]
-            whole = len(known) == len(parts)
-            ranks = [one.ranks[name] for one in parts if name in one.ranks]
-            result.append(
+            known = [value for value in map(_finite, values) if value is not None]
+            complete = len(known) == len(results_of_seeds)
+            ranks = [result.ranks[name] for result in results_of_seeds if name in result.ranks]
+            means.append(
                 {
                     "model": model,
                     "data": data,
                     "budget": budget,
                     "name": name,
-                    "seeds": len(parts),
+                    "seeds": len(results_of_seeds),
                     "mean_rank": statistics.fmean(ranks) if ranks else None,
-                    "mean": statistics.fmean(known) if whole else None,
-                    "lowest": min(known) if whole else None,
-                    "highest": max(known) if whole else None,
+                    "mean": statistics.fmean(known) if complete else None,
+                    "lowest": min(known) if complete else None,
+                    "highest": max(known) if complete else None,
                 }
             )
-    return result
+    return means
 
 
-def _table(found: Sequence[Compared]) -> str:
+def _table(results: Sequence[GroupResult]) -> str:
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["Model", "Data", "Seed", "Budget", "Criterion", "Rank", "Metric", "Value", "Low", "High"])
-    for one in found:
-        model, data, _, budget = one.group.place
-        for row in one.rows:
+    for result in results:
+        model, data, _, budget = result.group.labels
+        for row in result.rows:
             ends = list(row.interval) if isinstance(row, AtBudget) and row.interval else ["", ""]
-            start = [model, data, one.group.experiment.seed, budget, row.name, one.ranks.get(row.name, "")]
-            lines.writerow([*start, row.measured.name, _plain(value_of(row)), *ends])
+            start = [model, data, result.group.experiment.seed, budget, row.name, result.ranks.get(row.name, "")]
+            lines.writerow([*start, row.measured.name, _finite(value_of(row)), *ends])
     return text.getvalue()
 
 
-def _plain(value: float | None) -> float | None:
-    return None if value is None else plain(value)
+def _finite(value: float | None) -> float | None:
+    return None if value is None else finite_or_none(value)

@@ -1,2 +1,2 @@
-"""Layer after layer, front to back: each is there by itself, is pruned and repaired on what has gone through everything
-pruned before it, and is put away before the next."""
+"""Layer-wise pruning, front to back: each layer is loaded alone, pruned and repaired on hidden states of the pruned
+model, and unloaded before the next."""

@@ -1,4 +1,4 @@
-"""Which units of one site leave: by criteria that ask for nothing but what the site is given, and its weights."""
+"""Chooses the units of one site to remove, by criteria that need only the inputs of the site and its weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headprune.signals.columns import Columns, add_columns, output_weight
 from headprune.signals.moments import Gathering
 from headprune.units import Member, Site, kept_mask, nan_scores
 
-WIDE = 2048  # columns beyond which sums are kept in float32: in float64 they would be larger than the layer
+WIDE = 2048  # columns beyond which sums are in float32: in float64 they would be larger than the layer
 
 
 def precision_for(site: Site) -> torch.dtype:
@@ -30,7 +30,7 @@ def precision_for(site: Site) -> torch.dtype:
 def check_local(criterion: Criterion) -> None:
     """Refuse a criterion that needs a backward pass or the whole model."""
     column = isinstance(criterion, ColumnCriterion)
-    if not criterion.asks or column or (isinstance(criterion, Elimination) and criterion.metric == "output"):
+    if not criterion.all_requests or column or (isinstance(criterion, Elimination) and criterion.metric == "output"):
         return
     raise ScheduleError(
         f"The layer-wise schedule has one layer at a time and no backward pass, which {criterion} needs; use "
@@ -46,71 +46,74 @@ def choose_units(
     inputs: SiteInputs,
     count: int,
 ) -> list[Member]:
-    """The members of so many units, least important first, on what reaches the site now."""
+    """The members of `count` units, least important first, on the current inputs of the site."""
     if count <= 0:
         return []
     if count >= len(site.units()):
         return [member for unit in site.units() for member in unit]
     if isinstance(criterion, Elimination):
-        return _eliminated(criterion, model, site, inputs, count)
+        return _by_elimination(criterion, model, site, inputs, count)
     if isinstance(criterion, ColumnCriterion):
-        found: dict[int, Columns] = {}
-        for seen in inputs.at(site):
-            add_columns(found, site, seen.columns)
+        sums: dict[int, Columns] = {}
+        for tokens in inputs.at(site):
+            add_columns(sums, site, tokens.columns)
         scores = nan_scores(sites)
-        own = criterion.score_site(model, site, found[site.index]) if found else 0.0  # nothing but padding comes here
-        scores[site.index, list(site.kept)] = own
+        # Without sums there was nothing but padding.
+        site_scores = criterion.score_site(model, site, sums[site.index]) if sums else 0.0
+        scores[site.index, list(site.kept)] = site_scores
     else:
         scores = criterion.from_weights(model, only(sites, [site]))
-    here = only(sites, [site])
-    scores = finite(criterion, scores, kept_mask(here), here)
+    sites_here = only(sites, [site])
+    scores = finite(criterion, scores, kept_mask(sites_here), sites_here)
     return [member for _, unit in ranked(scores, site)[:count] for member in unit]
 
 
-def _eliminated(
+def _by_elimination(
     criterion: Elimination, model: PreTrainedModel, site: Site, inputs: SiteInputs, count: int
 ) -> list[Member]:
-    """Backward elimination on the second moments of what the site is given."""
+    """Backward elimination on the second moments of the inputs of the site."""
     units = site.units()
-    for kind in dict.fromkeys((precision_for(site), torch.float64)):
+    for precision in dict.fromkeys((precision_for(site), torch.float64)):
         try:
-            gone = _order(criterion, model, site, inputs, count, kind)
-        except torch.linalg.LinAlgError:  # sums in float32 may say that something is less than nothing
-            if kind == torch.float64:
+            order = _elimination_order(criterion, model, site, inputs, count, precision)
+        except torch.linalg.LinAlgError:  # sums in float32 may not be positive definite
+            if precision == torch.float64:
                 raise
             continue
-        return [member for unit in gone for member in units[unit]]
+        return [member for unit in order for member in units[unit]]
     raise AssertionError("float64 is tried last")
 
 
-def _order(
-    criterion: Elimination, model: PreTrainedModel, site: Site, inputs: SiteInputs, count: int, kind: torch.dtype
+def _elimination_order(
+    criterion: Elimination, model: PreTrainedModel, site: Site, inputs: SiteInputs, count: int, precision: torch.dtype
 ) -> list[int]:
-    """The numbers of the units that leave first."""
-    order = torch.tensor(site.columns(range(site.size)))
-    weight = output_weight(model, site)[:, order].to(kind)
+    """The numbers of the units that are removed first."""
+    columns = torch.tensor(site.columns(range(site.size)))
+    weight = output_weight(model, site)[:, columns].to(precision)
     width = site.width * site.group
-    gone: list[int] = []
-    metric = torch.eye(len(weight), dtype=kind)
-    for units, _, _ in eliminate(weight, _spread(model, site, inputs, kind), metric, width, criterion.ridge):
-        gone += units
-        if len(gone) >= count:
+    order: list[int] = []
+    metric = torch.eye(len(weight), dtype=precision)
+    for units, _, _ in eliminate(
+        weight, _second_moments(model, site, inputs, precision), metric, width, criterion.ridge
+    ):
+        order += units
+        if len(order) >= count:
             break
-    return gone[:count]
+    return order[:count]
 
 
-def _spread(model: PreTrainedModel, site: Site, inputs: SiteInputs, precision: torch.dtype) -> torch.Tensor:
-    """E[z z^T], member after member, about the mean where the output map has a bias that can take it."""
-    gathering = Gathering(precision)
+def _second_moments(model: PreTrainedModel, site: Site, inputs: SiteInputs, precision: torch.dtype) -> torch.Tensor:
+    """E[z z^T], member after member, centred where the output map has a bias that can absorb the mean."""
+    gathering = Gathering(precision, folds=1)
     for tokens in inputs.at(site):
         gathering.add(site.index, site.split(tokens.columns).flatten(-2), tokens.samples)
     moments = gathering.moments().get(site.index)
     if moments is None:  # nothing but padding
         return torch.zeros(site.size * site.width, site.size * site.width, dtype=precision)
     centred = getattr(model.get_submodule(site.o), "bias", None) is not None
-    spread = moments.covariance() if centred else moments.second()
-    if not torch.isfinite(spread).all():
+    second_moments = moments.covariance() if centred else moments.second()
+    if not torch.isfinite(second_moments).all():
         raise NonFiniteError(
-            f"What site {site.index} ({site.path}) is given is not finite; check the data and the precision."
+            f"The inputs of site {site.index} ({site.path}) are not finite; check the data and the precision."
         )
-    return spread
+    return second_moments

@@ -1,1 +1,1 @@
-"""Schedules: what leaves a model, step after step."""
+"""Schedules: which units are removed in each step."""

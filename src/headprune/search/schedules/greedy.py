@@ -1,4 +1,4 @@
-"""Unit by unit, as the papers do: the least important units go, and all are scored again, or not."""
+"""Greedy and one-shot schedules: each step removes the least important units, after scoring again or not."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from headprune import distributed
-from headprune.search.budget import Measure
-from headprune.search.rescore import AUTO, is_due, together
+from headprune.config.groups import Measure
+from headprune.search.rescore import AUTO, choose_together, is_due
 from headprune.search.schedules.schedule import Removal, RunState
 from headprune.search.stopwatch import Stopwatch
 from headprune.units import Member, Site, kept_mask
@@ -19,11 +19,11 @@ class Greedy:
     """`greedy` scores again as often as `rescore` says; `one-shot` scores the dense model alone."""
 
     measure: Measure = "units"
-    watch: Stopwatch | None = None
+    stopwatch: Stopwatch | None = None
 
     def __init__(self, run: RunState) -> None:
         self.points: Mapping[int, str] = {}
-        run.config.stop.units_left(sum(site.size for site in _removable(run)))  # refuses a count that is too large
+        run.config.stop.units_left(sum(site.size for site in _removable(run)))  # raises where keep is too large
 
     def rule(self, run: RunState) -> str:
         return ""
@@ -46,18 +46,18 @@ class Greedy:
         target = config.stop.units_left(run.steps[0].left)
         most = left - target if config.keep is not None and left > target else None
         if config.schedule == "greedy" and config.rescore == AUTO:
-            return together(config.step_rule, run.steps, scores, sites, run.scorer.without, most)
+            return choose_together(config.step_rule, run.steps, scores, sites, run.scorer.without, most)
         return config.step_rule.choose(scores, sites, most)
 
     def _scores(self, run: RunState) -> torch.Tensor:
-        """Fresh ones where they are due; else those of an earlier step, as a journal keeps them."""
+        """New scores where they are due; else those of an earlier step, as in the journal."""
         if run.config.schedule == "greedy":
-            known = None if is_due(run.config.rescore, run.steps) else run.steps[-1].scores
+            earlier = None if is_due(run.config.rescore, run.steps) else run.steps[-1].scores
         else:
-            known = run.steps[1].scores if len(run.steps) > 1 else None
-        if known is None:
+            earlier = run.steps[1].scores if len(run.steps) > 1 else None
+        if earlier is None:
             return run.scorer.scores(run.sites)
-        return known.double().masked_fill(~kept_mask(run.sites), torch.nan)
+        return earlier.double().masked_fill(~kept_mask(run.sites), torch.nan)
 
 
 def _removable(run: RunState) -> Sequence[Site]:

@@ -1,4 +1,4 @@
-"""All that leaves leaves in one step, layer after layer: the schedule says how many units every site keeps."""
+"""The layer-wise schedule: one step that goes through the layers; it decides how many units every site keeps."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from headprune.search.stopwatch import Stopwatch
 
 
 class Layerwise:
-    """One removal; which units of a layer leave is decided when it is reached."""
+    """One removal; the units of a layer are chosen when the layer is reached."""
 
-    watch: Stopwatch | None = None
+    stopwatch: Stopwatch | None = None
 
     def __init__(self, run: RunState) -> None:
         if distributed.is_distributed():
             raise ScheduleError(
                 "The layer-wise schedule runs in one process; prune outside of the group, or use another."
             )
-        self.budget = pruning_of(run).budget
+        self.budget = layerwise_pruning(run).budget
         self.measure = self.budget.measure
         self.points: Mapping[int, str] = {}
 
@@ -32,19 +32,19 @@ class Layerwise:
 
     def removals(self, run: RunState) -> Iterator[Removal]:
         if len(run.steps) == 1:
-            yield Removal(widths=pruning_of(run).widths())
+            yield Removal(widths=layerwise_pruning(run).widths())
 
 
-def pruning_of(run: RunState) -> LayerwisePruning:
+def layerwise_pruning(run: RunState) -> LayerwisePruning:
     return LayerwisePruning(run.model, run.calibration, run.config, run.task, device=input_device(run.model))
 
 
 def prune_layers(run: RunState, removal: Removal) -> Removal:
-    """Go through the layers: units leave each, by its widths or as was chosen, and what stays is repaired."""
-    return removal_of(list(pruning_of(run).layers(removal.widths or {}, removal.members)))
+    """Prune and repair layer after layer, to these widths or by these members."""
+    return removal_of(list(layerwise_pruning(run).layers(removal.widths or {}, removal.members)))
 
 
 def removal_of(layers: Sequence[PrunedLayer]) -> Removal:
-    """What was done to all layers, as one removal."""
+    """The removals and repairs of all layers as one removal."""
     members = sorted(member for layer in layers for member in layer.removed)
     return Removal(tuple(members), repairs=[repair for layer in layers for repair in layer.repairs])

@@ -1,4 +1,4 @@
-"""A budget in a few rounds: in each, all sites compete for what the model may still cost."""
+"""The rounds schedule: a budget is reached in a few rounds, in each of which all sites compete for it."""
 
 from __future__ import annotations
 
@@ -10,77 +10,91 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
-from headprune.search.budget import EXPLORED, Budget, budget_of, check_reachable, ladder, least_share, prices
+from headprune.search.budget import (
+    UNBOUNDED_SHARE,
+    Budget,
+    budget_of,
+    check_reachable,
+    intermediate_shares,
+    least_share,
+    prices,
+)
 from headprune.search.config import PruneConfig
 from headprune.search.schedules.schedule import Removal, RunState
 from headprune.search.selection import choose, least_units
 from headprune.search.stopwatch import Stopwatch
 from headprune.units import Member, Site, sites_of
 
-SLOWER = 0.03  # how much slower than asked for a model may be before another round
-CORRECTIONS = 2  # such rounds at most
+SLOWER = 0.03  # how much slower than its target a model may be before another round
+CORRECTIONS = 2  # further rounds at most
 
 
 class Rounds:
-    """Shares of the dense model on the way to a budget, one after the other; for time, the clock has the last word."""
+    """Goes through shares of the dense model down to the budget; for a budget of time the model is measured after
+    each."""
 
     def __init__(self, run: RunState) -> None:
         config, sites = run.config, run.sites
         self.config = config
         self.budget = budget_of(config, sites)
         self.measure = self.budget.measure
-        self.watch: Stopwatch | None = None
+        self.stopwatch: Stopwatch | None = None
         if self.measure == "latency":
-            self.watch = Stopwatch(run.model, config.latency_batch, config.latency_tokens, config.threads)
-            self.prices = self.watch.prices(sites)
+            self.stopwatch = Stopwatch(run.model, config.latency_batch, config.latency_tokens, config.threads)
+            self.prices = self.stopwatch.prices(sites)
         else:
             self.prices = prices(run.model, sites, self.measure, config.units)
-        if config.budget is None and config.keep is None:  # as far as it goes
+        if config.budget is None and config.keep is None:  # without a budget
             floor = least_share(self.prices, sites, self._least)
-            self.budget = Budget("flops", (max(EXPLORED, 1.02 * floor),))
-        self.targets = ladder(self.budget.shares, config.rounds)
+            self.budget = Budget("flops", (max(UNBOUNDED_SHARE, 1.02 * floor),))
+        self.targets = intermediate_shares(self.budget.shares, config.rounds)
         check_reachable(self.budget, self.prices, sites, self._least)
-        asked = self.budget.shares if len(self.budget.shares) > 1 else ()
+        points = self.budget.shares if len(self.budget.shares) > 1 else ()
         self.points: Mapping[int, str] = {
-            number: self.budget.label(share) for number, share in enumerate(self.targets, 1) if share in asked
+            number: self.budget.label(share) for number, share in enumerate(self.targets, 1) if share in points
         }
 
     def _least(self, site: Site) -> int:
         return least_units(site, self.config)
 
     def rule(self, run: RunState) -> str:
-        return self.budget.rule() if self.config.budget is not None and not self._goes_on(run) else ""
+        return self.budget.rule() if self.config.budget is not None and not self._continues(run) else ""
 
-    def _goes_on(self, run: RunState) -> bool:
-        taken = len(run.steps) - 1
-        if taken < len(self.targets):
+    def _continues(self, run: RunState) -> bool:
+        steps_taken = len(run.steps) - 1
+        if steps_taken < len(self.targets):
             return True
-        return self._is_too_slow(run) and taken < len(self.targets) + CORRECTIONS
+        return self._is_too_slow(run) and steps_taken < len(self.targets) + CORRECTIONS
 
     def _is_too_slow(self, run: RunState) -> bool:
-        """Whether the clock, after the last round, says more than what was asked for."""
+        """Whether the measured time after the last round is above the target."""
         last = run.steps[-1].latency
-        return self.watch is not None and last is not None and last > self.budget.last * (1 + SLOWER)
+        return self.stopwatch is not None and last is not None and last > self.budget.last * (1 + SLOWER)
 
     def target(self, step: int) -> float:
         """The price that the model may have after this step."""
         share = self.targets[min(step, len(self.targets)) - 1]
-        return share * self.prices.dense / (1.0 if self.watch is None else self.watch.factor)
+        return share * self.prices.dense / (1.0 if self.stopwatch is None else self.stopwatch.factor)
 
     def removals(self, run: RunState) -> Iterator[Removal]:
         config = self.config
         criterion = config.criterion
         labels: Any = config.labels
-        while self._goes_on(run):
+        while self._continues(run):
             started = time.perf_counter()
             scores = run.scorer.scores(run.sites)
             scoring = time.perf_counter() - started
             chosen = self._choose(run, scores)
-            asked = run.scorer.asked(run.sites)
-            chosen = criterion.rearranged(chosen, run.model, asked, run.calibration, run.task, labels)
+            competing = run.scorer.sites_of_kinds(run.sites)
+            chosen = criterion.rearranged(chosen, run.model, competing, run.calibration, run.task, labels)
             chosen = distributed.broadcast(chosen)
-            gone = [float(scores[member.site, member.index]) for member in chosen]
-            yield Removal(tuple(sorted(chosen)), sum(gone) / len(gone) if gone else None, scores, scoring)
+            scores_leaving = [float(scores[member.site, member.index]) for member in chosen]
+            yield Removal(
+                tuple(sorted(chosen)),
+                sum(scores_leaving) / len(scores_leaving) if scores_leaving else None,
+                scores,
+                scoring,
+            )
 
     def _choose(self, run: RunState, scores: torch.Tensor) -> Sequence[Member]:
         config = self.config
@@ -99,8 +113,8 @@ class Rounds:
 
 
 def refuse_unreachable(model: PreTrainedModel, config: PruneConfig) -> None:
-    """Refuse a budget that is not met with everything gone that may go; for one of time, measuring tells."""
+    """Refuse a budget that cannot be met; one of time is known only by measuring."""
     if config.budget is not None and config.budget.measure != "latency" and config.schedule == "rounds":
         sites = sites_of(model, config.units)
-        known = prices(model, sites, config.budget.measure, config.units)
-        check_reachable(config.budget, known, sites, lambda site: least_units(site, config))
+        dense_prices = prices(model, sites, config.budget.measure, config.units)
+        check_reachable(config.budget, dense_prices, sites, lambda site: least_units(site, config))

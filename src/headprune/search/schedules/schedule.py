@@ -1,4 +1,5 @@
-"""What a schedule is: it reads the state of a run and yields removals; the pruner applies and measures them."""
+"""The interface of schedules: they read the state of a run and yield removals, which the pruner applies and
+measures."""
 
 from __future__ import annotations
 
@@ -9,32 +10,33 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from headprune.config.groups import Measure
 from headprune.measure.trajectory import Step
 from headprune.repair.regression import Repair
-from headprune.search.budget import Measure
 from headprune.search.config import PruneConfig
 from headprune.search.scorer import Scorer
 from headprune.search.stopwatch import Stopwatch
 from headprune.tasks import Task
-from headprune.units import Member, Site
+from headprune.units import Member, Site, sites_of
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What leaves a model in one step; and, once it is applied, what was done about it."""
+    """The units that are removed in one step; and, once it is applied, the repairs."""
 
     members: tuple[Member, ...] = ()
     score: float | None = None  # mean score of the members
-    scores: torch.Tensor | None = None  # that they were chosen by
-    scoring: float = 0.0  # seconds that these took
-    widths: Mapping[int, int] | None = None  # units that every site keeps, where layers choose which when they are due
+    scores: torch.Tensor | None = None  # by which they were chosen
+    scoring: float = 0.0  # seconds of scoring
+    widths: Mapping[int, int] | None = None  # units that every site keeps, where each layer chooses when it is reached
     repairs: Sequence[Repair] = ()
     changed: Sequence[int] | None = None  # sites whose weights changed, None for any
 
 
 @dataclass
 class RunState:
-    """A run as a schedule sees it. The pruner moves it on: the sites are always those of the model as it is."""
+    """The state of a run for its schedule. After a removal `refresh` updates it: its sites are those of the current
+    model."""
 
     model: PreTrainedModel
     config: PruneConfig
@@ -44,16 +46,21 @@ class RunState:
     sites: Sequence[Site]
     steps: list[Step] = field(default_factory=list)  # the dense model first
 
+    def refresh(self) -> None:
+        """After a removal: resolve the sites again, and drop the scores."""
+        self.sites = sites_of(self.model, self.config.units)
+        self.scorer.clear()
+
 
 class Schedule(Protocol):
-    """Made from the state of a run whose model is dense."""
+    """Created from the state of a run whose model is dense."""
 
-    measure: Measure  # what its rules to stop count
-    watch: Stopwatch | None  # where its budget is one of measured time
+    measure: Measure  # in which stopping rules count
+    stopwatch: Stopwatch | None  # where its budget is measured time
     points: Mapping[int, str]  # steps that reach one of several points of a budget, by their labels
 
     def removals(self, run: RunState) -> Iterator[Removal]:
-        """What leaves next, from the state as it is then; each is applied and measured before the next is asked for."""
+        """The next removals from the current state; each is applied and measured before the next is requested."""
 
     def rule(self, run: RunState) -> str:
-        """The rule by which it has come to its end, if it has one of its own and is there."""
+        """The rule by which the schedule ended the run; empty where it did not."""

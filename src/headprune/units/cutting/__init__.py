@@ -1,1 +1,1 @@
-"""How weights get smaller: what is kept of which tensor, what forward code needs, and the way back."""
+"""Slices weights: which indices of which tensor are kept, what forward code needs then, and how to undo it."""

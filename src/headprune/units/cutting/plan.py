@@ -9,15 +9,15 @@ from torch import nn
 
 from headprune.units.spec import Site
 
-# Attributes of attention modules that their forward code reads, and what they count. Weights decide how many heads
-# there are; these only have to follow, whatever a family calls them.
+# Attributes of attention modules that their forward code reads, by what they count. Weights decide how many heads
+# there are; these are set to match, whatever a family calls them.
 QUERY_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "num_query_heads")
 KV_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 WIDTHS = ("all_head_size", "split_size", "inner_dim")
 
 
 def plan(model: nn.Module, sites: Sequence[Site], kept: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
-    """What `quirks.restructure` has to do so that each named site has exactly the given members left."""
+    """The steps for `quirks.restructure` after which each of these sites has exactly the given members left."""
     return [_entry(model, sites[index], list(ids)) for index, ids in sorted(kept.items())]
 
 
@@ -26,7 +26,7 @@ def _entry(model: nn.Module, site: Site, kept: list[int]) -> dict[str, Any]:
     if site.needs.quirk is None:
         return {"kind": site.kind, **entry, "nothing": [] if kept else list(site.maps)}
     needs = site.needs
-    shown = kept or list(range(site.group))  # a site without heads keeps the form of one unit, which gives nothing
+    shown = kept or list(range(site.group))  # a site without heads keeps the shape of one unit, with outputs of zero
     silent = not kept and needs.empty == "silent"
     entry |= {
         "quirk": needs.quirk,
@@ -36,7 +36,7 @@ def _entry(model: nn.Module, site: Site, kept: list[int]) -> dict[str, Any]:
         "original": site.original,
         "attributes": {name: dense * len(shown) // site.original for name, dense in needs.attributes},
         "config": {name: dense * len(shown) // site.original for name, dense in needs.config},
-        "select": [list(given) for given in needs.inputs],
+        "select": [list(argument) for argument in needs.inputs],
         "shown": shown,
         "form": None if needs.form is None else list(needs.form),
         "silent": silent,
@@ -48,19 +48,19 @@ def _entry(model: nn.Module, site: Site, kept: list[int]) -> dict[str, Any]:
 
 
 def _shapes(model: nn.Module, site: Site, members: int) -> dict[str, list[int]]:
-    """The shape of every tensor that is there with so many members."""
+    """The shape of every tensor that exists with this number of members."""
     shapes: dict[str, list[int]] = {}
-    for axis, staying in site.axes_left(range(members // site.group)):
+    for axis, remaining in site.axes_left(range(members // site.group)):
         owner, _, name = axis.tensor.rpartition(".")
         shape = shapes.setdefault(axis.tensor, list(getattr(model.get_submodule(owner), name).shape))
-        shape[axis.dim] = axis.length_with(len(staying))
+        shape[axis.dim] = axis.length_with(len(remaining))
     return shapes
 
 
 def _rows(model: nn.Module, site: Site, path: str) -> int:
-    """What a map gives when one unit is left."""
+    """The outputs of a map when one unit is left."""
     axis = next((axis for axis in reversed(site.axes) if axis.module == path), None)
     if axis is not None:
         return axis.length_with(1)
-    module: Any = model.get_submodule(path)  # of a site without units already: what gives zeros there
+    module: Any = model.get_submodule(path)  # of a site without units already: its placeholder
     return int(module.out_features)

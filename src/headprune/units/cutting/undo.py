@@ -1,4 +1,5 @@
-"""Putting a model back as it was: parameters are replaced and never written into, so the old ones are still there."""
+"""Restores a model after a failed removal: parameters are replaced and never written into, so the old ones still
+exist."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ RECORDS = (*NAMES.values(), "headprune")  # entries of the config that surgery w
 
 
 class Undo:
-    """The state of every module that surgery may touch, to be put back if something goes wrong."""
+    """The state of every module that surgery may change, to be restored if something fails."""
 
     def __init__(self, model: nn.Module) -> None:
         self.config: Any = getattr(model, "config", None)
-        known = getattr(self.config, "__dict__", {})
-        self.records = {name: known[name] for name in RECORDS if name in known}
+        attributes = getattr(self.config, "__dict__", {})
+        self.records = {name: attributes[name] for name in RECORDS if name in attributes}
         self.states = []
         for module in model.modules():
             state = dict(module.__dict__)

@@ -1,0 +1,1 @@
+"""Saves and loads pruned models, as checkpoints of headprune, of plain transformers, or with portable code."""

@@ -1,0 +1,134 @@
+"""What a field of a group says about itself, and how a verb or a config takes options out of groups."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from headprune.errors import ScheduleError
+
+
+class OptionGroup:
+    """Options that belong together; the help shows them under the heading `panel`."""
+
+    panel: ClassVar[str]
+
+
+Groups = type | Iterable["Option"]
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    type: type | None = None,
+    minimum: int | None = None,
+    parse: Callable[[str], Any] | None = None,
+    flag: str | None = None,
+    required: bool = False,
+    if_absent: str = "",
+) -> Any:
+    """A dataclass field that is an option of the command line too.
+
+    `type` is its type there, if it is not that of the default; `parse` makes its value from text; `flag` is its name
+    on the command line, if it is not that of the field; there it may be `required`.
+    `if_absent` ends the help with what the default None stands for, where a verb has no other default.
+    """
+    kind = type or (str if default is None else default.__class__)
+    metadata = {"help": help, "type": kind, "minimum": minimum, "parse": parse, "flag": flag, "required": required}
+    metadata["if_absent"] = if_absent
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of the command line, with the field that it sets."""
+
+    field: str
+    default: Any
+    help: str
+    type: Any
+    panel: str
+    minimum: int | None = None
+    parse: Callable[[str], Any] | None = None
+    flag: str = ""
+    required: bool = False
+    if_absent: str = ""
+
+    def help_for(self, default: Any) -> str:
+        """The help of a verb that has this default."""
+        return f"{self.help} {self.if_absent}".strip() if default == self.default else self.help
+
+    @property
+    def name(self) -> str:
+        """As a Python name; two groups may have fields of the same name under different flags."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def options_of(group: Groups) -> list[Option]:
+    """The options of a group in the order of declaration; of a config, those of all its groups."""
+    if not isinstance(group, type):
+        return list(group)
+    return [_option(group, field) for field in dataclasses.fields(group) if "help" in field.metadata]
+
+
+def _option(group: type, field: dataclasses.Field[Any]) -> Option:
+    about = {"panel": _panel(group, field.name), **field.metadata}
+    about["flag"] = about["flag"] or f"--{field.name.replace('_', '-')}"
+    return Option(field.name, field.default, **about)
+
+
+def _panel(group: type, name: str) -> str:
+    """The heading of the group that declares a field, which a config inherits from."""
+    bases = (base for base in group.__mro__ if "panel" in vars(base) and name in vars(base)["__dataclass_fields__"])
+    return next((vars(base)["panel"] for base in bases), "")
+
+
+def field_of(group: type, name: str) -> Any:
+    """A field of a group once more, for a config that takes this option and not the others."""
+    (field,) = (field for field in dataclasses.fields(group) if field.name == name)
+    return dataclasses.field(default=field.default, metadata={"panel": _panel(group, name), **field.metadata})
+
+
+def only(group: Groups, *names: str) -> list[Option]:
+    """These options of a group alone."""
+    options = {option.field: option for option in options_of(group)}
+    return [options[name] for name in names]
+
+
+def from_run(group: Groups) -> list[Option]:
+    """The options of a verb that begins with a run: where one is not given, it is as in the run."""
+    return [replace(each, default=None, required=False, if_absent=_run_default(each)) for each in options_of(group)]
+
+
+def _run_default(option: Option) -> str:
+    return "By default that of the run" + ("." if option.default is None else f", or {option.default}.")
+
+
+def values_of(group: Groups, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Field -> value, of the values that a verb has for the options of a group; text is parsed."""
+    result = {}
+    for option in options_of(group):
+        if option.name in values:
+            value = values[option.name]
+            result[option.field] = option.parse(value) if option.parse and isinstance(value, str) else value
+    return result
+
+
+def parse_points(text: str) -> tuple[float, ...]:
+    """One number, or several with commas between them; what they may be depends on the option."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ScheduleError(f"Give a number such as 0.5, or several with commas between them, not {text!r}.") from None
+
+
+def parse_keep(text: str) -> float | int:
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise ScheduleError(
+            f"--keep takes a share such as 0.5 or a number of heads such as 36, not {text!r}."
+        ) from None

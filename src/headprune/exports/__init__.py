@@ -1,0 +1,1 @@
+"""Exports pruned models to ONNX Runtime, OpenVINO, llama.cpp and torch.export, and compares their outputs."""

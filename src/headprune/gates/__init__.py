@@ -1,1 +1,0 @@
-"""Gates that learn which units a model can do without, while it trains."""

@@ -1,0 +1,152 @@
+"""The folder of a run: its journal survives a kill at any moment.
+
+run.json       settings, fingerprints, versions; at the end costs and savings
+steps.jsonl    one line per step, on disk before the next step begins
+timing.jsonl   seconds per step; in a file of their own, so that steps.jsonl is the same byte for byte in every run
+curve.csv      the curve, for plots
+model/         the checkpoint at the stop
+layers/        of a layer-wise run: what was removed and repaired at each layer
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headprune.checkpoint.atomic_files import path_exists
+from headprune.errors import RunError
+from headprune.measure.trajectory import Step, curve_csv
+from headprune.run_folder.folder import LOCK, RunFolder, read_record, truncate
+from headprune.search.observers import Journal
+
+RECORD, STEPS, TIMING = "run.json", "steps.jsonl", "timing.jsonl"
+REPORT, CARD = "report.html", "model/README.md"  # made from the record of a finished run
+LAYERS, FORMER_LAYERS = "layers", "sweep"  # the folder of a layer-wise run, and its name in earlier versions
+
+
+class Run(RunFolder, Journal):
+    """An open run directory, which keeps a journal of the steps of a pruner."""
+
+    record_name, noun = RECORD, "run"
+    steps: list[Step]
+
+    @classmethod
+    def _is_complete(cls, path: Path, record: Mapping[str, Any]) -> bool:
+        return _has_ended(record, read_run(path)[1]) and all((path / name).is_file() for name in (CARD, REPORT))
+
+    @classmethod
+    def _refuse_other_content(cls, path: Path) -> None:
+        path_exists(path, RunError)
+        if path.is_file():
+            raise RunError(f"{path} is a file; choose a directory for the run.")
+        if path.is_dir() and not (path / RECORD).is_file() and not _is_blank(path):
+            raise RunError(f"{path} exists and holds something that is not a run; choose a new directory.")
+
+    def _clear(self) -> None:
+        # The record stays until it is replaced in one step, so that a kill in between leaves a run, without its steps.
+        folders = [self.path / name for name in (LAYERS, FORMER_LAYERS)]
+        for folder in folders:
+            (folder / "layers.jsonl").unlink(missing_ok=True)
+        for name in (STEPS, TIMING, "curve.csv", REPORT, CARD):
+            (self.path / name).unlink(missing_ok=True)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _read_journal(self) -> None:
+        """The complete lines of the journal; a torn last line, from a kill while it was written, is removed."""
+        self.steps = []
+        journal, timing = self.path / STEPS, self.path / TIMING
+        if not journal.is_file():
+            return
+        content = journal.read_bytes()
+        complete = 0  # bytes
+        for line in content.splitlines(keepends=True):
+            try:
+                if not line.endswith(b"\n"):
+                    break
+                step = Step.from_json(json.loads(line))
+            except (KeyError, TypeError, ValueError):
+                break
+            if step.step != len(self.steps):
+                raise self._damaged()
+            self.steps.append(step)
+            complete += len(line)
+        if content[complete:].count(b"\n") > 1:
+            raise self._damaged()
+        if complete < len(content):
+            truncate(journal, complete)
+        if timing.is_file() and not (lines := timing.read_bytes()).endswith(b"\n"):
+            truncate(timing, lines.rfind(b"\n") + 1)
+
+    def _damaged(self) -> RunError:
+        return RunError(
+            f"{self.path / STEPS} is damaged after step {len(self.steps) - 1}; start again with --overwrite."
+        )
+
+    @property
+    def finished(self) -> bool:
+        return not self.changed and _has_ended(self.record, self.steps)
+
+    # --- writing ---
+
+    def step(self, step: Step, seconds: Mapping[str, float]) -> None:
+        """Append a step to the journal."""
+        self.write_line(STEPS, json.dumps(step.to_json()))
+        self.write_line(TIMING, json.dumps({"step": step.step, **{k: round(v, 4) for k, v in seconds.items()}}))
+        self.steps.append(step)
+
+    def drop_short_step(self, every: int | None, groups: Sequence[int]) -> None:
+        """Drop a last step that the budget cut short, which is possible where the number of units in a step is not
+        fixed (`every` is None): a resumed run takes the whole step."""
+        if len(self.steps) < 2:
+            return
+        units = {
+            (site, index // groups[site]) if site < len(groups) else (site, index)
+            for site, index in self.steps[-1].removed
+        }
+        if every is None or len(units) < every:
+            self.steps.pop()
+            self.write(STEPS, "".join(json.dumps(step.to_json()) + "\n" for step in self.steps))
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        self.write("curve.csv", curve_csv(self.steps))
+        for name in (REPORT, CARD):  # of an earlier end of this run
+            (self.path / name).unlink(missing_ok=True)
+        self._write_record(result)
+
+
+def read_run(path: str | Path) -> tuple[dict[str, Any], list[Step]]:
+    """The record and the steps of a run; nothing is locked or written."""
+    folder = Path(path)
+    if not (folder / RECORD).is_file():
+        raise RunError(f"{folder} is not a run directory: it has no run.json.")
+    record = read_record(folder / RECORD)
+    lines = (folder / STEPS).read_text().splitlines() if (folder / STEPS).is_file() else []
+    steps = []
+    for line in lines:
+        try:
+            steps.append(Step.from_json(json.loads(line)))
+        except (json.JSONDecodeError, KeyError, TypeError):
+            break
+    return record, steps
+
+
+def finished_record(path: str | Path) -> dict[str, Any]:
+    """The record of a finished run, which has a model."""
+    record, _ = read_run(path)
+    if not record.get("result"):
+        raise RunError(f"The run {path} is not finished, so it has no model; resume it first.")
+    return record
+
+
+def _has_ended(record: Mapping[str, Any], steps: Sequence[Step]) -> bool:
+    result = record.get("result")
+    return result is not None and result["steps"] == len(steps) - 1
+
+
+def _is_blank(folder: Path) -> bool:
+    """Whether it is empty, or has only files of a start that was killed at once."""
+    return all(entry.name.startswith((LOCK, f".{RECORD}.")) for entry in folder.iterdir())

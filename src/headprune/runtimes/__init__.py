@@ -1,1 +1,0 @@
-"""Pruned models where models are served: one file or folder per runtime."""

@@ -1,1 +1,0 @@
-"""Models to and from disk, and writing that a kill cannot spoil."""

@@ -1,0 +1,100 @@
+"""The folder that runs and recoveries share, and the list of a run's exports, without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headprune.errors import RunBusyError, RunError
+from headprune.run_folder import RecoveryFolder, Run, held_lock
+from headprune.run_folder.exports import NAME, add_export, forget_exports, read_exports
+
+KINDS = [Run, RecoveryFolder]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_settings_are_refused_in_the_same_words(kind: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    with kind(folder, {"seed": 0, "data": "a", "same": 1}):
+        pass
+    record = (folder / kind.record_name).read_text()
+    expected = f"belongs to a {kind.noun} with other settings: seed was 0 and is now 1 \\(and data\\); use the same"
+    with pytest.raises(RunError, match=expected):
+        kind(folder, {"seed": 1, "data": "b", "same": 1})
+    with pytest.raises(RunError, match=expected):
+        kind.is_finished(folder, {"seed": 1, "data": "b", "same": 1})
+    assert (folder / kind.record_name).read_text() == record
+    with kind(folder, {"seed": 1, "data": "a", "same": 1}, free=["seed"]) as again:
+        assert again.changed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"settings": 3}'])
+def test_a_damaged_record_is_refused_with_its_name(kind: Any, text: str, tmp_path: Path) -> None:
+    file = tmp_path / "folder" / kind.record_name
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(RunError, match=f"{kind.record_name} is damaged; start again with --overwrite"):
+        kind(file.parent, {"seed": 0})
+    with kind(file.parent, {"seed": 0}, overwrite=True) as folder:
+        assert folder.record["settings"] == {"seed": 0}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_process_at_a_time(kind: Any, tmp_path: Path) -> None:
+    with kind(tmp_path / "folder", {}):
+        with pytest.raises(RunBusyError, match="Another process is working on"):
+            kind(tmp_path / "folder", {})
+        with pytest.raises(RunBusyError, match="Another process"), held_lock(tmp_path / "folder", timeout=0):
+            pass
+    with held_lock(tmp_path / "folder"), pytest.raises(RunBusyError):
+        kind(tmp_path / "folder", {})
+
+
+def test_an_overwritten_recovery_keeps_nothing_of_the_old_one_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of the old settings that stayed would be taken for one of the new."""
+    place = tmp_path / "finetuned"
+    with RecoveryFolder(place, {"seed": 0}) as folder:
+        (place / "round-1").mkdir()
+        (place / "round-1" / "round.json").write_text("{}")
+        folder.finish({"recovered": {}})
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            RecoveryFolder(place, {"seed": 1}, overwrite=True)
+    assert not RecoveryFolder.is_finished(place, {"seed": 0})
+    with RecoveryFolder(place, {"seed": 1}) as folder:
+        assert not folder.finished
+        assert not (place / "round-1").exists()
+
+
+def export(of: str, runtime: str, quantize: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"of": of, "runtime": runtime, "quantize": quantize, **more}
+
+
+def test_an_export_takes_the_place_of_an_earlier_one_of_the_same_kind(tmp_path: Path) -> None:
+    add_export(tmp_path, export("model", "onnx", size=1))
+    add_export(tmp_path, export("model", "onnx", "int8"))
+    add_export(tmp_path, export("finetuned/model", "onnx"))
+    listed = add_export(tmp_path, export("model", "onnx", size=2))
+    assert listed == read_exports(tmp_path)
+    assert listed == [
+        export("finetuned/model", "onnx"),
+        export("model", "onnx", size=2),
+        export("model", "onnx", "int8"),
+    ]
+    forget_exports(tmp_path, "model")
+    assert read_exports(tmp_path) == [export("finetuned/model", "onnx")]
+    forget_exports(tmp_path)
+    assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize("text", ["{", '{"exports": 3}', '{"exports": [{}]}'])
+def test_a_damaged_list_of_exports_is_forgotten(text: str, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(text)
+    forget_exports(tmp_path, "model")
+    assert read_exports(tmp_path) == []
