@@ -83,7 +83,14 @@ def test_a_study_is_the_product_of_its_lists() -> None:
     assert Path("out/b/y-dev.tsv/seed7/flops-0.8-0.3/random-seed8") in {job.folder for job in jobs}
     assert all(job.experiment.batch_size == 5 and not job.experiment.explore for job in jobs)
     assert (
-        len({(job.experiment.model, job.experiment.data) for job in jobs if job.subject_number == jobs[0].subject}) == 1
+        len(
+            {
+                (job.experiment.model, job.experiment.data)
+                for job in jobs
+                if job.subject_number == jobs[0].subject_number
+            }
+        )
+        == 1
     )
     assert study.size == len(groups) == 24
 

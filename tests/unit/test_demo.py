@@ -129,7 +129,7 @@ def test_the_curves_are_those_of_the_runs(tmp_path: Path) -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert sorted(row.name for row in rows) == ["random+none", "residual-gradient"]
     counts = {row.name: row.removable["5%"] for row in rows}
-    assert f"{counts['residual-gradient']} of 12 heads can go" in text
+    assert f"{counts['residual-gradient']} of 12 heads can be removed" in text
     assert f"at random {counts['random+none']}." in text
     assert (tmp_path / "report.html").is_file()
 

@@ -103,7 +103,7 @@ def test_layers_one_by_one_are_the_whole_model(name: str, tmp_path: Path) -> Non
 class OnDisk(LayerFiles):
     """Layers in files, without a run; `there` are how many had their weights while one was pruned."""
 
-    known: Mapping[str, PrunedLayer] = {}
+    finished: Mapping[str, PrunedLayer] = {}
 
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)

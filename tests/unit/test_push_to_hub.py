@@ -208,7 +208,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, run: Path, taken: Hub) -> N
     ("raised", "said"),
     [
         (OfflineModeIsEnabled("offline"), "HF_HUB_OFFLINE is set"),
-        (OSError("connection\nrefused"), r"did not take me/pruned \(connection refused\); check"),
+        (OSError("connection\nrefused"), r"refused me/pruned \(connection refused\); check"),
     ],
 )
 def test_what_the_hub_refuses_is_one_sentence(

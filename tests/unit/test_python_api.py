@@ -135,7 +135,7 @@ def test_options_that_there_are_not_are_refused(options: dict[str, Any], sentenc
 
 
 def test_a_model_in_memory_cannot_be_compared(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="name the folder of the model"):
+    with pytest.raises(StudyError, match="pass the folder of the model"):
         headprune.compare(classifier(), material().data_csv, ["gnorm"], out=tmp_path)  # type: ignore[arg-type]
 
 
@@ -381,7 +381,7 @@ def test_heads_keep_their_numbers_and_may_be_named_again() -> None:
         ("clip", {0: [1]}, UnsupportedModelError, r"use headprune\.remove\(model"),
         ("bert", {99: [1]}, HeadSelectionError, "There is no layer 99"),
         ("bert", {0: [99]}, HeadSelectionError, "99"),
-        ("bert", [(0, 1)], HeadSelectionError, r"given as \{layer"),
+        ("bert", [(0, 1)], HeadSelectionError, r"must be \{layer"),
         ("llama-gqa", {0: [1]}, HeadSelectionError, "group|together|unit"),
     ],
 )
