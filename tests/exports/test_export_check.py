@@ -169,7 +169,7 @@ def test_another_text_is_refused(fake: Callable[..., FakeRuntime], tmp_path: Pat
 
     made = fake()
     made.open = lambda folder, source=None, threads=None: Forgetful(source.model, lambda x: x)  # type: ignore
-    with pytest.raises(ExportError, match="another text than in PyTorch after 5 tokens"):
+    with pytest.raises(ExportError, match="generated text differs from PyTorch's after 5 tokens"):
         export(uneven("gpt2"), tmp_path / "out", batches("gpt2"), to="fake")
     assert list(tmp_path.iterdir()) == []
 

@@ -141,7 +141,7 @@ def test_a_run_is_given_up_only_where_it_does_not_get_on(tmp_path: Path) -> None
         assert ray_executor.fatal_error(attempt) is None
     error = ray_executor.fatal_error(attempt)
     assert error is not None
-    assert f"The process of {tmp_path} died 3 times without a step between them" in str(error)
+    assert f"The process of {tmp_path} died 3 times in a row without a new step" in str(error)
     assert attempt.deaths == 2 * ray_executor.MAX_DEATHS
 
 

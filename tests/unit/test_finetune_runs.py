@@ -187,7 +187,7 @@ def test_evaluation_rows_are_not_trained_on(run: Path, caplog: pytest.LogCapture
     done = finetune(run, "--json", data=material().data_csv)
     assert done.code == 0, done.err
     assert done.json["samples"] == {"training": 16, "evaluation": 20}
-    shared = f"20 of the 36 rows of {material().data_csv} evaluate {run}"
+    shared = f"20 of the 36 rows of {material().data_csv} are evaluation rows of {run}"
     assert done.json["notes"] == [f"{shared}; they are left out, and the other 16 are trained on."]
     assert done.json["notes"][0] in caplog.text
 

@@ -163,7 +163,7 @@ def test_going_on_after_an_interruption_gives_the_same(
     monkeypatch.setattr(study.Study, "_make", stopping)
     stopped = CliRunner().invoke(app, call)
     assert stopped.exit_code == 130
-    assert "run the same command again" in stopped.stderr
+    assert "The same command resumes" in stopped.stderr
     assert len(results(out)["rows"]) == 3
     monkeypatch.setattr(study.Study, "_make", make)
     assert CliRunner().invoke(app, call).exit_code == 0
