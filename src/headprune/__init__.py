@@ -1,4 +1,4 @@
-"""headprune: find the attention heads that do not matter, and remove them from the weights."""
+"""headprune: remove attention heads and neurons from transformers, and save smaller, faster models."""
 
 from typing import TYPE_CHECKING
 

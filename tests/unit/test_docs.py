@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
 import run_helpers
 from headprune.cli.main import app
@@ -29,8 +30,11 @@ from headprune.units.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+FIRST_MODEL = DOCS / "quickstart.md"
+GROUPS = ["Start", "Prune", "Train", "Ship", "Scale", "Methods", "Reference"]
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```(?P<language>\w+)[^\n]*\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 PROGRAM: Any = typer.main.get_command(app)
 
 
@@ -42,18 +46,23 @@ def text_of(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
-def blocks(page: Path, language: str) -> list[tuple[int, str]]:
-    """(line, text) of every block in this language."""
+def blocks(page: Path, *languages: str) -> list[tuple[str, int, str]]:
+    """(language, line, text) of every block in these languages."""
     text = text_of(page)
     return [
-        (text.count("\n", 0, found.start("body")), found["body"])
-        for found in FENCE.finditer(text)
-        if found["language"] == language
+        (match["language"], text.count("\n", 0, match.start("body")), match["body"])
+        for match in FENCE.finditer(text)
+        if match["language"] in languages
     ]
 
 
 def pages_with(language: str) -> list[Any]:
     return [pytest.param(page, id=name(page)) for page in PAGES if blocks(page, language)]
+
+
+def table_rows(text: str) -> list[str]:
+    """The names in the first column of tables whose first column is code."""
+    return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
 
 
 # --- Python ----------------------------------------------------------------------------------------------------------
@@ -67,6 +76,10 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(material.llama, tmp_path / "path/to/a/language-model")
     shutil.copy(material.data_tsv, tmp_path / "dev.tsv")
     shutil.copy(material.data_tsv, tmp_path / "train.tsv")
+    held_out = run_helpers.sentences(12, seed=5)
+    labels = run_helpers.mostly_right(run_helpers.classifier(), held_out)
+    rows = [{"text": text, "label": label} for text, label in zip(held_out, labels, strict=True)]
+    run_helpers.write_rows(tmp_path / "test.tsv", rows)
     shutil.copy(material.words_txt, tmp_path / "text.txt")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -88,27 +101,47 @@ def clean_registry() -> Iterator[None]:
         registry.update(known)
 
 
-@pytest.mark.parametrize("page", pages_with("python"))
-@pytest.mark.usefixtures("stand_ins", "clean_registry", "clean_table")
-def test_python_blocks_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def page_module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """Where the Python blocks of a page are executed, one after the other."""
     module = types.ModuleType("a_page_of_the_documentation")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for line, code in blocks(page, "python"):
-        # Empty lines before the block make the traceback point into the page.
-        exec(compile("\n" * line + code, str(page), "exec"), module.__dict__)
+    return module
+
+
+def execute(page: Path, line: int, code: str, module: types.ModuleType) -> None:
+    # Empty lines before the block make the traceback point into the page.
+    exec(compile("\n" * line + code, str(page), "exec"), module.__dict__)
+
+
+@pytest.mark.parametrize("page", [page for page in pages_with("python") if page.id != name(FIRST_MODEL)])
+@pytest.mark.usefixtures("stand_ins", "clean_registry", "clean_table")
+def test_python_blocks_run(page: Path, page_module: types.ModuleType) -> None:
+    for _, line, code in blocks(page, "python"):
+        execute(page, line, code, page_module)
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_the_page_about_the_first_model_runs_from_top_to_bottom(page_module: types.ModuleType) -> None:
+    """Its commands too, because its Python loads what they have written."""
+    pytest.importorskip("onnxruntime", reason="the page exports to it")
+    for language, line, text in blocks(FIRST_MODEL, "console", "python"):
+        if language == "python":
+            execute(FIRST_MODEL, line, text, page_module)
+            continue
+        for words in commands_in(text):
+            # Whether a tiny model can be made twice as fast depends on the machine; its FLOPs do not.
+            done = run_helpers.headprune(*shlex.split(shlex.join(words).replace("--speedup 2", "--keep-flops 0.5")))
+            assert done.code == 0, f"headprune {shlex.join(words)}: {done.err}"
 
 
 # --- command lines ---------------------------------------------------------------------------------------------------
 
 
-def commands_in(page: Path) -> list[list[str]]:
-    found = []
-    for _, text in blocks(page, "console"):
-        for line in text.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.removeprefix("$ "), comments=True)
-            if words[:1] == ["headprune"]:
-                found.append(words[1:])
-    return found
+def commands_in(text: str) -> list[list[str]]:
+    """The arguments of every `headprune` line of a block."""
+    lines = [shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines()]
+    return [words[1:] for words in lines if words[:1] == ["headprune"]]
 
 
 def refuse_bad_command(words: list[str]) -> None:
@@ -123,11 +156,12 @@ def refuse_bad_command(words: list[str]) -> None:
 
 @pytest.mark.parametrize("page", pages_with("console"))
 def test_console_blocks_parse(page: Path) -> None:
-    for words in commands_in(page):
-        try:
-            refuse_bad_command(words)
-        except Exception as error:
-            pytest.fail(f"headprune {shlex.join(words)}: {getattr(error, 'message', '') or error}")
+    for _, _, text in blocks(page, "console"):
+        for words in commands_in(text):
+            try:
+                refuse_bad_command(words)
+            except Exception as error:
+                pytest.fail(f"headprune {shlex.join(words)}: {getattr(error, 'message', '') or error}")
 
 
 @pytest.mark.parametrize("words", [["prune", "MODEL"], ["score", "M", "--data", "f", "--nonsense"], ["fly"]])
@@ -175,8 +209,7 @@ def test_every_criterion_has_its_page(criterion: str) -> None:
     }
     for reference in re.findall(r"arXiv \d+\.\d+", kind.reference):
         assert reference in page
-    for summary in (DOCS / "criteria" / "index.md", ROOT / "README.md"):
-        assert f"`{criterion}`" in text_of(summary), summary
+    assert f"\n| [`{criterion}`]({criterion}.md) |" in text_of(DOCS / "criteria" / "index.md")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -199,7 +232,7 @@ def test_every_method_has_its_row_with_its_settings(method: str) -> None:
 
 def test_the_table_of_tasks_is_that_of_the_code() -> None:
     start, end = "<!-- tasks: made by headprune.tasks.table.markdown_table() -->", "<!-- end of tasks -->"
-    written = text_of(ROOT / "README.md").partition(start)[2].partition(end)[0]
+    written = text_of(DOCS / "data.md").partition(start)[2].partition(end)[0]
     assert written.strip() == markdown_table().strip()
 
 
@@ -222,14 +255,51 @@ def test_every_family_is_named(family: Any) -> None:
     assert tuple(re.findall(r"`([^`]+)`", model_types)) == family.model_types
     assert width == f"`{family.head_dim}`"
     assert quirk == (f"`{family.quirk}`" if family.quirk else "-")
-    section = text_of(ROOT / "README.md").partition("## Supported models")[2].partition("\n## ")[0]
-    listed = {re.sub(r"[^a-z0-9]", "", part.lower()) for part in re.split(r"[,:.()]|\band\b", section)}
-    for model_type in family.model_types:
-        wanted = re.sub(r"[^a-z0-9]", "", model_type.removesuffix("_text_model").removesuffix("_vision_model"))
-        assert wanted in listed, f"README.md does not name {model_type}"
+
+
+def test_every_extra_is_in_the_table() -> None:
+    section = text_of(FIRST_MODEL).partition("\n## Extras\n")[2]
+    assert sorted(table_rows(section)) == sorted(project()["optional-dependencies"])
+
+
+def test_one_sentence_says_what_headprune_is() -> None:
+    sentence = project()["description"]
+    assert PROGRAM.help == yaml.safe_load(text_of(ROOT / "mkdocs.yml"))["site_description"] == sentence
+    for page in (ROOT / "README.md", DOCS / "index.md"):
+        assert text_of(page).split("\n\n")[1].replace("\n", " ") == sentence, page
+
+
+def project() -> Any:
+    """The table [project] of pyproject.toml."""
+    tomllib = pytest.importorskip("tomllib", reason="it came with Python 3.11")
+    return tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
 
 
 # --- the site --------------------------------------------------------------------------------------------------------
+
+
+def pages_of(entry: Any) -> list[str]:
+    """The pages of an entry of the navigation, in order."""
+    if isinstance(entry, str):
+        return [entry]
+    return [page for part in (entry.values() if isinstance(entry, dict) else entry) for page in pages_of(part)]
+
+
+def test_navigation_and_home_page_have_the_same_groups_with_all_pages() -> None:
+    navigation = yaml.safe_load(text_of(ROOT / "mkdocs.yml"))["nav"]
+    groups = {title: pages_of(pages) for group in navigation for title, pages in group.items()}
+    assert list(groups) == GROUPS
+    listed = [page for pages in groups.values() for page in pages]
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text_of(DOCS / "index.md"), re.MULTILINE | re.DOTALL))
+    for title, pages in groups.items():
+        assert set(LINK.findall(sections[title])) == set(pages) - {"index.md"}, title
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    links = LINK.findall(text_of(ROOT / "README.md"))
+    assert "docs/index.md" in links
+    assert [link for link in links if not (ROOT / link).is_file()] == []
 
 
 def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -> None:

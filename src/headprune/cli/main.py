@@ -26,7 +26,8 @@ from headprune.runs.plugins import import_plugins
 
 app = typer.Typer(
     cls=RenamedOptions,
-    help="Find the attention heads of a transformer that do not matter, and remove them from the weights.",
+    help="Remove attention heads and neurons from a Hugging Face transformer, and save a smaller, faster model that "
+    "plain transformers loads.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,4 +1,4 @@
-"""The README's code for each runtime runs on an exported folder, where nothing but that runtime can be imported."""
+"""The documented code for each runtime runs on an exported folder, where nothing but that runtime can be imported."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from llamas import pruned as pruned_llama
 from llamas import source_of as llama_source
 from run_helpers import classifier, sentences, tokenizer
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "export.md"
 HIDDEN = ("transformers", "tokenizers", "torch")
 
 
 def snippets() -> dict[str, str]:
     """By the runtime that the first line exports to."""
-    section = README.read_text().split("## Where it runs\n")[1].split("\n## ")[0]
+    section = PAGE.read_text().split("## Code for each runtime\n")[1].split("\n## ")[0]
     blocks = re.findall(r"```py\n(.*?)```", section, flags=re.DOTALL)
     return {re.search(r"--to (\w+)", block).group(1): block for block in blocks}  # type: ignore[union-attr]
 
 
 def both(name: str, folder: Path, own: str, hidden: Sequence[str]) -> list[str]:
-    """What the README's code prints of an exported folder, and what the folder's own program does: one process for
+    """What the page's code prints of an exported folder, and what the folder's own program does: one process for
     both, since importing a runtime takes seconds."""
     (folder / "run.py").write_text(program_of(own))
     run = f"import runpy; runpy.run_path({str(folder / 'run.py')!r}, run_name='__main__')"
