@@ -10,6 +10,9 @@ import torch
 from headprune import distributed
 
 IGNORED = -100  # the label of ignored tokens, as in transformers
+# Below this an additive mask masks a key, whose probability is 0 then in every precision: masks have -10000, -1e9, -inf
+# or the least number of their precision there.
+MASKED = -1e3
 
 
 def batch_size(batch: Mapping[str, Any]) -> int:
@@ -81,8 +84,8 @@ def real_keys(mask: Any) -> torch.Tensor | None:
         return None
     if mask.dim() <= 2:
         return mask.bool()
-    if mask.is_floating_point() and (mask < 0).any():
-        allowed = mask > torch.finfo(mask.dtype).min / 2
+    if mask.dtype != torch.bool and (mask < 0).any():
+        allowed = mask > MASKED
     elif mask.is_floating_point() and not (mask == 1).any():
         allowed = torch.ones_like(mask, dtype=torch.bool)  # an additive mask without masked keys
     else:

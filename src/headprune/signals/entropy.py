@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from headprune.batches import widened
+from headprune.batches import MASKED, widened
 from headprune.hooks.attention_blocks import Rows
 from headprune.signals.spec import Meter, Request, View
 from headprune.units import Site
@@ -34,7 +34,7 @@ def real_entries(site: Site, view: View, rows: Rows) -> tuple[torch.Tensor, torc
     key_mask = task.key_tokens(site, batch, keys)
     valid = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=weights.device)
     if mask is not None:
-        valid = valid & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
+        valid = valid & (mask if mask.dtype == torch.bool else mask > MASKED)
     if key_mask is not None and key_mask.shape == (weights.shape[0], keys):
         valid = valid & key_mask[:, None, None, :]
     real = torch.ones(weights.shape[0], 1, queries, dtype=torch.bool, device=weights.device)
