@@ -190,6 +190,20 @@ def test_labels_that_do_not_fit_the_batch_are_refused(labels: torch.Tensor) -> N
         headprune.score(model_of("bert", "dense"), [{**bert_batches()[0], "labels": labels}], criterion="his")
 
 
+def test_labels_of_some_batches_alone_are_refused() -> None:
+    """The one label used to be compared with the predictions of all samples."""
+    first, second = bert_batches()
+    first = {name: value[:1] for name, value in first.items()}
+    for batches in ([first, without_labels(second)], [without_labels(second), first]):
+        with pytest.raises(DataError, match="Some batches have labels and others have none"):
+            headprune.score(model_of("bert", "dense"), batches, criterion="gnorm")
+        with pytest.raises(DataError, match="Some batches have labels and others have none"):
+            headprune.prune(ZOO["bert"].build(), batches, keep=0.5, criterion="gnorm")
+    labelled_part = headprune.score(model_of("bert", "dense"), [first], criterion="gnorm")
+    with pytest.raises(DataError, match="Some batches have labels and others have none"):
+        labelled_part + headprune.score(model_of("bert", "dense"), [without_labels(second)], criterion="gnorm")
+
+
 def test_a_wrong_word_for_labels_is_refused() -> None:
     with pytest.raises(DataError, match="given"):
         headprune.score(model_of("bert", "dense"), bert_batches(), criterion="his", labels="own")  # type: ignore[arg-type]

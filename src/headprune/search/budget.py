@@ -51,7 +51,9 @@ def points(value: Any, name: str) -> tuple[float, ...]:
         raise ScheduleError(
             f"{name} takes a number such as {_example(name)}, or several with commas, not {value!r}."
         ) from None
-    valid = (number > 1 for number in numbers) if name == "speedup" else (0 < number < 1 for number in numbers)
+    valid = (
+        (1 < number < math.inf for number in numbers) if name == "speedup" else (0 < number < 1 for number in numbers)
+    )
     if not numbers or not all(valid):
         numbers_text = ",".join(f"{number:g}" for number in numbers)
         between = "above 1" if name == "speedup" else "between 0 and 1"

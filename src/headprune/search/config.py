@@ -28,7 +28,7 @@ from headprune.config.groups import (
     StopOptions,
     VocabularyOptions,
 )
-from headprune.config.option import field_of
+from headprune.config.option import check_numbers, field_of
 from headprune.errors import ScheduleError, warn_renamed
 
 # The command line imports this file for every command, so torch is not imported here until a config is created.
@@ -63,6 +63,7 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
         for name, value in current_names({**values, "compensate": compensate}).items():
             if value is not None:
                 object.__setattr__(self, name, value)
+        check_numbers(self)
         object.__setattr__(
             self, "explicit", {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from headprune.errors import ScheduleError
 from headprune.units import Member, Site
 
 
@@ -17,12 +16,6 @@ class StepRule:
 
     every: int = 1
     min_per_site: int = 0
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ScheduleError(f"At least one unit must be removed per step, but every is {self.every}.")
-        if self.min_per_site < 0:
-            raise ScheduleError(f"min_per_site must not be negative, but it is {self.min_per_site}.")
 
     def choose(self, scores: torch.Tensor, sites: Sequence[Site], most: int | None = None) -> list[Member]:
         """The members of the next units to remove, least important first; empty if none can be removed.
