@@ -260,6 +260,28 @@ def test_loading_from_a_wrong_place(case: str, folder: Path) -> None:
     assert contents(folder.parent) == before
 
 
+REFUSED_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "sizes": ({"ignore_mismatched_sizes": True}, says("sets ignore_mismatched_sizes itself", "shapes are refused")),
+    "config": ({"config": transformers.BertConfig()}, says("sets config itself", "change model.config after loading")),
+    "pickles": ({"use_safetensors": False}, says("sets use_safetensors itself", "convert the weights")),
+    "info": ({"output_loading_info": True}, says("sets output_loading_info itself", "leave it out")),
+    "settings": ({"num_labels": 5}, says("'num_labels' is no option of loading", "leave it out")),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_OPTIONS)
+def test_options_that_loading_sets_itself_are_refused(case: str, folder: Path) -> None:
+    options, message = REFUSED_OPTIONS[case]
+    with pytest.raises(CheckpointError, match=message):
+        headprune.load(folder, **options)
+
+
+def test_options_with_the_value_that_loading_gives_them_change_nothing(folder: Path) -> None:
+    batch = ZOO["bert"].batch(0)
+    options = {"ignore_mismatched_sizes": False, "config": None, "use_safetensors": True, "output_loading_info": False}
+    assert identical(outputs(headprune.load(folder, **options), batch), outputs(headprune.load(folder), batch))
+
+
 def test_a_name_that_is_neither_here_nor_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match=says("nobody/nothing is neither a directory here nor", "check the name")):

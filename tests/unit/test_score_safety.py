@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import headprune
 from headprune.errors import DataError, NonFiniteError
@@ -229,3 +230,67 @@ def test_what_are_no_batches_is_refused(batches: Any) -> None:
     """A batch where batches belong is the mistake that everyone makes once."""
     with pytest.raises(DataError, match=r"[Bb]atch"):
         headprune.score(model_of("bert", "dense"), batches, criterion="gnorm")
+
+
+def with_arrays(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: value.numpy() for name, value in batch.items()}
+
+
+FORMS: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, Any]]] = {
+    "list of labels": lambda batch: {**batch, "labels": batch["labels"].tolist()},
+    "int32 labels": lambda batch: {**batch, "labels": batch["labels"].int()},
+    "int16 labels": lambda batch: {**batch, "labels": batch["labels"].short()},
+    "numpy mask": lambda batch: {**batch, "attention_mask": batch["attention_mask"].numpy()},
+    "lists": lambda batch: {name: value.tolist() for name, value in batch.items()},
+    "arrays": with_arrays,
+    "int32 arrays": lambda batch: {name: value.astype("int32") for name, value in with_arrays(batch).items()},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_lists_arrays_and_other_integers_are_taken_as_tensors(name: str, form: str) -> None:
+    model, batch = model_of(name, "dense"), labelled(ZOO[name], 0)
+    given = FORMS[form](batch)
+    expected, found = (headprune.score(model, [one], criteria=["his", "gnorm"]) for one in (batch, given))
+    assert same(found.scores, expected.scores)
+    assert (found.loss, found.metric_value.value) == (expected.loss, expected.metric_value.value)
+    values = [headprune.evaluate(model, [one]).value for one in (batch, given)]
+    assert values[0] == values[1]
+    metrics = [headprune.prune(ZOO[name].build(), [one], keep=0.8).result.metric for one in (batch, given)]
+    assert metrics[0] == metrics[1]
+    weights = []
+    for one in (batch, given):
+        repaired = ZOO[name].build()
+        headprune.remove(repaired, [(0, 1)], repair="lstsq", batches=[one], verify=one)
+        weights.append(repaired.get_submodule(headprune.resolve(repaired)[0].o).weight)
+    assert torch.equal(*weights)
+
+
+def test_lists_that_are_no_tensors_are_refused() -> None:
+    batch = bert_batches()[0]
+    for name, value in (("input_ids", [[5, 6, 7], [5, 6], [5]]), ("labels", ["good", "bad", "good"])):
+        with pytest.raises(DataError, match=rf"{name} of batch 0 cannot become a tensor .*rows of equal length"):
+            headprune.score(model_of("bert", "dense"), [{**batch, name: value}], criterion="gnorm")
+
+
+class NarrowBert(transformers.BertForSequenceClassification):
+    """Its forward takes three arguments and no others."""
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, labels: Any = None) -> Any:
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
+
+
+def test_an_entry_that_the_model_does_not_take_is_named() -> None:
+    model = ZOO["bert"].build()
+    model.__class__ = NarrowBert
+    batch = bert_batches()[0]
+    wrong = {**batch, "index": torch.arange(3)}
+    for call in (
+        lambda: headprune.score(model, [batch, wrong], criterion="gnorm"),
+        lambda: headprune.prune(model, [batch, wrong], keep=0.5),
+        lambda: headprune.evaluate(model, [batch, wrong]),
+    ):
+        with pytest.raises(DataError, match="Batch 1 has an entry 'index', which NarrowBert does not take; leave it"):
+            call()
+    assert headprune.score(model, [batch], criterion="gnorm").samples == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -172,9 +173,10 @@ def _plain_settings(
 def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, **options: Any) -> PreTrainedModel:
     """Load a checkpoint that `save` wrote, from a folder or from the hub; an unpruned one loads as well.
 
-    `options` go to transformers' `from_pretrained` (dtype, device_map, attn_implementation, revision, ...). Pickles
-    are refused, and code that comes with a checkpoint is not run.
+    `options` go to transformers' `from_pretrained` (dtype, device_map, attn_implementation, revision, ...), but the
+    config is that of the checkpoint. Pickles are refused, and code that comes with a checkpoint is not run.
     """
+    options = _checked_options(options)
     folder = _folder(path, options)
     _refuse_unreadable(folder)
     fingerprint.verify(folder)
@@ -197,6 +199,13 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
         raise
     except HeadpruneError as error:
         raise _record_error(removed, folder, error) from None
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in options:
+            raise
+        raise CheckpointError(
+            f"{unknown[1]!r} is no option of loading, as the config is that of the checkpoint; leave it out."
+        ) from None
     except (RuntimeError, ValueError, SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The weights in {folder} do not fit its config.json: {reason[:400]}") from None
@@ -212,6 +221,26 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
             )
     model.__class__ = dense
     return model
+
+
+# Options of from_pretrained with the only value that `load` has for them, and what to do instead.
+FIXED: dict[str, tuple[Any, str]] = {
+    "config": (None, "the config of the checkpoint says what was removed; change model.config after loading"),
+    "ignore_mismatched_sizes": (
+        False,
+        "weights of other shapes are refused; replace modules of the model after loading",
+    ),
+    "use_safetensors": (True, "pickles are refused; convert the weights to safetensors"),
+    "output_loading_info": (False, "weights that are missing or left over are refused, so leave it out"),
+}
+
+
+def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for from_pretrained, without those that `load` sets itself; refuses other values of these."""
+    for name, (value, instead) in FIXED.items():
+        if options.get(name) not in (None, value):
+            raise CheckpointError(f"headprune.load sets {name} itself: {instead}.")
+    return {name: value for name, value in options.items() if name not in FIXED}
 
 
 def load_structure(path: str | Path) -> PreTrainedModel:

@@ -196,12 +196,12 @@ def score(
     started = time.perf_counter()
     scoring_pass = ScoringPass(model, sites, named, known, labels)
     if callable(progress):
-        scores = scoring_pass.run(checked_batches(batches), progress)
+        scores = scoring_pass.run(checked_batches(batches, model), progress)
     else:
-        samples = sum(map(batch_size, checked_batches(batches))) if isinstance(batches, Sequence) else None
+        samples = sum(map(batch_size, checked_batches(batches, model))) if isinstance(batches, Sequence) else None
         shown = progress if distributed.is_main() else False
         with progress_bar(f"Scoring by {', '.join(named)}", samples, unit="samples", show=shown) as bar:
-            scores = scoring_pass.run(checked_batches(batches), bar.update)
+            scores = scoring_pass.run(checked_batches(batches, model), bar.update)
     return ScoreResult(
         scores=next(iter(scores.values())) if criteria is None else scores,
         samples=scoring_pass.samples,

@@ -19,6 +19,7 @@ from headprune.signals.moments import Moments
 from headprune.surgery.check import check_removable
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task, task_of
+from headprune.tasks.checks import checked_batches
 from headprune.units import Member, Site, all_sites, as_members, resolve
 from headprune.units.cutting.removal import remaining
 from headprune.units.dense_model import dense_class, structure_of
@@ -58,6 +59,11 @@ def remove(
         raise DataError(f"repair={repair!r} goes with a budget of prune; use 'lstsq', 'mean' or 'none' here.")
     if repair != "none" and batches is None:
         raise DataError(f"repair={repair!r} needs calibration data; give it as batches=[...].")
+    if batches is not None:
+        checked = checked_batches(batches, model)
+        batches = list(checked) if isinstance(batches, Sequence) else checked
+    if verify is not None:
+        (verify,) = checked_batches([verify], model)
     chosen = [*chosen_heads, *chosen_neurons]
 
     def remove_now(batch: Mapping[str, Any] | None) -> bool:

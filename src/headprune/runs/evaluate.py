@@ -256,7 +256,7 @@ def _batches(
     else:
         if samples is not None:
             raise DataError("samples= draws from a file or from examples, not from batches; leave it out.")
-        batches = list(checked_batches(data))
+        batches = list(checked_batches(data, model))
         if not batches:
             raise DataError("There are no batches to evaluate on; give at least one.")
         return batches, []

@@ -130,7 +130,7 @@ class Pruner:
         warn_of_precision(model)
         self.at_point = at_point
         self.config = config = config or PruneConfig()
-        calibration = list(checked_batches(batches))
+        calibration = list(checked_batches(batches, model))
         if not calibration:
             raise DataError("There are no calibration batches; give at least one.")
         check_repair(config.repair, model, published=config.method is not None)
@@ -138,7 +138,7 @@ class Pruner:
         self.known = list(known)
         self.metric: Metric | None = None
         task = task_of(model, config.task)
-        held_out = None if evaluation is None else list(checked_batches(evaluation))
+        held_out = None if evaluation is None else list(checked_batches(evaluation, model))
         if held_out is None and config.rescore not in (EVERY, AUTO):
             held_out = calibration  # evaluated separately, as a step that does not score again has no pass to share
         self._evaluator = (

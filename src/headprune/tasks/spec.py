@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -50,6 +51,8 @@ class Task:
         self.encoder_decoder = bool(getattr(self.config, "is_encoder_decoder", False))
         self._decoder_inputs = getattr(model, "prepare_decoder_input_ids_from_labels", None)
         self._lengths = _frame_lengths(model)
+        takes = forward_arguments(model)
+        self._takes_cache = takes is None or "use_cache" in takes
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -82,7 +85,7 @@ class Task:
         inputs = {name: value for name, value in batch.items() if name not in self.label_names}
         if self.encoder_decoder and "decoder_input_ids" not in batch and "labels" in batch:
             inputs["labels"] = batch["labels"]
-        if getattr(self.config, "use_cache", False):
+        if getattr(self.config, "use_cache", False) and self._takes_cache:
             inputs["use_cache"] = False
         return inputs
 
@@ -228,6 +231,13 @@ class Task:
             return None
         lengths = self._lengths(mask.sum(-1)).to(mask.device)
         return torch.arange(tokens, device=mask.device) < lengths[:, None]
+
+
+def forward_arguments(model: nn.Module) -> set[str] | None:
+    """The names of the arguments of the model's forward; None where it takes any."""
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if takes_any else {*parameters}
 
 
 def _frame_lengths(model: nn.Module) -> Any:
