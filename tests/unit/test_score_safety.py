@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 import transformers
 
 import headprune
-from headprune.errors import DataError, NonFiniteError
+from headprune.errors import DataError, NonFiniteError, UnsupportedModelError
 from score_helpers import EVERY, labelled, model_of
 from zoo import LABELS, ZOO
 
@@ -114,6 +116,135 @@ def test_training_mode_and_no_grad_around_it_change_nothing() -> None:
     with torch.no_grad():
         found = headprune.score(model.train(), batches, criteria=EVERY).scores
     assert same(found, expected)
+
+
+def test_inference_mode_around_it_changes_nothing() -> None:
+    """Every gradient was 0 there, and heads were removed in the order of their numbers."""
+    model, batches = ZOO["bert"].build(), bert_batches()
+    expected = headprune.score(model, batches, criteria=EVERY).scores
+    before = state(model)
+    with torch.inference_mode():
+        made_inside = [{name: value.clone() for name, value in batch.items()} for batch in batches]
+        assert all(value.is_inference() for batch in made_inside for value in batch.values())
+        found = [headprune.score(model, given, criteria=EVERY).scores for given in (batches, made_inside)]
+        assert torch.is_inference_mode_enabled()
+    assert same(found[0], expected)
+    assert same(found[1], expected)
+    after = state(model)
+    assert [key for key in before if not same(before[key], after[key])] == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"keep": 0.5, "criterion": "gnorm"}, {"keep_flops": 0.8, "rounds": 2}, {"keep": 6}]
+)
+def test_pruning_in_inference_mode_removes_the_same_and_leaves_weights_that_learn(options: dict[str, Any]) -> None:
+    batches, models = bert_batches(), [ZOO["bert"].build(), ZOO["bert"].build()]
+    expected = headprune.prune(models[0], batches, **options)
+    with torch.inference_mode():
+        made_inside = [{name: value.clone() for name, value in batch.items()} for batch in batches]
+        found = headprune.prune(models[1], made_inside, **options)
+    assert [step.removed for step in found.trajectory] == [step.removed for step in expected.trajectory]
+    assert same(dict(models[1].state_dict()), dict(models[0].state_dict()))
+    models[1](**batches[0]).loss.backward()
+    assert all(parameter.grad is not None for parameter in models[1].parameters())
+
+
+def test_pruner_and_remove_in_inference_mode() -> None:
+    batches, model, other = bert_batches(), ZOO["bert"].build(), ZOO["bert"].build()
+    with torch.inference_mode():
+        steps = [step.removed for step in headprune.Pruner(model, batches, headprune.PruneConfig(keep=0.5))]
+        headprune.remove(other, [(0, 1)], repair="lstsq", batches=batches)
+    expected = headprune.prune(ZOO["bert"].build(), batches, keep=0.5)
+    assert steps == [step.removed for step in expected.trajectory]
+    assert not any(parameter.is_inference() for parameter in (*model.parameters(), *other.parameters()))
+
+
+def test_weights_made_in_inference_mode_are_refused() -> None:
+    dense = ZOO["bert"].build()
+    with torch.inference_mode():
+        model = copy.deepcopy(dense)
+    for call in (
+        lambda: headprune.score(model, bert_batches(), criterion="gnorm"),
+        lambda: headprune.prune(model, bert_batches(), keep=0.5),
+        lambda: headprune.remove(model, [(0, 1)]),
+    ):
+        with pytest.raises(UnsupportedModelError, match=r"made under torch\.inference_mode.*load the model outside"):
+            call()
+
+
+# --- two threads ---------------------------------------------------------------------------------------------------
+
+
+class Meeting:
+    """A forward hook of a model that, when the first of two threads is in a forward pass, lets the second begin, and
+    gives it time to come into one too; with one call at a time it cannot."""
+
+    def __init__(self, second: Callable[[], None], seconds: float = 0.5) -> None:
+        self.first, self.thread = threading.get_ident(), threading.Thread(target=second)
+        self.met, self.seconds = threading.Event(), seconds
+
+    def __call__(self, *_: Any) -> None:
+        if threading.get_ident() != self.first:
+            self.met.set()
+        elif not self.thread.ident:
+            self.thread.start()
+            self.together = self.met.wait(self.seconds)
+
+
+@pytest.mark.parametrize("share", ["the model", "its body", "its config"])
+def test_two_threads_that_score_one_model_take_turns(share: str) -> None:
+    """Both were wrong, and the model kept an attention implementation of this package in its config."""
+    model, batches = ZOO["bert"].build(), bert_batches()
+    others = {"the model": model, "its body": model.bert, "its config": type(model)(model.config).eval()}
+    other, inputs = others[share], batches if share != "its body" else [*map(without_labels, batches)]
+    criteria = ["entropy", "gnorm"]
+    expected = [headprune.score(model, batches, criteria=criteria).scores]
+    expected += [headprune.score(other, inputs, criteria=criteria).scores]
+    before, found = (state(model), state(other)), []
+
+    def second() -> None:
+        found.append(headprune.score(other, inputs, criteria=criteria).scores)
+
+    meeting = Meeting(second)
+    handles = [each.register_forward_hook(meeting) for each in {id(each): each for each in (model, other)}.values()]
+    try:
+        found.append(headprune.score(model, batches, criteria=criteria).scores)
+        meeting.thread.join()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert not meeting.together
+    assert same(found[0], expected[0])
+    assert same(found[1], expected[1])
+    after = state(model), state(other)
+    for one, two in zip(before, after, strict=True):
+        assert [key for key in one if not same(one[key], two[key])] == []
+
+
+def test_two_threads_prune_one_model_one_after_the_other() -> None:
+    """The second scores what the first has left."""
+    batches = bert_batches()
+    expected = ZOO["bert"].build()
+    for keep in (9, 6):
+        headprune.prune(expected, batches, keep=keep)
+    model = ZOO["bert"].build()
+    meeting = Meeting(lambda: headprune.prune(model, batches, keep=6))
+    handle = model.register_forward_hook(meeting)
+    headprune.prune(model, batches, keep=9)
+    meeting.thread.join()
+    handle.remove()
+    assert not meeting.together
+    assert same(dict(model.state_dict()), dict(expected.state_dict()))
+
+
+def test_two_threads_with_models_of_their_own_do_not_wait() -> None:
+    models, batches = [ZOO["bert"].build(), ZOO["bert"].build()], bert_batches()
+    meeting = Meeting(lambda: headprune.score(models[1], batches, criterion="gnorm"), seconds=60)
+    for model in models:
+        model.register_forward_hook(meeting)
+    headprune.score(models[0], batches, criterion="gnorm")
+    meeting.thread.join()
+    assert meeting.together
 
 
 # --- NaN and Inf ----------------------------------------------------------------------------------------------------

@@ -17,13 +17,14 @@ from headprune.criteria.registry import Criterion, make
 from headprune.criteria.scoring_pass import Progress, ScoringPass, Sums, finished, sites_of_kinds, summed
 from headprune.display import data_frame, html_table
 from headprune.errors import CriterionError, FormerName
+from headprune.hooks.exclusive import exclusively
 from headprune.measure.metrics import METRICS, Metric, MetricValue, choose_metric
 from headprune.measure.predictions import Predictions
 from headprune.progress import progress_bar
 from headprune.tasks import Labels, Task, task_of
 from headprune.tasks.checks import check_labels_word, checked_batches, warn_of_precision
 from headprune.units import Kind, Site
-from headprune.units.linear import refuse_quantized
+from headprune.units.linear import refuse_inference_weights, refuse_quantized
 
 
 @dataclass
@@ -155,6 +156,7 @@ class ScoreResult:
         )
 
 
+@exclusively
 def score(
     model: PreTrainedModel,
     batches: Iterable[Mapping[str, Any]] = (),
@@ -175,7 +177,7 @@ def score(
     determine it. `units` are "heads", "neurons" or both: "heads,neurons". A `progress` bar is shown in a terminal and
     in a notebook; True shows it anywhere, False nowhere, and a function is called with the number of samples of every
     finished batch instead. In a group of processes (torch.distributed) all of them call this with the same batches,
-    share the work, and get the same result.
+    share the work, and get the same result. Threads that share a model wait for each other.
     """
     if criterion is not None and criteria is not None:
         raise CriterionError("Name one criterion=..., or several as criteria=[...].")
@@ -187,6 +189,7 @@ def score(
         raise CriterionError("Name at least one criterion.")
     instances = [make(spec, **options) for spec in specs]
     refuse_quantized(model, "scored")
+    refuse_inference_weights(model)
     named = {str(instance): instance for instance in instances}
     kinds = as_kinds(units)
     check_kinds(instances, kinds)

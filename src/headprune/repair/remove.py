@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from headprune.batches import rows_of
 from headprune.cache import remembered
 from headprune.errors import DataError, HeadSelectionError, UnsupportedModelError, warn_renamed
+from headprune.hooks.exclusive import exclusively
 from headprune.hooks.logit_blocks import comparable_outputs
 from headprune.hooks.offload import is_offloaded
 from headprune.measure.dummy_inputs import dummy_batch
@@ -24,11 +25,12 @@ from headprune.units import Member, Site, all_sites, as_members, resolve
 from headprune.units.cutting.removal import remaining
 from headprune.units.dense_model import dense_class, structure_of
 from headprune.units.families import family_of
-from headprune.units.linear import refuse_quantized
+from headprune.units.linear import refuse_inference_weights, refuse_quantized
 
 SAMPLES, TOKENS = 2, 8  # of dummy inputs to verify on
 
 
+@exclusively
 def remove(
     model: PreTrainedModel,
     heads: Iterable[tuple[int, int]] = (),
@@ -53,6 +55,7 @@ def remove(
         warn_renamed("compensate", "repair")
         repair = compensate
     refuse_quantized(model, "pruned")
+    refuse_inference_weights(model)
     chosen_heads, chosen_neurons = as_members(heads), as_members(neurons, "neuron")
     sites = _checked_sites(model, chosen_heads, chosen_neurons)
     if check_repair(repair) in BUDGETS_ONLY:

@@ -19,6 +19,7 @@ from headprune.data import Examples
 from headprune.data.examples import own_processor
 from headprune.data.locations import refuse_missing_data
 from headprune.errors import DataError, HeadpruneError, RunError
+from headprune.hooks.exclusive import exclusively
 from headprune.measure.costs import total_parameters
 from headprune.measure.evaluation import EvaluateResult, evaluate_predictions
 from headprune.measure.evaluator import Evaluator
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 Batches = Iterable[Mapping[str, Any]]
 
 
+@exclusively
 def evaluate(
     model: PreTrainedModel | str | Path,
     data: str | Path | Examples | Batches,

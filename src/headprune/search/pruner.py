@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from headprune import distributed
 from headprune.display import data_frame, html_table
 from headprune.errors import DataError, ReplayError, UnsupportedModelError
+from headprune.hooks.exclusive import exclusive, exclusively
 from headprune.measure.curves import curve_rows
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, MetricValue, choose_metric
@@ -42,7 +43,7 @@ from headprune.tasks import rows_of, task_of
 from headprune.tasks.checks import checked_batches, warn_of_precision
 from headprune.units import Kind, Member, Site, kept_mask, sites_of, survey
 from headprune.units.cutting.undo import Undo
-from headprune.units.linear import refuse_quantized
+from headprune.units.linear import refuse_inference_weights, refuse_quantized
 
 AtPoint = Callable[[str], None]  # called with the label of a point of a budget when the model has reached it
 log = logging.getLogger(__name__)
@@ -126,17 +127,26 @@ class Pruner:
         known: Sequence[Step] = (),
         at_point: AtPoint | None = None,
     ) -> None:
+        with exclusive(model):
+            self._prepare(model, batches, config or PruneConfig(), evaluation)
+        self.observers, self.known, self.at_point = list(observers), list(known), at_point
+        self.metric: Metric | None = None
+        self._verified_empty = self._stopped = False
+
+    def _prepare(
+        self,
+        model: PreTrainedModel,
+        batches: Iterable[Mapping[str, Any]],
+        config: PruneConfig,
+        evaluation: Iterable[Mapping[str, Any]] | None,
+    ) -> None:
         refuse_quantized(model, "pruned")
+        refuse_inference_weights(model)
         warn_of_precision(model)
-        self.at_point = at_point
-        self.config = config = config or PruneConfig()
         calibration = list(checked_batches(batches, model))
         if not calibration:
             raise DataError("There are no calibration batches; give at least one.")
         check_repair(config.repair, model, published=config.method is not None)
-        self.observers = list(observers)
-        self.known = list(known)
-        self.metric: Metric | None = None
         task = task_of(model, config.task)
         held_out = None if evaluation is None else list(checked_batches(evaluation, model))
         if held_out is None and config.rescore not in (EVERY, AUTO):
@@ -144,8 +154,8 @@ class Pruner:
         self._evaluator = (
             None if held_out is None else Evaluator(held_out, task, cache_bytes=cache_bytes(config.memory))
         )
-        self._verified_empty = self._stopped = False
         sites = _prunable_sites(model, config.units)
+        self.config = config
         self.state = RunState(model, config, task, calibration, Scorer(model, calibration, config, task), sites)
         schedules: dict[str, Callable[[RunState], Schedule]] = {"rounds": Rounds, "layerwise": Layerwise}
         self.schedule: Schedule = schedules.get(config.schedule, Greedy)(self.state)
@@ -163,12 +173,13 @@ class Pruner:
         return self
 
     def __next__(self) -> Step:
-        if not self.steps:
-            return self._start()
-        self._stopped = distributed.broadcast(self._stopped)  # decided by observers, which are in the first process
-        if self._stopped or not self._continues():
-            raise StopIteration
-        return self._take_step()
+        with exclusive(self.state.model):
+            if not self.steps:
+                return self._start()
+            self._stopped = distributed.broadcast(self._stopped)  # decided by observers, which are in the first process
+            if self._stopped or not self._continues():
+                raise StopIteration
+            return self._take_step()
 
     def stop(self) -> None:
         """Take no further step."""
@@ -313,6 +324,7 @@ def _prunable_sites(model: PreTrainedModel, kinds: Sequence[Kind]) -> Sequence[S
     return sites
 
 
+@exclusively
 def prune(
     model: PreTrainedModel,
     batches: Iterable[Mapping[str, Any]],

@@ -63,6 +63,8 @@ def _tensor(number: int, name: str, value: Any) -> Any:
             ) from None
     if not isinstance(value, torch.Tensor):
         return value
+    if value.is_inference():  # made under torch.inference_mode, which no backward pass can use
+        value = value.clone()
     # Losses take classes as int64 only.
     return value.long() if name in LABELS and not value.is_floating_point() else value
 

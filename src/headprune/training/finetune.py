@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 
 from headprune.checkpoint.save_load import load
+from headprune.hooks.exclusive import exclusively
 from headprune.hooks.offload import refuse_offloaded
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, MetricFunction, MetricValue, choose_metric
@@ -22,7 +23,7 @@ from headprune.training.config import TrainConfig, train_config
 from headprune.training.dataset import as_examples
 from headprune.training.fit import FitResult, fit
 from headprune.training.schedule import Evaluation
-from headprune.units.linear import refuse_quantized
+from headprune.units.linear import refuse_inference_weights, refuse_quantized
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,6 +63,7 @@ class FinetuneResult:
         return f"<FinetuneResult: {change}, {training}>"
 
 
+@exclusively
 def finetune(
     model: PreTrainedModel,
     data: Any,
@@ -87,6 +89,7 @@ def finetune(
     """
     settings = train_config(options, config)
     refuse_quantized(model, "trained")
+    refuse_inference_weights(model)
     refuse_offloaded(model, "trained")
     resolved = task if isinstance(task, Task) else task_of(model, task)
     dense = load(teacher, dtype=model.dtype).to(model.device) if isinstance(teacher, (str, Path)) else teacher

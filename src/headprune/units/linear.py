@@ -45,3 +45,12 @@ def refuse_quantized(model: nn.Module, what: str) -> None:
         raise UnsupportedModelError(
             f"The weights of this model are quantised, so it cannot be {what}; do that before headprune.quantize."
         )
+
+
+def refuse_inference_weights(model: nn.Module) -> None:
+    """Weights that were made under torch.inference_mode have no gradients behind them, and stay so outside of it."""
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise UnsupportedModelError(
+            "The weights of this model were made under torch.inference_mode(), so no gradient passes them; load the "
+            "model outside of it."
+        )
