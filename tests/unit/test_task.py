@@ -68,6 +68,27 @@ def own_losses(model: Any, batches: list[Any]) -> float:
     return sum(losses) / len(losses)
 
 
+@pytest.mark.parametrize("name", ["token-classification-bert", "causal-lm-llama", "sequence-classification-bert"])
+def test_losses_over_samples_and_over_tokens(name: str) -> None:
+    """Of two batches, so that neither is a mean of means by chance; samples have different numbers of labels."""
+    case = BY_NAME[name]
+    model, batches = case.build(), [case.batch(0), {key: value[:2] for key, value in case.batch(1).items()}]
+    result = headprune.score(model, batches, criterion="gnorm")
+    alone = [
+        {key: value[row : row + 1] for key, value in batch.items()}
+        for batch in batches
+        for row in range(len(batch["labels"]))
+    ]
+    with torch.no_grad():
+        losses = torch.stack([model(**sample).loss for sample in alone])
+    shift = 1 if name.startswith("causal-lm") else 0  # the first token has no prediction
+    labelled = [sample["labels"] if sample["labels"].dim() == 1 else sample["labels"][:, shift:] for sample in alone]
+    counts = torch.tensor([int((labels != -100).sum()) for labels in labelled])
+    assert result.loss == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert result.token_loss == pytest.approx(float((losses * counts).sum() / counts.sum()), rel=1e-5)
+    assert (result.loss == pytest.approx(result.token_loss, rel=1e-6)) == (name == "sequence-classification-bert")
+
+
 LABELLED_CRITERIA = ["gnorm", "his", "taylor", "entropy", "residual-error"]
 
 

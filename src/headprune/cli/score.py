@@ -84,6 +84,7 @@ def score(
                 if metric_value is None or metric_value.interval is None
                 else list(metric_value.interval),
                 "loss": result.loss,
+                "token_loss": result.token_loss,
                 "scores": score_rows(result),
                 **({"kinds": [site.kind for site in result.sites]} if config.units != ("heads",) else {}),
             }

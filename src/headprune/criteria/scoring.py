@@ -59,7 +59,15 @@ class ScoreResult:
 
     @property
     def loss(self) -> float | None:
+        """The mean over samples of their losses, which criteria differentiate; where tokens have labels, that of a
+        sample is the mean over its tokens."""
         return self.quality.loss
+
+    @property
+    def token_loss(self) -> float | None:
+        """The mean over all labelled tokens, as the model itself computes the loss of a batch; where a sample has one
+        label, the same as `loss`."""
+        return self.quality.token_loss
 
     @property
     def accuracy(self) -> float | None:

@@ -151,7 +151,8 @@ class Predictions:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss per sample, over the samples that have one."""
+        """Mean loss per sample, over the samples that have one; where tokens have labels, that of a sample is the mean
+        over its tokens."""
         if self.loss_parts is None:
             return None
         parts = Parts(*self.loss_parts)
@@ -159,8 +160,9 @@ class Predictions:
         return float(parts.per_sample()[counted].mean()) if counted.any() else None
 
     @property
-    def counted_loss(self) -> float | None:
-        """Mean loss per prediction: per token for language models."""
+    def token_loss(self) -> float | None:
+        """Mean loss per label: over all labelled tokens at once, as a model of transformers computes the loss of a
+        batch; where a sample has one label, the same as `loss`."""
         if self.loss_parts is None:
             return None
         sums, counts = (part.sum(0) for part in self.loss_parts)
