@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import importlib
 import json
 import multiprocessing
 import re
@@ -38,92 +37,18 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import headprune
-from headprune.discovery.twin import Run, randomise, sample_runs, small_config
+from benchmarks.entropy_coverage import entropy_row
+from benchmarks.small_models import build, outputs
+from headprune.discovery.twin import Run
 from headprune.errors import HeadpruneError
 from headprune.surgery.remove_units import remove_units
 from headprune.units import all_sites
 from headprune.units.linear import is_transposed
 
-DEPTH = 2
-# Where a type has no base class, the first of these that has one for it.
-MAPPINGS = (
-    "MODEL_MAPPING",
-    "MODEL_FOR_PRETRAINING_MAPPING",
-    "MODEL_FOR_CAUSAL_LM_MAPPING",
-    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
-    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
-    "MODEL_FOR_OBJECT_DETECTION_MAPPING",
-    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
-)
 ORDER = ("WRONG", "exact", "refused", "no attention", "not built")
-
-
-def model_class(config: Any) -> type | None:
-    for name in MAPPINGS:
-        classes = getattr(modeling_auto, name, {}).get(type(config), None)
-        if classes is not None:
-            return classes[0] if isinstance(classes, tuple) else classes
-    return _class_beside(type(config))
-
-
-def _class_beside(config: type) -> type | None:
-    """The first model class beside the config that is built from it: parts of models are in no mapping."""
-    module = config.__module__.replace("configuration_", "modeling_")
-    try:
-        home = importlib.import_module(module)
-    except ImportError:
-        return None
-    classes = [
-        kind
-        for name, kind in vars(home).items()
-        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.__module__ == module
-        if kind.__dict__.get("config_class", kind.config_class) is config and not name.endswith("PreTrainedModel")
-    ]
-    return classes[0] if classes else None
-
-
-def build(model_type: str) -> tuple[Any, list[Run]]:
-    config = small_config(CONFIG_MAPPING[model_type](), keep_heads=False, depth=DEPTH)
-    kind: Any = model_class(config)
-    if kind is None:
-        raise LookupError("there is no model class for this config alone")
-    torch.manual_seed(0)
-    model = kind(config).eval()
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")
-    randomise(model, 0)
-    for dtype in (torch.float64, torch.float32):
-        model = model.to(dtype)
-        runs = sample_runs(model)
-        if runs:
-            return model, runs
-    raise RuntimeError("no inputs were found that it runs on")
-
-
-def outputs(model: Any, runs: Sequence[Run]) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-
-    def take(value: Any) -> None:
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            tensors.append(value)
-        elif isinstance(value, Mapping):
-            for name, item in value.items():
-                if "attentions" not in str(name) and name != "past_key_values":
-                    take(item)
-        elif type(value) in (tuple, list):
-            for item in value:
-                take(item)
-
-    for run in runs:
-        torch.manual_seed(0)
-        with torch.no_grad():
-            take(model.get_submodule(run.path)(**copy.deepcopy(run.inputs)))
-    return tensors
 
 
 def silenced(
@@ -161,8 +86,8 @@ def agree(expected: list[torch.Tensor], actual: list[torch.Tensor]) -> bool:
     return True
 
 
-def check(model_type: str) -> dict[str, Any]:
-    """One row of the table: its attention, then its feed-forward layers."""
+def check(model_type: str, only: str | None = None) -> dict[str, Any]:
+    """One row of the table: its entropies, its attention, then its feed-forward layers."""
     row: dict[str, Any] = {"type": model_type, "status": "not built", "reason": ""}
     started = time.perf_counter()
     try:
@@ -170,7 +95,10 @@ def check(model_type: str) -> dict[str, Any]:
     except Exception as error:
         return {**row, "reason": _short(error)}
     dense = copy.deepcopy(model)
-    row |= {"class": type(model).__name__, **_heads(model, runs)}
+    row |= {"class": type(model).__name__, **entropy_row(model, runs)}
+    if only == "entropy":
+        return {**row, "status": "built", "seconds": round(time.perf_counter() - started, 1)}
+    row |= _heads(model, runs)
     if row["status"] != "WRONG":
         row |= _neurons(dense, runs)
     return {**row, "seconds": round(time.perf_counter() - started, 1)}
@@ -294,7 +222,7 @@ def _work(pipe: Any) -> None:
     torch.set_num_threads(1)
     with suppress(EOFError):  # nothing more to do
         while True:
-            pipe.send(check(pipe.recv()))
+            pipe.send(check(*pipe.recv()))
 
 
 class Worker:
@@ -308,9 +236,9 @@ class Worker:
         other.close()
         self.name, self.started = "", 0.0
 
-    def give(self, name: str) -> None:
+    def give(self, name: str, only: str | None) -> None:
         self.name, self.started = name, time.monotonic()
-        self.pipe.send(name)
+        self.pipe.send((name, only))
 
     def row(self, seconds: float) -> dict[str, Any] | None:
         """The row, if it is there; one that says so where the process is lost, or takes longer than this."""
@@ -328,7 +256,7 @@ class Worker:
         return {"type": self.name, "status": "not built", "reason": lost, "lost": True}
 
 
-def measure(types: Sequence[str], workers: int, seconds: float) -> Iterator[dict[str, Any]]:
+def measure(types: Sequence[str], workers: int, seconds: float, only: str | None) -> Iterator[dict[str, Any]]:
     """Rows as they come, a few processes at a time."""
     waiting = list(types)
     pool = [Worker() for _ in range(min(workers, len(waiting)))]
@@ -336,7 +264,7 @@ def measure(types: Sequence[str], workers: int, seconds: float) -> Iterator[dict
     while waiting or busy:
         while waiting and len(busy) < len(pool):
             worker = next(worker for worker in pool if worker not in busy)
-            worker.give(waiting.pop(0))
+            worker.give(waiting.pop(0), only)
             busy.append(worker)
         for worker in list(busy):
             row = worker.row(seconds)
@@ -345,8 +273,11 @@ def measure(types: Sequence[str], workers: int, seconds: float) -> Iterator[dict
             busy.remove(worker)
             if row.pop("lost", False):
                 pool[pool.index(worker)] = Worker()
-            reason = row.get("reason") or row.get("note", "")
-            print(f"{row['status']:13}{row['type']:32}{row.get('neurons', ''):>4}  {reason[:140]}", flush=True)
+            reason = row.get("reason") or row.get("note") or row.get("entropy_reason", "")
+            entropy = row.get("entropy", "")
+            print(
+                f"{row['status']:13}{row['type']:32}{row.get('neurons', ''):>4}  {entropy:15}{reason[:140]}", flush=True
+            )
             yield row
 
 
@@ -387,12 +318,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the table in markdown")
     parser.add_argument("--rows", type=Path, help="write every row as it comes; those that are there are not measured")
     parser.add_argument("--seconds", type=float, default=120, help="how long a model type may take")
+    parser.add_argument("--only", choices=["entropy"], help="fill this column alone")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     types = options.types.split(",") if options.types else sorted(CONFIG_MAPPING)
     lines = options.rows.read_text().splitlines() if options.rows and options.rows.is_file() else []
     rows = {row["type"]: row for row in map(json.loads, lines)}
-    for row in measure([name for name in types if name not in rows], options.workers, options.seconds):
+    for row in measure([name for name in types if name not in rows], options.workers, options.seconds, options.only):
         rows[row["type"]] = row
         if options.rows:
             with options.rows.open("a") as file:

@@ -101,7 +101,7 @@ class ScoringPass:
             }
             sites = self.sites if first else only(self.sites, group)
             with distributed.fail_together():
-                for number, start, batch in own_batches(batches):
+                for position, (number, start, batch) in enumerate(own_batches(batches)):
                     requests_of_batch = [*(self.requests if first else ()), *requests]
                     see = (
                         self._output_callback(number, measure=measure)
@@ -118,6 +118,7 @@ class ScoringPass:
                         see=see,
                         number=number,
                         first=start,
+                        check=first and position == 0,
                     )
                     if first:
                         self._add(number, observation.answers)

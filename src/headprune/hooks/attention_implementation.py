@@ -1,4 +1,4 @@
-"""Switches the attention implementation of a model within a block."""
+"""The attention implementation of a model: its name, and another one within a block."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import Any
 from torch import nn
 
 
+def implementation_name(model: nn.Module) -> str | None:
+    """The attention implementation of a model, by its config; None where it has none."""
+    return getattr(getattr(model, "config", None), "_attn_implementation", None)
+
+
 @contextmanager
-def attention_implementation(model: nn.Module, choose: Callable[[str | None], str]) -> Iterator[None]:
+def attention_implementation(model: nn.Module, choose: Callable[[str | None], str | None]) -> Iterator[None]:
     """Replace the implementation in every config of the model by the one that `choose` returns for it."""
     before = [(config, config._attn_implementation) for config in configs_of(model)]
     try:

@@ -76,6 +76,7 @@ def _site_attribution(view: View, site: Site, steps: int, targets: torch.Tensor)
             [site],
             lambda _, rows: maps.append((rows.probabilities, _counted(site, view, rows))),
             whole=True,
+            check=True,
         ),
     ):
         model(**few_logits(model, inputs))

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 import torch
 
-from headprune.batches import MASKED, widened
-from headprune.hooks.attention_blocks import Rows
-from headprune.signals.spec import Meter, Request, View
+from headprune.batches import widened
+from headprune.hooks.attention_blocks import Rows, allowed_keys
+from headprune.signals.spec import Meter, NotPerSampleError, Request, View
 from headprune.units import Site
 
 
@@ -34,7 +34,7 @@ def real_entries(site: Site, view: View, rows: Rows) -> tuple[torch.Tensor, torc
     key_mask = task.key_tokens(site, batch, keys)
     valid = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=weights.device)
     if mask is not None:
-        valid = valid & (mask if mask.dtype == torch.bool else mask > MASKED)
+        valid = valid & allowed_keys(mask)
     if key_mask is not None and key_mask.shape == (weights.shape[0], keys):
         valid = valid & key_mask[:, None, None, :]
     real = torch.ones(weights.shape[0], 1, queries, dtype=torch.bool, device=weights.device)
@@ -113,7 +113,7 @@ class _RowMeter(Meter):
     def rows(self, site: Site, rows: Rows) -> None:
         weights = widened(rows.probabilities)
         real, valid = real_entries(site, self.view, rows)
-        copies = self.view.task.rows(self.view.batch)
+        copies = self._rows_per_sample(len(weights))
         if copies > 1:  # a sample is several rows of the model
             weights, real, valid = (
                 part.expand(len(weights), *part.shape[1:]).unflatten(0, (-1, copies)).transpose(1, 2)
@@ -124,6 +124,15 @@ class _RowMeter(Meter):
         if rows.first + rows.probabilities.shape[-2] == rows.queries:
             self.sums[:, site.index, list(site.kept)] += self.request.value(self.so_far).to(self.sums)
             self.applications[site.index] += 1
+
+    def _rows_per_sample(self, rows: int) -> int:
+        """How many rows of the model a sample is; windows of an image are rows too, in an order of the model's own."""
+        copies = self.view.task.rows(self.view.batch)
+        if rows == self.view.size * copies:
+            return copies
+        if self.view.size > 1:
+            raise NotPerSampleError
+        return rows
 
     def answer(self) -> torch.Tensor:
         return self.sums / self.applications.clamp_min(1)[:, None] if self.mean else self.sums

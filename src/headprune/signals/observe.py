@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.hooks.attention_blocks import Rows
-from headprune.hooks.attention_probabilities import probabilities
+from headprune.hooks.attention_probabilities import probabilities, refuse_changed_outputs
 from headprune.hooks.logit_blocks import States, few_logits, forward, logits_of
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
@@ -46,11 +46,14 @@ def observe(
     see: See | None = None,
     number: int = 0,
     first: int = 0,
+    check: bool = False,
 ) -> Observation:
     """Answer all requests on one batch with the cheapest pass that is enough.
 
     `see` is called with the output of the same forward pass. `number` is the number of the batch, and `first` that of
     its first sample in all the data. The model runs in eval mode with frozen parameters, and is restored afterwards.
+    With `check`, where attention probabilities are read, the model also runs without that, and other logits are
+    refused.
     """
     distinct = list(dict.fromkeys(requests))
     inputs = task.prepare(batch, input_device(model))
@@ -59,7 +62,7 @@ def observe(
         part: Mapping[str, Any], part_requests: Sequence[Request], show: See | None, sample: int = 0
     ) -> Observation:
         view = View(model, task, sites, part, batch_size(part), labels, number, first + sample)
-        return _observe(view, part_requests, show)
+        return _observe(view, part_requests, show, check=check and sample == 0)
 
     try:
         return observe_part(inputs, distinct, see)
@@ -87,7 +90,7 @@ def add_gathered(total: dict[int, Any], more: Mapping[int, Any]) -> None:
         total[index] = total[index] + values if index in total else values
 
 
-def _observe(view: View, requests: Sequence[Request], see: See | None) -> Observation:
+def _observe(view: View, requests: Sequence[Request], see: See | None, *, check: bool) -> Observation:
     model, task, batch = view.model, view.task, view.batch
     meters = {request: request.meter(view) for request in requests}
     backwards = dict.fromkeys(
@@ -101,12 +104,13 @@ def _observe(view: View, requests: Sequence[Request], see: See | None) -> Observ
         stack.enter_context(evaluating(model))
         stack.enter_context(frozen(model))
         stack.enter_context(torch.set_grad_enabled(bool(backwards)))
-        _attach(stack, view, list(meters.values()), tokens)
+        expected = _logits_to_compare(view) if check and any(map(_reads_probabilities, meters.values())) else None
+        _attach(stack, view, list(meters.values()), tokens, check=check)
         needs_targets = any(request.needs_labels for request in requests)
         output: Any = None
         logits: Any = None
         targets: torch.Tensor | None = None
-        if see is None and not backwards and not needs_targets:  # no logits needed
+        if see is None and not backwards and not needs_targets and expected is None:  # no logits needed
             model(**few_logits(model, task.inputs(batch)))
         else:
             output = forward(model, task, task.inputs(batch))
@@ -120,6 +124,8 @@ def _observe(view: View, requests: Sequence[Request], see: See | None) -> Observ
                 [backward_pass for backward_pass in backwards if backward_pass[1] < draws_for(logits)],
             )
             logits = logits if isinstance(logits, States) else logits.detach()
+            if expected is not None and torch.isfinite(expected).all():
+                refuse_changed_outputs(model, [expected], [_at_real_tokens(view, logits)])
     if see is not None:  # after the hooks are removed, since it may run the model itself
         with torch.no_grad(), evaluating(model):
             see(batch, output, logits)
@@ -163,7 +169,28 @@ def _with_nan(answer: torch.Tensor, removed: torch.Tensor) -> torch.Tensor:
     return answer.masked_fill(removed.to(answer.device), torch.nan)
 
 
-def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tokens: _TokenCount) -> None:
+def _reads_probabilities(meter: Meter) -> bool:
+    return meter.probabilities is not None or meter.rows is not None
+
+
+def _logits_to_compare(view: View) -> torch.Tensor:
+    """The logits of the model without hooks."""
+    device = input_device(view.model)
+    # The pass that follows draws the same random numbers, where a model draws any in eval mode.
+    with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        output = forward(view.model, view.task, view.task.inputs(view.batch))
+        return _at_real_tokens(view, logits_of(view.task, output))
+
+
+def _at_real_tokens(view: View, logits: torch.Tensor | States) -> torch.Tensor:
+    """Logits, or the hidden states of large ones, with zeros at padding, where attention implementations differ."""
+    values = (logits.hidden if isinstance(logits, States) else logits).detach()
+    if values.dim() != 3:
+        return values
+    return values.masked_fill(~view.task.real_tokens(view.batch, values).unsqueeze(-1), 0)
+
+
+def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tokens: _TokenCount, *, check: bool) -> None:
     """One set of hooks for all meters."""
     projections = [meter.projection for meter in meters if meter.projection is not None]
     outputs = [*(meter.output for meter in meters if meter.output is not None), tokens.output]
@@ -186,7 +213,7 @@ def _attach(stack: ExitStack, view: View, meters: Sequence[Meter], tokens: _Toke
             _call_all(maps, site, rows.probabilities, rows.mask)
 
         heads = [site for site in view.sites if site.attention]
-        stack.enter_context(probabilities(view.model, heads, show, whole=bool(maps)))
+        stack.enter_context(probabilities(view.model, heads, show, whole=bool(maps), check=check))
 
 
 def _call_all(callbacks: Sequence[Callable[..., None]], *args: Any) -> None:
