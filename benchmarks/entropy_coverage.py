@@ -15,6 +15,7 @@ built with, and with eager attention. The result is one of
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,13 +45,21 @@ def eager_copy(model: Any) -> Any:
     return copied
 
 
+def asking(forward: Any) -> Any:
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        positional = "output_attentions" in inspect.signature(forward).bind_partial(*args).arguments
+        return forward(*args, **kwargs, **({} if positional else {"output_attentions": True}))
+
+    return lambda *args, **kwargs: ask(*args, **{k: v for k, v in kwargs.items() if k != "output_attentions"})
+
+
 def returned_maps(model: Any, paths: Sequence[str], runs: Sequence[Run]) -> Maps:
     """The attention that the modules at these paths return, with plain torch; the model is changed."""
     maps: Maps = {path: [] for path in paths}
 
     def keep(path: str) -> Any:
         def hook(module: Any, args: Any, output: Any) -> None:
-            if isinstance(output, tuple):
+            if isinstance(output, tuple | list):
                 maps[path] += [
                     part.double()
                     for part in output
@@ -61,7 +70,10 @@ def returned_maps(model: Any, paths: Sequence[str], runs: Sequence[Run]) -> Maps
         return hook
 
     for path in paths:
-        model.get_submodule(path).register_forward_hook(keep(path))
+        module = model.get_submodule(path)
+        module.register_forward_hook(keep(path))
+        if "output_attentions" in inspect.signature(module.forward).parameters:
+            module.forward = asking(module.forward)  # some models do not pass it on to every module
     for module in model.modules():
         if hasattr(module, "config"):
             module.config.output_attentions = True

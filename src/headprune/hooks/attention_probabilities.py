@@ -26,6 +26,7 @@ from headprune.hooks.attach import HookedSite, hooks
 from headprune.hooks.attention_blocks import Attention, Rows
 from headprune.hooks.attention_implementation import attention_implementation, implementation_name
 from headprune.hooks.outputs import largest_difference
+from headprune.hooks.torch_attention import original_class
 
 AnyAttention = TypeVar("AnyAttention", bound=HookedSite)
 Callback = Callable[[AnyAttention, Rows], None]
@@ -115,7 +116,9 @@ def probabilities(
     for probe in probes:
         if probe.maps != probe.applications:
             probe.refuse(
-                f"it ran {probe.applications} times, but showed probabilities {probe.maps} times",
+                f"there are {probe.maps} attention maps for {probe.applications} calls of its output projection"
+                if probe.maps
+                else "it does not return them",
                 needs_eager=probe.maps < probe.applications and implementation != "eager",
             )
 
@@ -244,14 +247,21 @@ def _check_output(probe: _Probe, call: Attention, computed: torch.Tensor, eager:
 
 def _request_probabilities(probe: _Probe) -> Callable[..., Any]:
     """A pre-hook that asks a module to return its probabilities, if it has an argument for that."""
-    signature = inspect.signature(probe.module.forward)
-    arguments = {name: value for name, value in RETURN_PROBABILITIES.items() if name in signature.parameters}
+    kind: Any = original_class(probe.module)
+    names = list(inspect.signature(kind.forward).parameters)[1:]  # without self
+    positions = {name: names.index(name) for name in RETURN_PROBABILITIES if name in names}
 
     def request(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        probe.requested = any(bound.arguments.get(name) != value for name, value in arguments.items())
-        bound.arguments.update(arguments)
-        return bound.args, bound.kwargs
+        probe.requested = False
+        for name, position in positions.items():
+            value = RETURN_PROBABILITIES[name]
+            passed = args[position] if position < len(args) else kwargs.get(name)
+            probe.requested |= passed != value
+            if position < len(args):
+                args = (*args[:position], value, *args[position + 1 :])
+            else:
+                kwargs = {**kwargs, name: value}
+        return args, kwargs
 
     return request
 
