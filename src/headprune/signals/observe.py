@@ -124,8 +124,9 @@ def _observe(view: View, requests: Sequence[Request], see: See | None, *, check:
                 [backward_pass for backward_pass in backwards if backward_pass[1] < draws_for(logits)],
             )
             logits = logits if isinstance(logits, States) else logits.detach()
-            if expected is not None and torch.isfinite(expected).all():
-                refuse_changed_outputs(model, [expected], [_at_real_tokens(view, logits)])
+    if expected is not None and torch.isfinite(expected).all():
+        refuse_changed_outputs(model, [expected], [_at_real_tokens(view, logits)])
+    del expected
     if see is not None:  # after the hooks are removed, since it may run the model itself
         with torch.no_grad(), evaluating(model):
             see(batch, output, logits)
