@@ -14,7 +14,7 @@ CONTRIBUTING = PROJECT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms: written by tests/rooms.py -->", "<!-- end of rooms -->"
 
 # Modules that every room may import; each of them imports only those before it.
-COMMON = ("errors", "defaults", "lazy", "extras", "distributed", "cache", "batches", "display", "progress")
+COMMON = ("errors", "defaults", "lazy", "extras", "distributed", "cache", "progress", "batches", "display")
 # A room, and the rooms that it may import. A room names only rooms above its own line.
 MAY_IMPORT = {
     "config": "",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from headprune import distributed
+from headprune.progress import tracked
 
 IGNORED = -100  # the label of ignored tokens, as in transformers
 # Below this an additive mask masks a key, whose probability is 0 then in every precision: masks have -10000, -1e9, -inf
@@ -30,17 +31,26 @@ class Numbered(NamedTuple):
     batch: Mapping[str, Any]
 
 
-def own_batches(batches: Iterable[Mapping[str, Any]]) -> Iterator[Numbered]:
-    """The batches of this process: all of them, or its share where there are several processes."""
+def own_batches(batches: Iterable[Mapping[str, Any]], phase: str = "") -> Iterator[Numbered]:
+    """The batches of this process: all of them, or its share where there are several processes. Progress is reported
+    as this `phase`."""
+    numbered: Iterable[Numbered] = _numbered(batches)
     if distributed.is_distributed():
-        all_batches = list(batches)
-        mine = set(distributed.my_share([_elements(batch) for batch in all_batches]))
-    else:
-        all_batches, mine = batches, None  # type: ignore[assignment]  # may be a stream
+        everything = list(numbered)
+        mine = set(distributed.my_share([_elements(each.batch) for each in everything]))
+        numbered = [each for each in everything if each.number in mine]
+    elif isinstance(batches, Sequence):
+        numbered = list(numbered)
+    if not phase:
+        return iter(numbered)
+    total = sum(batch_size(each.batch) for each in numbered) if isinstance(numbered, list) else None  # not of a stream
+    return tracked(numbered, phase, total, unit="samples", size=lambda each: batch_size(each.batch))
+
+
+def _numbered(batches: Iterable[Mapping[str, Any]]) -> Iterator[Numbered]:
     first = 0
-    for number, batch in enumerate(all_batches):
-        if mine is None or number in mine:
-            yield Numbered(number, first, batch)
+    for number, batch in enumerate(batches):
+        yield Numbered(number, first, batch)
         first += batch_size(batch)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from headprune.cli.progress import live_curve, progress_bar
+from headprune.cli.progress import live_curve, live_phases
 from headprune.cli.score_map import print_scores
 from headprune.criteria.scoring import score
 from headprune.errors import CheckpointError
@@ -84,8 +84,8 @@ def prepare_model(folder: Path, data: Path, console: Console) -> Path:
     scores = score(model, batches, criterion=HEAT_MAP_CRITERION, progress=False)
     print_scores(model, HEAT_MAP_CRITERION, scores, console)
     console.print(f"\n[bold]1. Fine-tune[/bold] the whole model on {len(examples):,} strings.", highlight=False)
-    with progress_bar("Fine-tuning", len(examples)) as advance:
-        langid.fine_tune(model, examples, advance)
+    with live_phases("Fine-tuning"):
+        langid.fine_tune(model, examples)
     langid.save_model(model, folder)
     return folder
 

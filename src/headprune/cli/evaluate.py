@@ -57,10 +57,12 @@ def evaluate(
         if path is not None:
             refuse_missing_model(model_in(path))
 
+    from headprune.cli.progress import live_phases
     from headprune.runs.evaluate import evaluate as evaluate_model
 
     quiet_transformers()
-    result = evaluate_model(model, data, dense=dense, metric=metric, samples=samples, **options)
+    with live_phases(f"Evaluating {model}"):
+        result = evaluate_model(model, data, dense=dense, metric=metric, samples=samples, progress=False, **options)
     if as_json:
         print_json(result.to_json())
     else:

@@ -11,7 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import defaults, distributed
-from headprune.batches import batch_size
 from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
 from headprune.criteria.scoring_pass import Progress, ScoringPass, Sums, finished, sites_of_kinds, summed
@@ -20,7 +19,7 @@ from headprune.errors import CriterionError, FormerName
 from headprune.hooks.exclusive import exclusively
 from headprune.measure.metrics import METRICS, Metric, MetricValue, choose_metric
 from headprune.measure.predictions import Predictions
-from headprune.progress import progress_bar
+from headprune.progress import phase_bar
 from headprune.tasks import Labels, Task, task_of
 from headprune.tasks.checks import check_labels_word, checked_batches, warn_of_precision
 from headprune.units import Kind, Site
@@ -209,10 +208,9 @@ def score(
     if callable(progress):
         scores = scoring_pass.run(checked_batches(batches, model), progress)
     else:
-        samples = sum(map(batch_size, checked_batches(batches, model))) if isinstance(batches, Sequence) else None
-        shown = progress if distributed.is_main() else False
-        with progress_bar(f"Scoring by {', '.join(named)}", samples, unit="samples", show=shown) as bar:
-            scores = scoring_pass.run(checked_batches(batches, model), bar.update)
+        checked: Any = checked_batches(batches, model)
+        with phase_bar(f"Scoring by {', '.join(named)}", progress if distributed.is_main() else False):
+            scores = scoring_pass.run(list(checked) if isinstance(batches, Sequence) else checked)
     return ScoreResult(
         scores=next(iter(scores.values())) if criteria is None else scores,
         samples=scoring_pass.samples,

@@ -22,6 +22,7 @@ from headprune.hooks.logit_blocks import States, forward
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.site_activations import site_callbacks
 from headprune.measure.predictions import Predictions
+from headprune.progress import tracked
 from headprune.signals import Request, SiteRequest, TokenRequest, Tokens, ZeroProbabilities, observe, tokens
 from headprune.signals.moments import Moments
 from headprune.signals.observe import add_gathered
@@ -100,8 +101,9 @@ class ScoringPass:
                 for request in self.site_requests.values()
             }
             sites = self.sites if first else only(self.sites, group)
+            phase = "scoring" if len(groups) == 1 else f"scoring, pass {number_of_group + 1} of {len(groups)}"
             with distributed.fail_together():
-                for position, (number, start, batch) in enumerate(own_batches(batches)):
+                for position, (number, start, batch) in enumerate(own_batches(batches, phase)):
                     requests_of_batch = [*(self.requests if first else ()), *requests]
                     see = (
                         self._output_callback(number, measure=measure)
@@ -195,7 +197,7 @@ class ScoringPass:
                 add_gathered(mine.setdefault(site.index, {}), share)  # type: ignore[arg-type]
         scores_by_site: dict[str, dict[int, torch.Tensor]] = {name: {} for name in self.site_requests}
         with distributed.fail_together():
-            for index in list(mine):
+            for index in tracked(list(mine), "computing scores", len(mine), unit="sites"):
                 values = mine[index] if keep else mine.pop(index)
                 for name, request in self.site_requests.items():
                     scores_by_site[name][index] = self._site_scores(

@@ -29,6 +29,7 @@ from headprune.discovery.to_full_width import NotScalableError, scale_to_width
 from headprune.discovery.twin import Run, attention_modules, randomise, sample_runs, small_config
 from headprune.hooks.module_calls import Trace
 from headprune.hooks.torch_attention import expose
+from headprune.progress import Phase, report_phase
 from headprune.units.dense_model import dense_config, quiet, structure_of
 from headprune.units.spec import ForwardNeeds
 
@@ -63,6 +64,7 @@ def discover_class(kind: Any, config: Any) -> Discovery:
     """The attention sites of this class with this config; the result is cached."""
 
     def make() -> Discovery:
+        report_phase(Phase(f"discovering the layout of {kind.__name__}"))
         with torch.device("cpu"), quiet():
             return _discover(kind, dense_config(config))
 

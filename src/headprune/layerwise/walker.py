@@ -30,6 +30,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.hooks.stop_forward import StopForwardError
 from headprune.layerwise.activation_store import ActivationStore
 from headprune.layerwise.site_tokens import SiteRecorder, SiteTokens
+from headprune.progress import tracked
 from headprune.tasks import Task, batch_size
 from headprune.units import Site
 
@@ -233,10 +234,14 @@ class Walker:
         *,
         before: Callable[[int], None] | None = None,
         after: Callable[[int, torch.Tensor], None] | None = None,
+        phase: str = "",
     ) -> None:
-        """Run all batches through the layer as it is now; `before` and `after` are called for each."""
+        """Run all batches through the layer as it is now; `before` and `after` are called for each. Progress is
+        reported as this `phase`."""
+        count = len(self.batches)
+        numbers = tracked(range(count), f"{phase} {layer.path}", count, unit="batches") if phase else range(count)
         with torch.no_grad(), evaluating(self.model):
-            for number in range(len(self.batches)):
+            for number in numbers:
                 if before is not None:
                     before(number)
                 hidden = hidden_of(self.run(layer, which, number))

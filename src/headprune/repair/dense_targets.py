@@ -139,7 +139,7 @@ class DenseTargets:
         self.walkable = is_walkable(model, sites, batches, task)
         recorder = TargetRecorder(task)
         with distributed.fail_together(), evaluating(model), frozen(model), torch.set_grad_enabled(weighted):
-            for number, _, raw in own_batches(batches):
+            for number, _, raw in own_batches(batches, "running the dense model for repairs"):
                 batch = task.prepare(raw, input_device(model))
                 recorder.begin(batch)
                 with recorder.watching(model, sites):

@@ -22,6 +22,7 @@ from headprune.layerwise.activation_store import ActivationStore
 from headprune.layerwise.check import is_walkable
 from headprune.layerwise.site_passes import SitePasses
 from headprune.layerwise.site_tokens import SiteInputs
+from headprune.progress import tracked
 from headprune.repair.apply import apply_repair, count_uses, output_map, plan_repair
 from headprune.repair.regression import DENSE_RIDGES, SITE_RIDGES, Repair, RepairKind, Sums, fit, sums_of_all
 from headprune.signals.moments import FOLDS, Gathering
@@ -60,7 +61,7 @@ def repair_front_to_back(
     repairs = []
     if kind == "none":
         return []
-    for index in targets:
+    for index in tracked(targets, "repairing", len(targets), unit="sites"):
         site = sites[index]
         output: Any = model.get_submodule(site.o)
         shared = any(count_uses(model, getattr(output, name, None)) > 1 for name in ("weight", "bias"))
@@ -132,7 +133,8 @@ def remove_front_to_back(
     ids_by_site = by_site(members)
     repairs: list[Repair] = []
     passes = SitePasses(model, sites, batches, task, walkable=is_walkable(model, sites, batches, task))
-    for index in running_order(model, [sites[index] for index in ids_by_site], batches[0], task):
+    order = running_order(model, [sites[index] for index in ids_by_site], batches[0], task)
+    for index in tracked(order, "repairing", len(order), unit="sites"):
         leaving = [Member(index, member) for member in ids_by_site[index]]
         repairs.append(remove_from_site(model, sites[index], leaving, passes, kind, verify=verify))
         verify = None  # one check is enough

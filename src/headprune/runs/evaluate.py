@@ -25,7 +25,7 @@ from headprune.measure.evaluation import EvaluateResult, evaluate_predictions
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS, MetricFunction
 from headprune.measure.predictions import Predictions
-from headprune.progress import progress_bar
+from headprune.progress import phase_bar
 from headprune.run_folder import finished_record
 from headprune.run_folder.recovery import FOLDER, RECORD
 from headprune.runs.experiment import experiment_of, split_data
@@ -33,7 +33,6 @@ from headprune.runs.loading import dtype_named, find_device, load_dense, read_ex
 from headprune.runs.recovery_job import separate_rows
 from headprune.search.config import Experiment
 from headprune.tasks import Task, task_of
-from headprune.tasks import batch_size as samples_in
 from headprune.tasks.checks import checked_batches
 
 log = logging.getLogger(__name__)
@@ -348,15 +347,8 @@ def _measure(
     description: str,
     progress: bool | None,
 ) -> _ModelPredictions:
-    with progress_bar(description, sum(map(samples_in, batches)), unit="samples", show=progress) as bar:
-
-        def batches_with_progress() -> Iterator[Mapping[str, Any]]:
-            for batch in batches:
-                yield batch
-                bar.update(samples_in(batch))
-
-        # Without a cache the evaluator reads the batches once.
-        predictions = Evaluator(batches_with_progress(), task, cache_bytes=0)(model, ())  # type: ignore[arg-type]
+    with phase_bar(description, progress):
+        predictions = Evaluator(batches, task, cache_bytes=0)(model, ())
     return _ModelPredictions(name, predictions, total_parameters(model), _tokens(model))
 
 

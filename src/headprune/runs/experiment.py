@@ -29,6 +29,7 @@ from headprune.measure.metrics import choose_metric
 from headprune.measure.predictions import Predictions
 from headprune.measure.savings import savings, shares
 from headprune.measure.trajectory import Step, finite_or_none
+from headprune.progress import Phase, report_phase
 from headprune.repair.apply import check_repair
 from headprune.reports.card import model_card
 from headprune.reports.page import write_report
@@ -37,7 +38,7 @@ from headprune.run_folder.exports import forget_exports
 from headprune.runs.layerwise import check_prunable, clear_parts, prune_on_disk, refuse_unsupported
 from headprune.runs.loading import RunInputs, find_device, load_run_inputs, read_examples
 from headprune.search.config import Experiment, stop_settings
-from headprune.search.observers import Observer
+from headprune.search.observers import Observer, reporting_phases
 from headprune.search.pruner import PruneResult, prune
 from headprune.search.rescore import AUTO, EVERY
 from headprune.search.schedules.rounds import refuse_unreachable
@@ -130,12 +131,14 @@ def run_experiment(
     A finished run is extended, or shortened, when only its stopping rules differ. Several processes share the work;
     only the first one writes. In a layer-wise run the weights stay on disk.
     """
+    observer = observer or Observer()
     if experiment.schedule != "layerwise":
-        return _run(experiment, out, overwrite, measure, publish, observer or Observer())
+        with reporting_phases(observer):
+            return _run(experiment, out, overwrite, measure, publish, observer)
     refuse_unsupported(experiment)
     limit_memory_growth()
-    with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
-        return _run(experiment, out, overwrite, False, publish, observer or Observer(), Path(folder))
+    with tempfile.TemporaryDirectory(prefix="headprune-") as folder, reporting_phases(observer):
+        return _run(experiment, out, overwrite, False, publish, observer, Path(folder))
 
 
 def _with_earlier_default(experiment: Experiment, out: Path) -> Experiment:
@@ -227,6 +230,7 @@ def _finish(
     out = run.path
     task = task_of(result.model, experiment.task)
     forget_exports(out)
+    report_phase(Phase("saving the model"))
     if experiment.schedule != "layerwise":  # whose layers are written already
         save(cast_like_checkpoint(model_folder(experiment.model), result.model), out / "model")
     record["result"] = result_json(result)
@@ -308,6 +312,7 @@ def publish_run(out: Path, record: dict[str, Any]) -> None:
     if not (out / "model" / "README.md").is_file():
         write_text(out / "model" / "README.md", model_card(record, out / "model"))
     if not (out / "report.html").is_file():
+        report_phase(Phase("writing the report"))
         write_report([out], out / "report.html")
 
 

@@ -33,7 +33,7 @@ from headprune.runs.recovery_job import (
     refuse_changes,
 )
 from headprune.runs.split_target import split_target
-from headprune.search.observers import Observer
+from headprune.search.observers import Observer, reporting_phases
 from headprune.training.fit import FitResult, fit, need_training
 from headprune.training.schedule import Evaluation, LogCallback
 
@@ -52,6 +52,11 @@ def run_finetune(
     trained.
     """
     observer = observer or Observer()
+    with reporting_phases(observer):
+        return _run_finetune(request, observer, overwrite=overwrite)
+
+
+def _run_finetune(request: RecoveryRequest, observer: Observer, *, overwrite: bool) -> dict[str, Any]:
     need_training(request.config)
     experiment = request.experiment
     if request.rounds > 1 and request.record["settings"].get("gates"):

@@ -18,6 +18,7 @@ from headprune.data import Columns, Examples, load_examples
 from headprune.data.tokenizers import load_tokenizer
 from headprune.data.vocabulary_texts import refuse_changed_tokens, texts_of, tokens_in
 from headprune.errors import DataError
+from headprune.progress import Phase, report_phase
 from headprune.search.config import InputConfig
 from headprune.tasks import Task, task_of
 from headprune.vocabulary.shrink import shrink_vocabulary
@@ -50,6 +51,7 @@ def load_run_inputs(config: InputConfig, *, on_disk: Path | None = None) -> RunI
     `on_disk`, for weights that have to be converted, the weights stay on disk."""
     dtype = dtype_named(config.dtype)
     device = find_device(config.device)
+    report_phase(Phase("loading the model"))
     if on_disk is not None:
         model = load_on_disk(config.model, on_disk, dtype=dtype)
     else:
@@ -110,6 +112,7 @@ def read_examples(
         "seed": config.seed,
         "task": task,
     }
+    report_phase(Phase(f"reading {source}"))
     default_processor = config.processor or str(model_folder(config.model))
     return load_examples(model, source, processor=default_processor if processor is None else processor, **options)
 

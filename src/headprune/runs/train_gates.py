@@ -37,7 +37,7 @@ from headprune.runs.finetune import run_finetune
 from headprune.runs.loading import RunInputs, load_run_inputs, read_examples
 from headprune.runs.recovery_job import RecoveryRequest, separate_rows
 from headprune.search.config import Experiment
-from headprune.search.observers import Observer
+from headprune.search.observers import Observer, reporting_phases
 from headprune.search.pruner import PruneResult
 from headprune.search.schedules.schedule import Removal
 from headprune.search.step import describe
@@ -108,6 +108,11 @@ def run_training(
     """Train gates into the run folder `out`, remove closed units, and fine-tune, resuming what an earlier process
     began. Returns the record of the run, with that of the fine-tuning under "recovery"."""
     observer = observer or Observer()
+    with reporting_phases(observer):
+        return _run_training(request, out, observer, overwrite=overwrite)
+
+
+def _run_training(request: TrainRequest, out: Path, observer: Observer, *, overwrite: bool) -> dict[str, Any]:
     need_training(request.config)
     finetuning = replace(request.config, epochs=request.finetune_epochs) if request.finetune_epochs else None
     with distributed.fail_together():

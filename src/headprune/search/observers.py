@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from headprune import distributed
 from headprune.measure.trajectory import Step
-from headprune.progress import progress_bar
+from headprune.progress import Phase, describe_phase, progress_bar, reporting_to
 from headprune.search.config import PruneConfig
 
 if TYPE_CHECKING:
@@ -18,8 +20,9 @@ OnStep = Callable[[Step], None]
 class Observer:
     """Base class of journals, progress displays and callbacks: override the methods of the events of interest.
 
-    A pruner calls `step` and `replayed`, a layer-wise run also `layer`, a training `log`. Where there are several runs,
-    `study` is called first, and `run` for each: the events of a run go to the observer that it returns.
+    A pruner calls `step` and `replayed`, a layer-wise run also `layer`, a training `log`; in between, `phase` says what
+    takes so long. Where there are several runs, `study` is called first, and `run` for each: the events of a run go to
+    the observer that it returns.
     """
 
     def study(self, jobs: Sequence[Any], finished: Collection[Any]) -> None:
@@ -41,8 +44,18 @@ class Observer:
     def log(self, entry: Mapping[str, Any]) -> None:
         """A line of a training's log: the step, how many steps there are, losses and evaluations."""
 
+    def phase(self, phase: Phase) -> None:
+        """Something that takes long, such as scoring, has begun or goes on."""
+
     def end(self, error: Exception | None = None) -> None:
         """The run ended, or failed with this error."""
+
+
+@contextmanager
+def reporting_phases(observer: Observer) -> Iterator[None]:
+    """Within a block, phases are reported to this observer, in the first of several processes."""
+    with reporting_to(observer.phase if distributed.is_main() else Observer().phase):
+        yield
 
 
 class Observers(Observer):
@@ -67,6 +80,10 @@ class Observers(Observer):
         for observer in self.observers:
             observer.log(entry)
 
+    def phase(self, phase: Phase) -> None:
+        for observer in self.observers:
+            observer.phase(phase)
+
     def end(self, error: Exception | None = None) -> None:
         for observer in self.observers:
             observer.end(error)
@@ -85,7 +102,8 @@ class ProgressBar(Observer):
         self.config = config
         self.by_unit = config.schedule not in ("rounds", "layerwise")
         unit = config.units[0] if self.by_unit else "rounds"
-        self.bar = progress_bar(f"Pruning by {config.criterion}", None, unit=unit, show=show)
+        self.title = f"Pruning by {config.criterion}"
+        self.bar = progress_bar(self.title, None, unit=unit, show=show)
         self.dense: Step | None = None
 
     def step(self, step: Step, seconds: Mapping[str, float]) -> None:
@@ -97,7 +115,12 @@ class ProgressBar(Observer):
             self.bar.total = self._total(step)
         self.bar.n = self.dense.left - step.left if self.by_unit else step.step
         agreement = {} if step.agreement is None else {"agreement": f"{step.agreement:.3f}"}
-        self.bar.set_postfix(metric=f"{step.metric:.4g}", dense=f"{self.dense.metric:.4g}", **agreement)
+        metrics = {"metric": f"{step.metric:.4g}", "dense": f"{self.dense.metric:.4g}"}
+        self.bar.set_postfix(**metrics, **agreement, refresh=False)
+        describe_phase(self.bar, self.title, "")
+
+    def phase(self, phase: Phase) -> None:
+        describe_phase(self.bar, self.title, str(phase))
 
     def _total(self, dense: Step) -> int:
         """How much is removed until the run ends; a rule about the metric may end it earlier."""

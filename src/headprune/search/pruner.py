@@ -23,6 +23,7 @@ from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, MetricValue, choose_metric
 from headprune.measure.predictions import Predictions
 from headprune.measure.trajectory import Step
+from headprune.progress import Phase, reporting_to, tracked
 from headprune.repair.apply import check_repair
 from headprune.search.budget import left_after
 from headprune.search.config import PruneConfig, config_from
@@ -158,7 +159,8 @@ class Pruner:
         self.config = config
         self.state = RunState(model, config, task, calibration, Scorer(model, calibration, config, task), sites)
         schedules: dict[str, Callable[[RunState], Schedule]] = {"rounds": Rounds, "layerwise": Layerwise}
-        self.schedule: Schedule = schedules.get(config.schedule, Greedy)(self.state)
+        with reporting_to(self._report_phase):  # a budget of time measures a table
+            self.schedule: Schedule = schedules.get(config.schedule, Greedy)(self.state)
         self._removals = self.schedule.removals(self.state)
         self._remover = remover_for(config.schedule)
 
@@ -173,7 +175,7 @@ class Pruner:
         return self
 
     def __next__(self) -> Step:
-        with exclusive(self.state.model):
+        with exclusive(self.state.model), reporting_to(self._report_phase):
             if not self.steps:
                 return self._start()
             self._stopped = distributed.broadcast(self._stopped)  # decided by observers, which are in the first process
@@ -250,12 +252,13 @@ class Pruner:
         its errors must be those in the journal."""
         self._remover = remover_for(self.config.schedule)
         self.state.refresh()
-        for step in steps[1:]:
-            check_removable(self.state.sites, step.removed)
-            check_replay(step, self._apply(Removal(step.removed), verify=False).repairs)
-            self._report_point(step.step)
-        if self.schedule.stopwatch is not None and len(steps) > 1:
-            self.schedule.stopwatch.share(self.state.model, self.state.sites)  # which corrects its table
+        with reporting_to(self._report_phase):
+            for step in tracked(steps[1:], "repeating known steps", len(steps) - 1, unit="steps"):
+                check_removable(self.state.sites, step.removed)
+                check_replay(step, self._apply(Removal(step.removed), verify=False).repairs)
+                self._report_point(step.step)
+            if self.schedule.stopwatch is not None and len(steps) > 1:
+                self.schedule.stopwatch.share(self.state.model, self.state.sites)  # which corrects its table
 
     def _apply(self, removal: Removal, *, verify: bool) -> Removal:
         return self._remover.apply(self.state, removal, self._verification(removal.members) if verify else None)
@@ -269,6 +272,10 @@ class Pruner:
             return None
         self._verified_empty |= empties
         return self.state.task.inputs(rows_of(self.state.calibration[0], slice(0, 2)))
+
+    def _report_phase(self, phase: Phase) -> None:
+        for observer in self.observers:
+            observer.phase(phase)
 
     def _report_point(self, step: int) -> None:
         """Call `at_point` where the model has reached a point of its budget."""
@@ -361,23 +368,28 @@ def prune(
     known = distributed.broadcast([] if run is None else list(run.steps))
     if not distributed.is_main():
         all_observers, at_point = [], None
-    pruner = Pruner(
-        model, batches, settings, evaluation=evaluation, observers=all_observers, known=known, at_point=at_point
-    )
-    dense = copy.deepcopy(model) if keep_dense else None
-    undo = Undo(model)
-    try:
-        with ProgressBar(settings, show=progress if distributed.is_main() else False) as bar:
-            pruner.observers.append(bar)
+    with ProgressBar(settings, show=progress if distributed.is_main() else False) as bar:
+        pruner = Pruner(
+            model,
+            batches,
+            settings,
+            evaluation=evaluation,
+            observers=[*all_observers, bar],
+            known=known,
+            at_point=at_point,
+        )
+        dense = copy.deepcopy(model) if keep_dense else None
+        undo = Undo(model)
+        try:
             for _ in pruner:
                 pass
-        decision = pruner.decide()
-        if decision.step < len(pruner.steps) - 1:
+            decision = pruner.decide()
+            if decision.step < len(pruner.steps) - 1:
+                undo()
+                pruner.replay(pruner.steps[: decision.step + 1])
+        except BaseException:
             undo()
-            pruner.replay(pruner.steps[: decision.step + 1])
-    except BaseException:
-        undo()
-        raise
+            raise
     assert pruner.metric is not None
     mask = kept_mask(pruner.state.sites)
     points = {step: label for step, label in pruner.schedule.points.items() if step < len(pruner.steps)}

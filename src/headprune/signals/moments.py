@@ -156,7 +156,7 @@ def gather(
     gathering = Gathering()
     stopping = suppress(StopForwardError)
     with distributed.fail_together():
-        for _, first, raw in own_batches(batches if sites_with_units else ()):
+        for _, first, raw in own_batches(batches if sites_with_units else (), "gathering activations"):
             batch = task.prepare(raw, device)
             left = {site.index: site.applications for site in sites_with_units}
 

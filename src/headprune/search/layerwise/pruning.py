@@ -144,9 +144,9 @@ class LayerwisePruning:
                     pruned = pruner.prune(layer)
                     storage.keep(pruned)
                 else:
-                    walker.advance(layer, "dense")
+                    walker.advance(layer, "dense", phase="running the dense")
                     storage.restore(pruned)
-                walker.advance(layer, "pruned")
+                walker.advance(layer, "pruned", phase="running the pruned")
                 yield pruned
 
     def predictions(self, which: Which) -> Predictions:
