@@ -14,7 +14,7 @@ CONTRIBUTING = PROJECT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms: written by tests/rooms.py -->", "<!-- end of rooms -->"
 
 # Modules that every room may import; each of them imports only those before it.
-COMMON = ("errors", "defaults", "lazy", "extras", "distributed", "cache", "progress", "batches", "display")
+COMMON = ("errors", "defaults", "lazy", "extras", "distributed", "cache", "display", "progress", "batches")
 # A room, and the rooms that it may import. A room names only rooms above its own line.
 MAY_IMPORT = {
     "config": "",

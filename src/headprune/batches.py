@@ -44,7 +44,7 @@ def own_batches(batches: Iterable[Mapping[str, Any]], phase: str = "") -> Iterat
     if not phase:
         return iter(numbered)
     total = sum(batch_size(each.batch) for each in numbered) if isinstance(numbered, list) else None  # not of a stream
-    return tracked(numbered, phase, total, unit="samples", size=lambda each: batch_size(each.batch))
+    return tracked(numbered, phase, total, unit="sample", size=lambda each: batch_size(each.batch))
 
 
 def _numbered(batches: Iterable[Mapping[str, Any]]) -> Iterator[Numbered]:

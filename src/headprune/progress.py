@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from headprune.display import counted, plural
+
 Item = TypeVar("Item")
 LINE_SECONDS = 10  # seconds between two lines without a terminal
 
@@ -24,10 +26,10 @@ class Phase:
     name: str
     done: int = 0
     total: int | None = None
-    unit: str = ""
+    unit: str = ""  # singular
 
     def __str__(self) -> str:
-        return self.name if self.total is None else f"{self.name}, {self.done} of {self.total} {self.unit}"
+        return self.name if self.total is None else f"{self.name}, {self.done} of {counted(self.total, self.unit)}"
 
 
 Listener = Callable[[Phase], None]
@@ -104,7 +106,7 @@ def phase_bar(title: str, show: bool | None = None) -> Iterator[None]:
     with progress_bar(title, None, unit="", show=True) as bar:
 
         def draw(phase: Phase) -> None:
-            bar.total, bar.n, bar.unit = phase.total, phase.done, f" {phase.unit}"
+            bar.total, bar.n, bar.unit = phase.total, phase.done, f" {plural(phase.unit)}" if phase.unit else ""
             describe_phase(bar, title, phase.name)
 
         with reporting_to(draw):

@@ -57,7 +57,7 @@ def phases_of(**options: Any) -> list[list[Phase]]:
 def test_tracked_items_are_counted_when_they_are_done() -> None:
     reported: list[Phase] = []
     with reporting_to(reported.append):
-        assert list(tracked("abc", "reading", 6, unit="letters", size=lambda letter: "abc".index(letter) + 1)) == [
+        assert list(tracked("abc", "reading", 6, unit="letter", size=lambda letter: "abc".index(letter) + 1)) == [
             *"abc"
         ]
     assert [(phase.done, str(phase)) for phase in reported] == [
@@ -80,7 +80,7 @@ def test_every_phase_of_a_round_says_how_far_it_is() -> None:
     assert totals["scoring"][-1].total == totals["evaluating"][-1].total == SAMPLES
     assert len(totals["evaluating"]) == 1 + 2  # at its start, and after each batch
     sites = len(headprune.inspect(ZOO["bert"].build()).sites)
-    assert totals["repairing"][-1].unit == "sites"
+    assert totals["repairing"][-1].unit == "site"
     assert totals["repairing"][-1].total >= sites
 
 
@@ -111,7 +111,7 @@ def test_a_log_has_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, tmp_path
     curve.phase(Phase("loading the model"))
     for second in range(25):
         now = 100.0 + second
-        curve.phase(Phase("scoring", second, 25, "samples"))
+        curve.phase(Phase("scoring", second, 25, "sample"))
     curve.step(a_step(tmp_path), {})
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[:2] == ["Pruning: scoring, 11 of 25 samples, 11 s", "Pruning: scoring, 22 of 25 samples, 22 s"]
@@ -134,7 +134,7 @@ def test_a_log_has_lines_while_nothing_happens(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_terminal_shows_a_bar_of_the_phase_below_the_curve(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
-    console.print(phase_row("", Phase("scoring", 1, 2, "samples")))
+    console.print(phase_row("", Phase("scoring", 1, 2, "sample")))
     text, _, bar = console.file.getvalue().rstrip().rpartition(" ")  # type: ignore[attr-defined]
     assert text == "scoring, 1 of 2 samples"
     assert set(bar) <= {"\u2501", "\u2578", "\u257a"}
@@ -143,7 +143,7 @@ def test_a_terminal_shows_a_bar_of_the_phase_below_the_curve(tmp_path: Path) -> 
     curve.current_phase = Phase("loading the model")
     assert rendered(curve) == ["Pruning: loading the model"]
     curve.step(a_step(tmp_path), {})
-    curve.phase(Phase("scoring", 1, 2, "samples"))
+    curve.phase(Phase("scoring", 1, 2, "sample"))
     lines = rendered(curve)
     assert len(lines) > 5
     assert lines[-1].startswith("scoring, 1 of 2 samples")

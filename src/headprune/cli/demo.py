@@ -26,6 +26,7 @@ HEAD_SAMPLES = 640  # strings that the first classifier is fitted to
 HEAT_MAP_SAMPLES = 64
 HEAT_MAP_CRITERION = "his"
 HEADS_PER_STEP = 4
+CALIBRATION_SAMPLES = 128
 MAX_DROP = 0.05
 RANDOM = "random+none"
 SPEEDUP = 2.0
@@ -48,6 +49,7 @@ def run_demo(out: Path, console: Console | None = None) -> DemoResult:
         model=str(model),
         data=str(data / "dev.tsv"),
         calibration=str(data / "train.tsv"),
+        calibration_samples=CALIBRATION_SAMPLES,
         evaluation_samples=256,
         max_length=langid.MAX_LENGTH,
         seed=langid.SEED,
@@ -58,8 +60,7 @@ def run_demo(out: Path, console: Console | None = None) -> DemoResult:
     console.print(
         f"\nTry next:\n"
         f"  headprune inspect {out / 'fast' / 'model'}\n"
-        f"  headprune score {model} --data {data / 'dev.tsv'} --criterion his\n"
-        f"  headprune finetune {out / 'fast'}",
+        f"  headprune score {model} --data {data / 'dev.tsv'} --criterion his",
         highlight=False,
         soft_wrap=True,
     )

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from headprune import distributed
 from headprune.cli.table_style import LEAN
+from headprune.display import counted
 from headprune.measure.compare_at_budget import share_left
 from headprune.progress import LINE_SECONDS, Phase
 from headprune.reports.format import left_text
@@ -199,11 +200,12 @@ class LiveCurve(Observer):
         units = len(pruned.removed)
         seconds = time.monotonic() - self.started
         self._line(
-            f"{self.title}: layer {done} of {layers} done ({units} units removed at {pruned.layer}), {seconds:.0f} s"
+            f"{self.title}: layer {done} of {layers} done ({counted(units, 'unit')} removed at {pruned.layer}), "
+            f"{seconds:.0f} s"
         )
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        """Show one line about a training: the step, the loss, the last value of the metric."""
+        """Show one line about a training: the step, the loss, the metric before it and its last value."""
         if entry["step"] < self.logged.get("step", 0):  # the next training
             self.logged = {}
         if not {"loss", "eval_metric"} & set(entry):
@@ -221,8 +223,8 @@ class LiveCurve(Observer):
         first, last = self.steps[0], self.steps[-1]
         agree = "" if last.agreement is None else f", agreement {last.agreement:.3f}"
         interval = last.interval
-        finite_interval = interval is not None and math.isfinite(interval.high - interval.low)
-        margin = f" ± {(interval.high - interval.low) / 2:.2g}" if interval is not None and finite_interval else ""
+        half = 0.0 if interval is None else (interval.high - interval.low) / 2
+        margin = f" ± {half:.2g}" if half and math.isfinite(half) else ""
         seconds = time.monotonic() - self.started
         return Text(
             f"{self.title}: {self.removed()}{self.left()}, "
@@ -233,7 +235,7 @@ class LiveCurve(Observer):
         """The removed heads; with neurons what is left of each kind."""
         first, last = self.steps[0], self.steps[-1]
         if list(first.units) == ["heads"]:
-            return f"{first.heads - last.heads} of {first.heads} heads removed"
+            return f"{first.heads - last.heads} of {counted(first.heads, 'head')} removed"
         return f"{left_text(first.units, last.units)} left"
 
     def left(self) -> str:
@@ -289,7 +291,9 @@ def training_line(logged: Mapping[str, Any]) -> str:
     if "loss" in logged:
         parts.append(f"loss {logged['loss']:.4g}")
     if "open_units" in logged:  # of learned gates
-        parts.append(f"{logged['open_units']} units open")
+        parts.append(f"{counted(logged['open_units'], 'unit')} open")
+    if "before" in logged:
+        parts.append(f"{logged['metric']} {logged['before']:.4g} before training")
     if "eval_metric" in logged:
         value = f"{logged['metric']} {logged['eval_metric']:.4g}"
         parts.append(f"{value} on held-out data at step {logged['evaluated_step']}")

@@ -14,7 +14,7 @@ from headprune import defaults, distributed
 from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
 from headprune.criteria.scoring_pass import Progress, ScoringPass, Sums, finished, sites_of_kinds, summed
-from headprune.display import data_frame, html_table
+from headprune.display import counted, data_frame, html_table
 from headprune.errors import CriterionError, FormerName
 from headprune.hooks.exclusive import exclusively
 from headprune.measure.metrics import METRICS, Metric, MetricValue, choose_metric
@@ -92,7 +92,7 @@ class ScoreResult:
         metric, value = self.metric, self.metric_value
         measured = "" if metric is None or value is None else f", {metric.name} {value.value:.4g}"
         shape = " x ".join(map(str, self.kept.shape))
-        return f"<ScoreResult: {names} on {self.samples} samples, scores [{shape}]{measured}>"
+        return f"<ScoreResult: {names} on {counted(self.samples, 'sample')}, scores [{shape}]{measured}>"
 
     def to_frame(self) -> Any:
         """A pandas frame with a line per head or neuron, removed ones included, whose score is NaN. The score is in the
@@ -130,7 +130,7 @@ class ScoreResult:
             ranked = sorted((float(table[site.index, member]), member) for member in site.kept)
             ends = [f"{member}: {value:.4g}" for value, member in (ranked[:1] + ranked[-1:])] or ["", ""]
             rows.append((f"{site.index} {site.path}", f"{len(site.kept)} of {site.original} {site.kind}", *ends))
-        title = f"Scores by {next(iter(self.criteria)) if self.single else name} on {self.samples} samples"
+        title = f"Scores by {next(iter(self.criteria)) if self.single else name} on {counted(self.samples, 'sample')}"
         return html_table(title, ("site", "left", "least important", "most important"), rows)
 
     def __add__(self, other: ScoreResult) -> ScoreResult:

@@ -197,7 +197,7 @@ class ScoringPass:
                 add_gathered(mine.setdefault(site.index, {}), share)  # type: ignore[arg-type]
         scores_by_site: dict[str, dict[int, torch.Tensor]] = {name: {} for name in self.site_requests}
         with distributed.fail_together():
-            for index in tracked(list(mine), "computing scores", len(mine), unit="sites"):
+            for index in tracked(list(mine), "computing scores", len(mine), unit="site"):
                 values = mine[index] if keep else mine.pop(index)
                 for name, request in self.site_requests.items():
                     scores_by_site[name][index] = self._site_scores(

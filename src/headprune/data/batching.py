@@ -55,7 +55,7 @@ class Examples:
 
     def order(self) -> list[int]:
         """The order of the examples in `batches`: by length, so that neighbours need little padding."""
-        rows = tracked(self.rows, "preparing inputs", len(self), unit="rows")
+        rows = tracked(self.rows, "preparing inputs", len(self), unit="row")
         lengths = [_length(row) for row in rows]
         return sorted(range(len(self)), key=lambda index: (lengths[index], index))
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from headprune.display import counted
 from headprune.errors import DataError, ExportError
 from headprune.exports.runtime import TOKENS, Runner, Runtime, Source
+from headprune.measure.intervals import interval
 from headprune.measure.metrics import Metric, MetricValue, agreement, choose_metric
 from headprune.measure.predictions import Predictions
 from headprune.measure.trajectory import finite_or_none
@@ -73,8 +75,8 @@ def check(
     tokens = _equal_tokens(runtime, runner, source, tolerance)
     if tokens is not None and tokens < TOKENS and not quantized:
         raise ExportError(
-            f"In {runtime.title} the generated text differs from PyTorch's after {tokens} tokens, so nothing was "
-            "written; report the model family."
+            f"In {runtime.title} the generated text differs from PyTorch's after {counted(tokens, 'token')}, so "
+            "nothing was written; report the model family."
         )
     if quantized:
         _refuse_worse(runtime, ours, theirs, metric, max_drop)
@@ -193,10 +195,13 @@ def _refuse_worse(
         return
     before, after = metric.of(ours), metric.of(theirs, ours)
     drop = metric.drop(before.value, after.value)
+    noise = before.interval
+    if noise is None and before.per_sample is not None:  # fidelity to itself, of as many samples as there are
+        noise = interval(before.per_sample)
     if max_drop is not None:
         allowed, why = max_drop, "--max-drop"
-    elif before.interval is not None and all(map(math.isfinite, before.interval)):
-        end = before.interval.low if metric.higher_is_better else before.interval.high
+    elif noise is not None and all(map(math.isfinite, noise)):
+        end = noise.low if metric.higher_is_better else noise.high
         allowed, why = metric.drop(before.value, end), "the 95% interval of the samples"
     else:
         return

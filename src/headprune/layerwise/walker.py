@@ -239,7 +239,7 @@ class Walker:
         """Run all batches through the layer as it is now; `before` and `after` are called for each. Progress is
         reported as this `phase`."""
         count = len(self.batches)
-        numbers = tracked(range(count), f"{phase} {layer.path}", count, unit="batches") if phase else range(count)
+        numbers = tracked(range(count), f"{phase} {layer.path}", count, unit="batch") if phase else range(count)
         with torch.no_grad(), evaluating(self.model):
             for number in numbers:
                 if before is not None:

@@ -61,7 +61,7 @@ def time_in_turns(
     with torch.no_grad():
         # Progress is that of the first turns: further ones together take `seconds_at_least`.
         turns = list(itertools.product(range(WARM_UP + repeats), runs.items()))
-        for turn, (name, run) in tracked(turns, phase, len(turns), unit="passes"):
+        for turn, (name, run) in tracked(turns, phase, len(turns), unit="pass"):
             taken = time_once(run, clock)
             if turn >= WARM_UP:
                 seconds[name].append(taken)

@@ -154,7 +154,7 @@ def fine_tune(model: PreTrainedModel, examples: Examples) -> None:
         optimizer, lambda step: min((step + 1) / WARM_UP, 1 - step / (len(batches) + 1))
     )
     model.eval()
-    for batch in tracked(batches, "training", len(batches), unit="steps"):
+    for batch in tracked(batches, "training", len(batches), unit="step"):
         model(**batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

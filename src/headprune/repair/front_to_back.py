@@ -61,7 +61,7 @@ def repair_front_to_back(
     repairs = []
     if kind == "none":
         return []
-    for index in tracked(targets, "repairing", len(targets), unit="sites"):
+    for index in tracked(targets, "repairing", len(targets), unit="site"):
         site = sites[index]
         output: Any = model.get_submodule(site.o)
         shared = any(count_uses(model, getattr(output, name, None)) > 1 for name in ("weight", "bias"))
@@ -134,7 +134,7 @@ def remove_front_to_back(
     repairs: list[Repair] = []
     passes = SitePasses(model, sites, batches, task, walkable=is_walkable(model, sites, batches, task))
     order = running_order(model, [sites[index] for index in ids_by_site], batches[0], task)
-    for index in tracked(order, "repairing", len(order), unit="sites"):
+    for index in tracked(order, "repairing", len(order), unit="site"):
         leaving = [Member(index, member) for member in ids_by_site[index]]
         repairs.append(remove_from_site(model, sites[index], leaving, passes, kind, verify=verify))
         verify = None  # one check is enough

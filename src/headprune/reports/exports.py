@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headprune.display import counted
 from headprune.exports.runtime import TOKENS
 from headprune.reports.format import interval_text, value_text
 from headprune.reports.recovery import recovery_of
@@ -178,7 +179,7 @@ def _workloads(records: Sequence[Record]) -> list[str]:
 
 def _workload_text(name: str) -> str:
     what, _, number = name.rpartition("_")
-    return f"{number} tokens generated" if what == "generate" else f"batch of {number}"
+    return f"{counted(int(number), 'token')} generated" if what == "generate" else f"batch of {number}"
 
 
 def _use(record: Record) -> Use:

@@ -28,7 +28,7 @@ from headprune.measure.predictions import Predictions
 from headprune.progress import phase_bar
 from headprune.run_folder import finished_record
 from headprune.run_folder.recovery import FOLDER, RECORD
-from headprune.runs.experiment import experiment_of, split_data
+from headprune.runs.experiment import calibration_count, experiment_of, split_data
 from headprune.runs.loading import dtype_named, find_device, load_dense, read_examples
 from headprune.runs.recovery_job import separate_rows
 from headprune.search.config import Experiment
@@ -297,7 +297,9 @@ def _used_rows(
     settings, pruning = evaluated_model.record["settings"], evaluated_model.pruning
     evaluated, current = evaluated_model.experiment, fingerprint(evaluated_model.experiment.data)
 
-    def read_source(read_settings: Experiment, recorded: str | None) -> tuple[Examples, bool] | None:
+    def read_source(
+        read_settings: Experiment, recorded: str | None, *, labels: bool = True
+    ) -> tuple[Examples, bool] | None:
         fingerprint_now = fingerprint(read_settings.data)
         if recorded is not None and fingerprint_now != recorded:
             change = "does not exist any more" if fingerprint_now is None else "has changed since"
@@ -307,9 +309,9 @@ def _used_rows(
             )
             return None
         same = current == recorded if recorded is not None else read_settings.data == evaluated.data
-        return read_examples(read_settings, model, task, read_settings.data, evaluated_model.processor), same and (
-            read_settings.split == evaluated.split
-        )
+        processor, same_split = evaluated_model.processor, read_settings.split == evaluated.split
+        rows = read_examples(read_settings, model, task, read_settings.data, processor, labels=labels)
+        return rows, same and same_split
 
     if (source := read_source(pruning, settings.get("data_fingerprint"))) is not None:
         for rows in split_data(pruning, source[0]):
@@ -317,8 +319,9 @@ def _used_rows(
                 yield _UsedRows(pruning.data, rows, source[1])
     if pruning.calibration is not None and not settings.get("training"):
         read_settings = pruning.with_options(data=pruning.calibration, calibration=None)
-        if (source := read_source(read_settings, settings.get("calibration_fingerprint"))) is not None:
-            yield _UsedRows(read_settings.data, source[0].sample(pruning.calibration_samples, pruning.seed), source[1])
+        if (source := read_source(read_settings, settings.get("calibration_fingerprint"), labels=False)) is not None:
+            count = calibration_count(pruning, len(source[0]))
+            yield _UsedRows(read_settings.data, source[0].sample(count, pruning.seed), source[1])
     for training in filter(None, (settings.get("training"), _recovery(evaluated_model))):
         options = {name: value for name, value in (training.get("reading") or {}).items() if value is not None}
         read_settings = pruning.with_options(data=training["data"], calibration=None, **options)

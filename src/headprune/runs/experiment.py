@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import distributed
+from headprune import defaults, distributed
 from headprune.checkpoint.atomic_files import write_text
 from headprune.checkpoint.config_files import stored_dtype
 from headprune.checkpoint.fingerprint import fingerprint
@@ -47,6 +47,7 @@ from headprune.tasks import Task, task_of
 from headprune.units import kept_mask, resolve, sites_of, survey
 from headprune.vocabulary.shrink import RECORD, Shrunk
 
+EARLIER_CALIBRATION_SAMPLES = 128  # the default of earlier versions
 __all__ = ["Experiment", "load", "run_experiment", "settings_of"]
 
 
@@ -68,27 +69,46 @@ def load(experiment: Experiment, *, on_disk: Path | None = None) -> tuple[RunInp
     Calibration and evaluation examples are disjoint samples of the same data by the seed, or come from two files.
     """
     inputs = load_run_inputs(experiment, on_disk=on_disk)
-    inputs.check_labels(experiment.criterion, experiment.labels)
     if experiment.calibration is None:
+        inputs.check_labels(experiment.criterion, experiment.labels)
         return inputs, *split_data(experiment, inputs.examples)
-    converted = read_examples(experiment, inputs.model, inputs.task, experiment.calibration, inputs.processor)
-    calibration = converted.sample(experiment.calibration_samples, experiment.seed)
+    converted = read_calibration(experiment, inputs.model, inputs.task, inputs.processor)
+    inputs.check_labels(experiment.criterion, experiment.labels, converted)
+    calibration = converted.sample(calibration_count(experiment, len(converted)), experiment.seed)
     return inputs, calibration, split_data(experiment, inputs.examples)[1]
+
+
+def read_calibration(experiment: Experiment, model: PreTrainedModel, task: Task, processor: Any) -> Examples:
+    """The examples of the calibration data, which need no labels where the criterion needs none."""
+    assert experiment.calibration is not None
+    labels = experiment.criterion.needs_labels and experiment.labels == "given"
+    return read_examples(experiment, model, task, experiment.calibration, processor, labels=labels)
+
+
+def calibration_count(experiment: Experiment, rows: int) -> int:
+    """How many of these rows, of the data to calibrate on, a run calibrates on."""
+    wanted = experiment.calibration_samples
+    if experiment.calibration is not None or experiment.same_data:
+        return min(wanted or defaults.CALIBRATION_SAMPLES, rows)
+    if wanted is None:
+        share = max(int(defaults.CALIBRATION_SHARE * rows), defaults.FEW_CALIBRATION_SAMPLES)
+        wanted = min(share, defaults.CALIBRATION_SAMPLES)
+    return min(wanted, rows // 2)
 
 
 def split_data(experiment: Experiment, examples: Examples) -> tuple[Examples, Examples | None]:
     """The calibration examples of the data (none, where there is other data for calibration), and the evaluation
     examples; None where these are the same."""
-    wanted, seed = experiment.calibration_samples, experiment.seed
+    count, seed = calibration_count(experiment, len(examples)), experiment.seed
     if experiment.calibration is not None:
         return examples.select([]), examples.sample(experiment.evaluation_samples, seed)
     if experiment.same_data:
-        return examples.sample(wanted, seed), None
+        return examples.sample(count, seed), None
     if len(examples) < 2:
         raise DataError(
             f"{experiment.data} has too few rows to split them into calibration and evaluation; use --same-data."
         )
-    calibration, rest = examples.split(min(wanted, len(examples) // 2), seed)
+    calibration, rest = examples.split(count, seed)
     return calibration, rest.sample(experiment.evaluation_samples, seed)
 
 
@@ -141,16 +161,22 @@ def run_experiment(
         return _run(experiment, out, overwrite, False, publish, observer, Path(folder))
 
 
-def _with_earlier_default(experiment: Experiment, out: Path) -> Experiment:
-    """The experiment, with the default of the version that started the run in `out`: earlier versions scored before
-    every step."""
-    if experiment.explicit["rescore"] is not None or experiment.rescore != AUTO:
-        return experiment
+def with_earlier_defaults(experiment: Experiment, out: Path) -> Experiment:
+    """The experiment, with the defaults of the version that started the run in `out`: earlier versions scored before
+    every step, and calibrated on 128 samples."""
     try:
         settings = migrated(json.loads((out / "run.json").read_text())["settings"])
     except (OSError, ValueError, KeyError, TypeError):  # no run, or a damaged one, which is refused later
         return experiment
-    return experiment.with_options(rescore=EVERY) if settings["rescore"] == EVERY else experiment
+    earlier: dict[str, Any] = {"rescore": EVERY, "calibration_samples": EARLIER_CALIBRATION_SAMPLES}
+    if experiment.rescore != AUTO:
+        del earlier["rescore"]
+    changes = {
+        name: value
+        for name, value in earlier.items()
+        if experiment.explicit[name] is None and settings.get(name) == value
+    }
+    return experiment.with_options(**changes) if changes else experiment
 
 
 def _run(
@@ -162,7 +188,7 @@ def _run(
     observer: Observer,
     on_disk: Path | None = None,
 ) -> dict[str, Any]:
-    experiment = experiment if overwrite else distributed.on_main(lambda: _with_earlier_default(experiment, out))
+    experiment = experiment if overwrite else distributed.on_main(lambda: with_earlier_defaults(experiment, out))
     with distributed.fail_together():
         inputs, calibration, evaluation = load(experiment, on_disk=on_disk)
         check(experiment, inputs, evaluation or calibration)

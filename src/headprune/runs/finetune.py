@@ -112,7 +112,7 @@ Recovery = tuple[list[FitResult], PreTrainedModel, list[dict[str, Any]]]
 
 def _recover_once(inputs: RecoveryInputs, folder: Path, targets: Any, observer: Observer) -> Recovery:
     model = load_model(inputs.request.source, inputs.request.experiment)
-    return [_fit(inputs, model, folder / "trainer", observer)], model, []
+    return [_fit(inputs, model, inputs.pruned.value, folder / "trainer", observer)], model, []
 
 
 def _in_cycles(
@@ -138,7 +138,7 @@ def _in_cycles(
         record = run_experiment(settings, cycle_folder, measure=False, publish=False, observer=observer_of_cycle)
         model = load_model(cycle_folder / "model", experiment)
         before = inputs.measure(model)
-        fitted = _fit(inputs, model, cycle_folder / "trainer", observer_of_cycle)
+        fitted = _fit(inputs, model, before.value, cycle_folder / "trainer", observer_of_cycle)
         units = {kind: count for kind, (count, _) in inputs.request.record["result"]["units"].items()}
         left = {kind: count for kind, (_, count) in record["result"]["units"].items()}
         about = {
@@ -162,7 +162,7 @@ def _save_cycle(cycle_folder: Path, model: PreTrainedModel, about: Mapping[str, 
     write_text(cycle_folder / ROUND, json.dumps(about) + "\n")
 
 
-def _fit(inputs: RecoveryInputs, model: PreTrainedModel, folder: Path, observer: Observer) -> FitResult:
+def _fit(inputs: RecoveryInputs, model: PreTrainedModel, before: float, folder: Path, observer: Observer) -> FitResult:
     return fit(
         model,
         inputs.training,
@@ -170,7 +170,7 @@ def _fit(inputs: RecoveryInputs, model: PreTrainedModel, folder: Path, observer:
         config=inputs.request.config,
         folder=folder,
         teacher=inputs.teacher,
-        callbacks=[LogCallback(observer, inputs.metric.name)],
+        callbacks=[LogCallback(observer, inputs.metric.name, before)],
         metric=inputs.metric.name,
     )
 

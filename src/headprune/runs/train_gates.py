@@ -25,6 +25,7 @@ from headprune.checkpoint.fingerprint import fingerprint
 from headprune.checkpoint.paths import model_folder
 from headprune.checkpoint.save_load import save
 from headprune.data import Examples
+from headprune.display import counted
 from headprune.errors import DataError, TrainingError
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, choose_metric
@@ -180,7 +181,7 @@ def _learn(
         config=replace(request.config, validation=0.0, patience=None),
         folder=out / "training",
         teacher=dense,
-        callbacks=[*callbacks, LogCallback(observer, metric.name)],
+        callbacks=[*callbacks, LogCallback(observer, metric.name, metric.of(reference, reference).value)],
     )
     learned.total = fitted.steps  # not set where an earlier process finished the training
     gate_report, scores = learned.report(), _scores(learned, model)
@@ -239,8 +240,8 @@ def _load(request: TrainRequest) -> _TrainInputs:
         held_out = experiment.evaluation_samples or max(1, min(len(inputs.examples) // HELD_OUT_PART, MAX_HELD_OUT))
         if held_out >= len(inputs.examples):
             raise DataError(
-                f"{request.data} has {len(inputs.examples)} rows, and {held_out} for evaluation leave none to train "
-                "on; name other data with --eval-data, or use fewer --evaluation-samples."
+                f"{request.data} has {counted(len(inputs.examples), 'row')}, and {held_out} for evaluation leave none "
+                "to train on; name other data with --eval-data, or use fewer --evaluation-samples."
             )
         experiment = experiment.with_options(evaluation_samples=held_out, calibration_samples=1)
         training = inputs.examples

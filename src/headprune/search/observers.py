@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from headprune import distributed
@@ -133,6 +133,39 @@ class ProgressBar(Observer):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+
+class TrainingBar(Observer):
+    """A progress bar of training steps, with the loss and the metric; to be used as a context manager, in which it
+    shows phases too."""
+
+    title = "Training"
+
+    def __init__(self, show: bool | None = None) -> None:
+        self.bar = progress_bar(self.title, None, unit="steps", show=show)
+        self.values: dict[str, str] = {}
+        self._reporting = nullcontext() if self.bar.disable else reporting_phases(self)
+
+    def log(self, entry: Mapping[str, Any]) -> None:
+        self.bar.total, self.bar.n = entry["steps"], entry["step"]
+        for name, value in (("loss", entry.get("loss")), (entry["metric"], entry.get("eval_metric"))):
+            if value is not None:
+                self.values[name] = f"{value:.4g}"
+        if "before" in entry:
+            self.values[f"{entry['metric']} before"] = f"{entry['before']:.4g}"
+        self.bar.set_postfix(self.values, refresh=False)
+        describe_phase(self.bar, self.title, "")
+
+    def phase(self, phase: Phase) -> None:
+        describe_phase(self.bar, self.title, str(phase))
+
+    def __enter__(self) -> TrainingBar:
+        self._reporting.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._reporting.__exit__(*error)
         self.bar.close()
 
 

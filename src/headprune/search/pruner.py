@@ -253,7 +253,7 @@ class Pruner:
         self._remover = remover_for(self.config.schedule)
         self.state.refresh()
         with reporting_to(self._report_phase):
-            for step in tracked(steps[1:], "repeating known steps", len(steps) - 1, unit="steps"):
+            for step in tracked(steps[1:], "repeating known steps", len(steps) - 1, unit="step"):
                 check_removable(self.state.sites, step.removed)
                 check_replay(step, self._apply(Removal(step.removed), verify=False).repairs)
                 self._report_point(step.step)

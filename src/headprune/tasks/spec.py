@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from headprune.batches import IGNORED, real_keys, to_device, widened
+from headprune.display import counted
 from headprune.errors import DataError
 from headprune.units import Site
 
@@ -186,7 +187,8 @@ class Task:
         wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= classes))]
         if wrong.numel():
             raise DataError(
-                f"Label {int(wrong[0])} is out of range: the model has {classes} labels, numbered 0 to {classes - 1}."
+                f"Label {int(wrong[0])} is out of range: the model has {counted(classes, 'label')}, numbered "
+                f"0 to {classes - 1}."
             )
 
     # --- masks of padding ---

@@ -102,7 +102,7 @@ def check_model_and_data(jobs: Sequence[Job]) -> None:
     with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
         inputs, calibration, evaluation = load(jobs[0].experiment, on_disk=Path(folder) if layerwise else None)
         for job in jobs:
-            inputs.check_labels(job.experiment.criterion, job.experiment.labels)
+            inputs.check_labels(job.experiment.criterion, job.experiment.labels, calibration)
             check(job.experiment, inputs, evaluation or calibration)
 
 
