@@ -35,5 +35,12 @@ def stored_dtype(path: str | Path) -> torch.dtype | None:
     return read_config(path).dtype
 
 
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The entries of a config.json as the config class takes them: JSON has no infinity, transformers writes a tag."""
+    settings, _ = PreTrainedConfig.get_config_dict(folder)
+    return settings
+
+
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    encoded = PreTrainedConfig._encode_special_floats(dict(settings))
+    (folder / "config.json").write_text(json.dumps(encoded, indent=2, sort_keys=True) + "\n")

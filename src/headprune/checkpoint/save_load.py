@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from headprune.checkpoint import fingerprint, plain_check, portable_checkpoint
 from headprune.checkpoint.atomic_files import replace_directory
-from headprune.checkpoint.config_files import read_config, write_settings
+from headprune.checkpoint.config_files import read_config, read_settings, write_settings
 from headprune.checkpoint.layout import apply_layout, layout_of, read_layout
 from headprune.checkpoint.paths import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.checkpoint.plain_config import PER_LAYER, dense_numbers, plain_numbers
@@ -124,9 +123,7 @@ def _write(
 ) -> None:
     """Write everything but the weights, which are in the folder already."""
     save_processor(model, processor, folder)
-    settings = _dense_settings(
-        json.loads((folder / "config.json").read_text()), portable_checkpoint.is_loadable_elsewhere(model)
-    )
+    settings = _dense_settings(read_settings(folder), portable_checkpoint.is_loadable_elsewhere(model))
     (folder / f"{portable_checkpoint.MODULE}.py").unlink(
         missing_ok=True
     )  # of the checkpoint that the model was loaded from
