@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import headprune
 from headprune.checkpoint import fingerprint
+from headprune.checkpoint.paths import enclosing_run
 from headprune.errors import CheckpointError, UnsupportedModelError
 from helpers import assert_unchanged, contents, identical, outputs, pruned, state_of
 from zoo import ZOO
@@ -316,6 +317,15 @@ def test_saving_a_model_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=says("layer.1.attention.self.key is a Identity", "not a Linear")):
         headprune.save(model, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_json_of_another_program_beside_a_model(folder: Path) -> None:
+    """It is no run, so the model is not looked for inside it."""
+    expected = outputs(headprune.load(folder), ZOO["bert"].batch(0))
+    for text in ('{"settings": {"lr": 1}, "versions": {"trainer": "2"}, "result": {}}', "[]", "{"):
+        (folder / "run.json").write_text(text)
+        assert identical(outputs(headprune.load(folder), ZOO["bert"].batch(0)), expected)
+        assert enclosing_run(folder) is None
 
 
 def test_the_good_checkpoint_is_good(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import AutoModel, PreTrainedModel
 from headprune.checkpoint import fingerprint, plain_check, portable_checkpoint
 from headprune.checkpoint.atomic_files import replace_directory
 from headprune.checkpoint.config_files import read_config, read_settings, write_settings
+from headprune.checkpoint.earlier_checkpoint import removable_files
 from headprune.checkpoint.layout import apply_layout, layout_of, read_layout
 from headprune.checkpoint.paths import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.checkpoint.plain_config import PER_LAYER, dense_numbers, plain_numbers
@@ -48,13 +50,15 @@ def save(
     processor: Any = None,
     portable: bool = True,
     max_shard_size: str | int = "5GB",
+    overwrite: bool = False,
 ) -> Path:
     """Write the model, pruned or not, for `headprune.load(path)`.
 
     Tokenizer or image processor files are copied from the folder that the model was loaded from, or written from
     `processor`; after `shrink_vocabulary` the shrunk tokenizer is written. A pruned checkpoint that plain transformers
     cannot load as it is also includes code for that (`trust_remote_code=True`), unless `portable=False`. The directory
-    is created or replaced atomically.
+    is created or replaced atomically: files of an earlier save are removed, others kept. One with a model that was
+    written or changed by something else is refused, unless `overwrite=True`.
     """
     if not isinstance(model, PreTrainedModel):
         raise CheckpointError(
@@ -73,12 +77,12 @@ def save(
             state = {"state_dict": state_of(model)} if unknown else {}
             model.save_pretrained(folder, max_shard_size=max_shard_size, **state)
 
-    return _save(model, Path(path), weights, processor, portable=portable, quantized=quantized)
+    return _save(model, Path(path), weights, processor, portable=portable, quantized=quantized, overwrite=overwrite)
 
 
 def save_weights_of(model: PreTrainedModel, path: str | Path, weights: Callable[[Path], None]) -> Path:
-    """The same for a model whose weights are on disk, and are written into a folder by `weights`. Whether plain classes
-    load the checkpoint is decided by shapes alone, and only where one number describes all layers."""
+    """The same for the model of a run whose weights are on disk, and written into a folder by `weights`. Whether plain
+    classes load the checkpoint is decided by shapes alone, and only where one number describes all layers."""
 
     def write_all(folder: Path) -> None:
         weights(folder)
@@ -87,7 +91,7 @@ def save_weights_of(model: PreTrainedModel, path: str | Path, weights: Callable[
         if getattr(model, "generation_config", None) is not None and model.can_generate():
             model.generation_config.save_pretrained(folder)
 
-    return _save(model, Path(path), write_all, None, trust_shapes=True)
+    return _save(model, Path(path), write_all, None, trust_shapes=True, overwrite=True)
 
 
 def _save(
@@ -99,10 +103,12 @@ def _save(
     portable: bool = True,
     quantized: bool = False,
     trust_shapes: bool = False,
+    overwrite: bool = False,
 ) -> Path:
+    outdated_files = (*outdated(model), f"{portable_checkpoint.MODULE}.py")
     sites = all_sites(model) if removed_members(model, "neurons") else survey(model).sites
     try:
-        with replace_directory(target, (*outdated(model), f"{portable_checkpoint.MODULE}.py")) as new:
+        with replace_directory(target, partial(removable_files, outdated=outdated_files, overwrite=overwrite)) as new:
             weights(new)
             _write(model, sites, new, processor, portable=portable, quantized=quantized, trust_shapes=trust_shapes)
     except (OSError, SafetensorError) as error:

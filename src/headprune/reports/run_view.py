@@ -255,13 +255,11 @@ def load_runs(paths: Sequence[str | Path]) -> list[RunView]:
 
 
 def _load(folder: Path) -> RunView:
-    try:
-        record, steps = read_run(folder)
-        valid = isinstance(record["settings"], dict) and "model" in record["settings"]
-    except (ValueError, KeyError, TypeError):
-        valid = False
-    if not valid:
-        raise RunError(f"{folder / 'run.json'} is damaged; run it again with --overwrite.")
+    record, steps = read_run(folder)
+    if "model" not in record["settings"]:
+        raise RunError(
+            f"{folder / 'run.json'} names no model in its settings, so nothing can be reported; leave it out."
+        )
     if not steps:
         raise RunError(f"{folder} has no step yet, so there is nothing to report; run it first.")
     return RunView(folder.resolve().name, folder, record, steps)

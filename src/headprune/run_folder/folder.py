@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from headprune import distributed
 from headprune.checkpoint.atomic_files import write_text
+from headprune.checkpoint.paths import is_record
 from headprune.errors import RunBusyError, RunError
 from headprune.search.settings import default_settings, migrated, renamed
 
@@ -90,7 +91,9 @@ class RunFolder:
 
     @classmethod
     def _refuse_other_content(cls, path: Path) -> None:
-        """Refuse a folder whose files would be mixed with those of the work."""
+        """Refuse a folder whose files would be mixed with those of the work, or removed with them."""
+        if (path / cls.record_name).is_file():
+            read_record(path / cls.record_name)
 
     def _clear(self) -> None:
         """Remove the files of an earlier process; a kill meanwhile must leave nothing that looks complete."""
@@ -103,12 +106,8 @@ class RunFolder:
     @classmethod
     def _read_same(cls, path: Path, settings: Mapping[str, Any], free: Collection[str]) -> tuple[dict[str, Any], bool]:
         """The record, and whether free settings differ from it; any other difference is refused."""
-        file = path / cls.record_name
-        record = read_record(file)
-        try:
-            recorded = dict(record["settings"])
-        except (KeyError, TypeError, ValueError):
-            raise RunError(f"{file} is damaged; start again with --overwrite.") from None
+        record = read_record(path / cls.record_name)
+        recorded = dict(record["settings"])
         defaults: dict[str, Any] = {}
         if "repair" in settings:  # of an experiment, whose settings had other names in earlier versions
             recorded, settings, defaults = migrated(recorded), migrated(settings), default_settings()
@@ -197,12 +196,12 @@ def _acquire(path: Path, *, movable: bool, timeout: float = 0) -> FileLock:
 
 def read_record(file: Path) -> dict[str, Any]:
     """The record in a JSON file, with settings of earlier versions under the names that they have now."""
-    try:
-        record = json.loads(file.read_text())
-        if isinstance(record.get("settings"), dict):
-            record["settings"] = renamed(record["settings"])
-    except (ValueError, AttributeError):
-        raise RunError(f"{file} is damaged; start again with --overwrite.") from None
+    if not is_record(file):
+        raise RunError(
+            f"{file} is damaged, or was written by another program; move its folder away, or choose another one."
+        )
+    record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    record["settings"] = renamed(record["settings"])
     return record
 
 

@@ -29,10 +29,7 @@ class RecoveryFolder(RunFolder):
         return "recovered" in record
 
     def _clear(self) -> None:
-        (self.path / RECORD).unlink(missing_ok=True)  # first: without it, the rest is removed at the next start
-        for entry in self.path.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry)
+        remove_recovery(self.path)
 
     @property
     def finished(self) -> bool:
@@ -40,6 +37,14 @@ class RecoveryFolder(RunFolder):
 
     def finish(self, result: Mapping[str, Any]) -> None:
         self._write_record(result)
+
+
+def remove_recovery(path: Path) -> None:
+    """Remove the files of a recovery; others in its folder stay."""
+    (path / RECORD).unlink(missing_ok=True)  # first: without it, the rest is removed at the next start
+    for folder in (path / "model", path / "trainer", *path.glob("round-*")):
+        if folder.is_dir():
+            shutil.rmtree(folder)
 
 
 def read_recovery(run: Path) -> dict[str, Any] | None:

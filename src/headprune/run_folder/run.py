@@ -44,6 +44,7 @@ class Run(RunFolder, Journal):
             raise RunError(f"{path} is a file; choose a directory for the run.")
         if path.is_dir() and not (path / RECORD).is_file() and not _is_blank(path):
             raise RunError(f"{path} exists and holds something that is not a run; choose a new directory.")
+        super()._refuse_other_content(path)
 
     def _clear(self) -> None:
         # The record stays until it is replaced in one step, so that a kill in between leaves a run, without its steps.

@@ -18,7 +18,7 @@ from headprune.checkpoint.atomic_files import write_text
 from headprune.checkpoint.config_files import stored_dtype
 from headprune.checkpoint.fingerprint import fingerprint
 from headprune.checkpoint.layer_files import limit_memory_growth
-from headprune.checkpoint.paths import model_folder
+from headprune.checkpoint.paths import is_run, model_folder
 from headprune.checkpoint.save_load import load as load_model
 from headprune.checkpoint.save_load import save
 from headprune.data import Examples
@@ -164,10 +164,9 @@ def run_experiment(
 def with_earlier_defaults(experiment: Experiment, out: Path) -> Experiment:
     """The experiment, with the defaults of the version that started the run in `out`: earlier versions scored before
     every step, and calibrated on 128 samples."""
-    try:
-        settings = migrated(json.loads((out / "run.json").read_text())["settings"])
-    except (OSError, ValueError, KeyError, TypeError):  # no run, or a damaged one, which is refused later
+    if not is_run(out):  # something else is refused later
         return experiment
+    settings = migrated(json.loads((out / "run.json").read_text())["settings"])
     earlier: dict[str, Any] = {"rescore": EVERY, "calibration_samples": EARLIER_CALIBRATION_SAMPLES}
     if experiment.rescore != AUTO:
         del earlier["rescore"]
@@ -258,7 +257,7 @@ def _finish(
     forget_exports(out)
     report_phase(Phase("saving the model"))
     if experiment.schedule != "layerwise":  # whose layers are written already
-        save(cast_like_checkpoint(model_folder(experiment.model), result.model), out / "model")
+        save(cast_like_checkpoint(model_folder(experiment.model), result.model), out / "model", overwrite=True)
     record["result"] = result_json(result)
     points = _steps_of_points(result)
     for number in set(points) - set(result.points):
@@ -281,7 +280,7 @@ def _save_point(out: Path, label: str, experiment: Experiment, model: PreTrained
     """Save the model at one point of a budget, unless an earlier process did."""
     folder = out / "models" / label
     if again or not folder.is_dir():
-        save(cast_like_checkpoint(model_folder(experiment.model), model), folder)
+        save(cast_like_checkpoint(model_folder(experiment.model), model), folder, overwrite=True)
 
 
 def _steps_of_points(result: PruneResult) -> dict[int, str]:

@@ -92,7 +92,7 @@ def _save_result(
     """Save the recovered model with its card, and the record."""
     assert folder is not None
     forget_exports(request.run, f"{folder.path.name}/model")
-    save(cast_like_checkpoint(request.source, model), folder.path / "model")
+    save(cast_like_checkpoint(request.source, model), folder.path / "model", overwrite=True)
     card = run_card(request.run, RECOVERED, recovery={**folder.record, **result})
     write_text(folder.path / "model" / "README.md", card)
     folder.finish(result)
@@ -158,7 +158,7 @@ def _read_cycle(cycle_folder: Path) -> dict[str, Any] | None:
 
 
 def _save_cycle(cycle_folder: Path, model: PreTrainedModel, about: Mapping[str, Any]) -> None:
-    save(cast_like_checkpoint(cycle_folder / "model", model), cycle_folder / "recovered")
+    save(cast_like_checkpoint(cycle_folder / "model", model), cycle_folder / "recovered", overwrite=True)
     write_text(cycle_folder / ROUND, json.dumps(about) + "\n")
 
 

@@ -33,6 +33,7 @@ from headprune.measure.predictions import Predictions
 from headprune.measure.savings import savings
 from headprune.run_folder import Run
 from headprune.run_folder.exports import forget_exports
+from headprune.run_folder.recovery import FOLDER, remove_recovery
 from headprune.runs.experiment import cast_like_checkpoint, publish_run, result_json, settings_of, split_data
 from headprune.runs.finetune import run_finetune
 from headprune.runs.loading import RunInputs, load_run_inputs, read_examples
@@ -128,7 +129,7 @@ def _run_training(request: TrainRequest, out: Path, observer: Observer, *, overw
     with Run.open_on_main(out, lambda: _settings(request, inputs, learned.config), overwrite=overwrite) as run:
         if run is not None and overwrite and not run.steps:
             shutil.rmtree(out / "training", ignore_errors=True)
-            shutil.rmtree(out / "finetuned", ignore_errors=True)
+            remove_recovery(out / FOLDER)
         if distributed.broadcast(run is not None and run.finished):
             for step in run.steps if run is not None else ():
                 observer.replayed(step)
@@ -214,7 +215,7 @@ def _finish(
 ) -> None:
     source = model_folder(inputs.experiment.model)
     forget_exports(run.path)
-    save(cast_like_checkpoint(source, model), run.path / "model")
+    save(cast_like_checkpoint(source, model), run.path / "model", overwrite=True)
     mask = kept_mask(sites_of(model, request.gates.kinds))
     result = PruneResult(model, dense, run.steps, len(run.steps) - 1, metric, mask, _rule(request.gates))
     folders = {"dense": source, "pruned": run.path / "model"}
