@@ -165,6 +165,30 @@ def test_a_pruned_result_shows_itself() -> None:
     assert f"{result.result.parameters:,}" in page
 
 
+def test_an_inspection_shows_itself() -> None:
+    model = classifier()
+    headprune.remove(model, [(1, 2)])
+    inspection = headprune.inspect(model)
+    sites = [*inspection.sites, *inspection.feed_forward]
+    frame = inspection.to_frame()
+    assert frame["site"].tolist() == [site.index for site in sites]
+    assert frame["left"].tolist() == [len(site.kept) for site in sites]
+    assert frame["original"].tolist() == [site.original for site in sites]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert repr(inspection) == (
+        f"<Inspection: bert, {parameters:,} parameters, 11 of 12 heads at 3 sites, 60 neurons at 3 sites>"
+    )
+    page = inspection._repr_html_()
+    assert f"bert: {parameters:,} parameters" in page
+    neurons = sum(
+        tensor.numel()
+        for layer in model.bert.encoder.layer
+        for tensor in (layer.intermediate.dense.weight, layer.intermediate.dense.bias, layer.output.dense.weight)
+    )
+    assert f"<td style='text-align:right'>{neurons / parameters:.1%}</td>" in page
+    assert inspection.proof in page
+
+
 def test_scores_show_themselves() -> None:
     model = classifier()
     headprune.remove(model, [(1, 2)])
