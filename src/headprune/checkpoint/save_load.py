@@ -38,7 +38,7 @@ from headprune.units.cutting.record import (
     with_numbers,
 )
 from headprune.units.dense_model import dense_class, dense_config_class
-from headprune.units.linear import is_quantized
+from headprune.units.linear import drop_gguf_quantizer, is_quantized
 
 FORMS: dict[Kind, str] = {"heads": "lists of head numbers", "neurons": 'ranges of neuron numbers such as "0-3,7"'}
 
@@ -66,6 +66,7 @@ def save(
         )
     if any(isinstance(module, InstalledGates) for module in model.modules()):
         raise CheckpointError("This model has learned gates; close them with gates.remove() before you save it.")
+    drop_gguf_quantizer(model)
     quantized = any(is_quantized(parameter) for parameter in model.parameters())
 
     def weights(folder: Path) -> None:

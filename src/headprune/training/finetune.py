@@ -26,7 +26,7 @@ from headprune.training.config import TrainConfig, train_config
 from headprune.training.dataset import as_examples
 from headprune.training.fit import FitResult, fit
 from headprune.training.schedule import Evaluation, LogCallback
-from headprune.units.linear import refuse_inference_weights, refuse_quantized
+from headprune.units.linear import drop_gguf_quantizer, refuse_inference_weights, refuse_quantized
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,6 +103,7 @@ def finetune(
     settings = train_config(options, config)
     refuse_quantized(model, "trained")
     refuse_inference_weights(model)
+    drop_gguf_quantizer(model)
     refuse_offloaded(model, "trained")
     resolved = task if isinstance(task, Task) else task_of(model, task)
     dense = load(teacher, dtype=model.dtype).to(model.device) if isinstance(teacher, (str, Path)) else teacher

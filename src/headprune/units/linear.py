@@ -54,3 +54,13 @@ def refuse_inference_weights(model: nn.Module) -> None:
             "The weights of this model were made under torch.inference_mode(), so no gradient passes them; load the "
             "model outside of it."
         )
+
+
+def drop_gguf_quantizer(model: Any) -> None:
+    """Remove the quantiser from a model whose weights transformers has dequantised when it read them from a GGUF file:
+    as long as the model names one, transformers neither saves nor trains it."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is None or quantizer.quantization_config.quant_method != "gguf":
+        return
+    if all(parameter.is_floating_point() for parameter in model.parameters()):
+        quantizer.remove_quantization_config(model)
