@@ -23,7 +23,7 @@ from helpers import outputs
 from run_helpers import COLOURS, ROWS, classifier, material, prune_command, steps_of, tokenizer
 from run_helpers import headprune as program
 from score_helpers import labelled
-from zoo import ZOO
+from zoo import BERT, ZOO
 
 
 def labelled_batches(model: Any) -> list[dict[str, torch.Tensor]]:
@@ -259,6 +259,21 @@ def test_a_bar_shows_heads_and_the_metric(bars: list[dict[str, Any]]) -> None:
     assert bar["n"] == bar["total"] == 6
     assert f"metric={result.result.metric:.4g}" in bar["text"]
     assert f"dense={result.trajectory[0].metric:.4g}" in bar["text"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "total", "unit"), [("rounds", 2, "rounds"), ("layerwise", BERT["num_hidden_layers"], "layers")]
+)
+def test_a_bar_counts_what_the_schedule_goes_through(
+    schedule: str, total: int, unit: str, bars: list[dict[str, Any]]
+) -> None:
+    model = classifier()
+    batches = labelled_batches(model)
+    result = headprune.prune(model, batches, schedule=schedule, keep_flops=0.8, rounds=2, progress=True)
+    (bar,) = bars
+    assert bar["n"] == bar["total"] == total
+    assert f" {unit}" in bar["text"]
+    assert f"metric={result.result.metric:.4g}" in bar["text"]
 
 
 def test_a_bar_of_scores_counts_samples(bars: list[dict[str, Any]]) -> None:

@@ -295,3 +295,8 @@ def stacks_of(model: PreTrainedModel, sites: Sequence[Site]) -> dict[str, list[s
     if not stacks:
         raise NotLayerwiseError("it has no layers in a row")
     return stacks
+
+
+def layers_of(model: PreTrainedModel, sites: Sequence[Site]) -> list[str]:
+    """The paths of the layers of all stacks."""
+    return [path for stack in stacks_of(model, sites).values() for path in stack]

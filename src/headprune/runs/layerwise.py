@@ -23,7 +23,7 @@ from headprune.checkpoint.layer_files import LayerFiles, scratch_folder
 from headprune.checkpoint.paths import model_folder
 from headprune.checkpoint.save_load import load_structure, save_weights_of
 from headprune.errors import DataError, RunError, ScheduleError
-from headprune.layerwise.walker import stacks_of
+from headprune.layerwise.walker import layers_of
 from headprune.measure.metrics import choose_metric
 from headprune.measure.trajectory import Step
 from headprune.repair.regression import Repair
@@ -61,7 +61,7 @@ def prune_on_disk(
     is written to model/."""
     structure = load_structure(experiment.model)
     precision = stored_dtype(str(model_folder(experiment.model)))
-    layers = [path for stack in stacks_of(model, sites_of(model, experiment.units)).values() for path in stack]
+    layers = layers_of(model, sites_of(model, experiment.units))
     storage = LayerFolder(run, model, layers, stored=precision, device=device)
     started = time.perf_counter()
     with scratch_folder(storage.parts / "activations") as scratch:

@@ -96,14 +96,13 @@ class Journal(Observer):
 
 
 class ProgressBar(Observer):
-    """A progress bar of removed units, with the metric; to be used as a context manager."""
+    """A progress bar of removed units, rounds or layers, with the metric; to be used as a context manager."""
 
     def __init__(self, config: PruneConfig, show: bool | None = None) -> None:
         self.config = config
-        self.by_unit = config.schedule not in ("rounds", "layerwise")
-        unit = config.units[0] if self.by_unit else "rounds"
+        self.unit = {"rounds": "rounds", "layerwise": "layers"}.get(config.schedule, config.units[0])
         self.title = f"Pruning by {config.criterion}"
-        self.bar = progress_bar(self.title, None, unit=unit, show=show)
+        self.bar = progress_bar(self.title, None, unit=self.unit, show=show)
         self.dense: Step | None = None
 
     def step(self, step: Step, seconds: Mapping[str, float]) -> None:
@@ -112,8 +111,9 @@ class ProgressBar(Observer):
     def replayed(self, step: Step) -> None:
         if self.dense is None:
             self.dense = step
-            self.bar.total = self._total(step)
-        self.bar.n = self.dense.left - step.left if self.by_unit else step.step
+            self.bar.reset(total=self._total(step))
+        if self.unit != "layers":
+            self.bar.n = step.step if self.unit == "rounds" else self.dense.left - step.left
         agreement = {} if step.agreement is None else {"agreement": f"{step.agreement:.3f}"}
         metrics = {"metric": f"{step.metric:.4g}", "dense": f"{self.dense.metric:.4g}"}
         self.bar.set_postfix(**metrics, **agreement, refresh=False)
@@ -122,10 +122,17 @@ class ProgressBar(Observer):
     def phase(self, phase: Phase) -> None:
         describe_phase(self.bar, self.title, str(phase))
 
-    def _total(self, dense: Step) -> int:
-        """How much is removed until the run ends; a rule about the metric may end it earlier."""
-        if not self.by_unit:
-            return self.config.rounds
+    def layer(self, done: int, layers: int, pruned: PrunedLayer) -> None:
+        if self.bar.total is None:
+            self.bar.reset(total=layers)
+        self.bar.n = done
+        self.bar.refresh()
+
+    def _total(self, dense: Step) -> int | None:
+        """How much is removed until the run ends; a rule about the metric may end it earlier. The number of layers is
+        known when the first is pruned."""
+        if self.unit in ("rounds", "layers"):
+            return self.config.rounds if self.unit == "rounds" else None
         to_the_end = self.config.explore or self.config.knee
         return dense.left - (0 if to_the_end else self.config.stop.units_left(dense.left))
 

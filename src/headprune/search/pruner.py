@@ -157,7 +157,8 @@ class Pruner:
         )
         sites = _prunable_sites(model, config.units)
         self.config = config
-        self.state = RunState(model, config, task, calibration, Scorer(model, calibration, config, task), sites)
+        scorer = Scorer(model, calibration, config, task)
+        self.state = RunState(model, config, task, calibration, scorer, sites, observers=self.observers)
         schedules: dict[str, Callable[[RunState], Schedule]] = {"rounds": Rounds, "layerwise": Layerwise}
         with reporting_to(self._report_phase):  # a budget of time measures a table
             self.schedule: Schedule = schedules.get(config.schedule, Greedy)(self.state)

@@ -14,6 +14,7 @@ from headprune.config.groups import Measure
 from headprune.measure.trajectory import Step
 from headprune.repair.regression import Repair
 from headprune.search.config import PruneConfig
+from headprune.search.observers import Observer
 from headprune.search.scorer import Scorer
 from headprune.search.stopwatch import Stopwatch
 from headprune.tasks import Task
@@ -45,6 +46,7 @@ class RunState:
     scorer: Scorer
     sites: Sequence[Site]
     steps: list[Step] = field(default_factory=list)  # the dense model first
+    observers: Sequence[Observer] = ()
 
     def refresh(self) -> None:
         """After a removal: resolve the sites again, and drop the scores."""
