@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import json
 import math
@@ -163,6 +164,20 @@ def test_a_pruned_result_shows_itself() -> None:
     page = result._repr_html_()
     assert f"<td style='text-align:right'>{result.result.metric:.4g}</td>" in page
     assert f"{result.result.parameters:,}" in page
+
+
+def test_a_result_shows_the_time_that_was_measured() -> None:
+    model = classifier()
+    result = headprune.prune(model, labelled_batches(model), keep_flops=0.8, rounds=2, progress=False)
+    assert "latency" not in result.to_frame()
+    assert "time of a forward pass" not in result._repr_html_()
+    dense, *steps = result.trajectory
+    timed = [dense, *(dataclasses.replace(step, latency=share) for step, share in zip(steps, (0.75, 0.5), strict=True))]
+    result = dataclasses.replace(result, trajectory=timed)
+    assert result.to_frame()["latency"].tolist() == [1.0, 0.75, 0.5]
+    assert "time of a forward pass</td><td style='text-align:right'>1</td><td style='text-align:right'>0.5</td>" in (
+        result._repr_html_()
+    )
 
 
 def test_an_inspection_shows_itself() -> None:

@@ -86,6 +86,7 @@ class PruneResult:
             *([interval] if first.interval is not None else []),
             *([("agreement", "1", f"{last.agreement:.4g}")] if last.agreement is not None else []),
             ("parameters", f"{first.parameters:,}", f"{last.parameters:,}"),
+            *([("time of a forward pass", "1", f"{last.latency:.3g}")] if last.latency is not None else []),
         ]
         where = f"step {self.stopped_at} of {len(self.trajectory) - 1}, {self.rule or 'the end of the curve'}"
         return html_table(f"Pruned: {where}", ("", "dense", "pruned"), rows)
