@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import transformers
 
 import headprune
-from benchmarks.small_models import outputs
+from benchmarks.small_models import agree, outputs
 from headprune.discovery.twin import Run
 from headprune.errors import HeadpruneError
 from headprune.hooks.attention_probabilities import probabilities, refuse_changed_outputs
@@ -30,6 +31,7 @@ from headprune.hooks.outputs import evaluating
 
 # Nats: eager functions compute the softmax in float32 (rounding 1e-7), and a masked key changes an entropy by far more.
 TOLERANCE = 1e-4
+ASK = {"output_attentions": True, "need_weights": True, "average_attn_weights": False}  # of nn.MultiheadAttention too
 Maps = dict[str, list[torch.Tensor]]  # of a site, application after application
 
 
@@ -46,11 +48,14 @@ def eager_copy(model: Any) -> Any:
 
 
 def asking(forward: Any) -> Any:
-    def ask(*args: Any, **kwargs: Any) -> Any:
-        positional = "output_attentions" in inspect.signature(forward).bind_partial(*args).arguments
-        return forward(*args, **kwargs, **({} if positional else {"output_attentions": True}))
+    """A forward that returns the attention of every head; some models do not ask each module for it."""
+    names = list(inspect.signature(forward).parameters)
 
-    return lambda *args, **kwargs: ask(*args, **{k: v for k, v in kwargs.items() if k != "output_attentions"})
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        named = dict(zip(names, args, strict=False)) | kwargs
+        return forward(**named | {name: value for name, value in ASK.items() if name in names})
+
+    return ask
 
 
 def returned_maps(model: Any, paths: Sequence[str], runs: Sequence[Run]) -> Maps:
@@ -72,8 +77,7 @@ def returned_maps(model: Any, paths: Sequence[str], runs: Sequence[Run]) -> Maps
     for path in paths:
         module = model.get_submodule(path)
         module.register_forward_hook(keep(path))
-        if "output_attentions" in inspect.signature(module.forward).parameters:
-            module.forward = asking(module.forward)  # some models do not pass it on to every module
+        module.forward = asking(module.forward)
     for module in model.modules():
         if hasattr(module, "config"):
             module.config.output_attentions = True
@@ -132,6 +136,27 @@ def entropy_row(model: Any, runs: Sequence[Run]) -> dict[str, str]:
     except Exception as error:
         return {"entropy": "not compared", "entropy_reason": f"{type(error).__name__}: {error}"[:300]}
     built, with_eager = (compare(expected, variant, sites, runs) for variant in (model, eager))
-    if built["entropy"] == "refused" and with_eager["entropy"] == "exact":
-        return {**built, "entropy": "exact with eager"}
+    if with_eager["entropy"] == "exact":
+        if built["entropy"] == "refused":
+            return {**built, "entropy": "exact with eager"}
+        if built["entropy"] == "WRONG" and not agree(outputs(eager, runs), outputs(model, runs)):
+            reason = "exact with eager attention, but as it is built the model has other outputs"
+            return {"entropy": "not compared", "entropy_reason": reason}
     return built if built["entropy"] != "exact" else with_eager
+
+
+def entropy_result(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Versions, counts, and the types of each result; with reasons where it is neither exact nor not applicable."""
+    by_result: dict[str, Any] = {}
+    for row in rows:
+        result = row.get("entropy", "not built")
+        if result in ("exact", "not applicable"):
+            by_result.setdefault(result, []).append(row["type"])
+        else:
+            by_result.setdefault(result, {})[row["type"]] = row.get("entropy_reason") or row["reason"]
+    return {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__.split("+")[0],
+        "counts": {result: len(types) for result, types in by_result.items()},
+        "types": by_result,
+    }

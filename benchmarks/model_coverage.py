@@ -1,7 +1,7 @@
 """Which transformers can be pruned: every model type that the installed transformers knows, one row each.
 
     python -m benchmarks.model_coverage [--types A,B] [--out docs/coverage.md] [--rows FILE.jsonl] [--workers 2]
-                                  [--seconds 120]
+                                  [--seconds 120] [--only entropy [--result FILE.json]]
 
 A small model of each type is built from its config class, sizes reduced by rule, with random weights. Half of its units
 are removed, then a whole site, and each time all outputs are compared with those of the dense model whose output
@@ -13,6 +13,9 @@ neurons of its feed-forward layers: half of them, then a whole layer of every ki
     no attention     there is none
     not built        the small model could not be built or run here, with the reason
     WRONG            outputs differ, or the model fails after a removal
+
+The column "entropy" compares attention entropies with `output_attentions` (benchmarks/entropy_coverage.py);
+`--only entropy` fills no other.
 
 Model types are tried in processes of their own, so that one that crashes or hangs costs no more than its row. With
 `--rows` every row is written as it comes, and those that the file has already are not measured again.
@@ -40,8 +43,8 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import headprune
-from benchmarks.entropy_coverage import entropy_row
-from benchmarks.small_models import build, outputs
+from benchmarks.entropy_coverage import entropy_result, entropy_row
+from benchmarks.small_models import agree, build, outputs
 from headprune.discovery.twin import Run
 from headprune.errors import HeadpruneError
 from headprune.surgery.remove_units import remove_units
@@ -68,22 +71,6 @@ def silenced(
             else:
                 weight[:, columns] = 0
         return outputs(model, runs)
-
-
-def agree(expected: list[torch.Tensor], actual: list[torch.Tensor]) -> bool:
-    """Equal but for rounding, relative to the largest number; some code takes steps in float32 whatever else."""
-    if [tensor.shape for tensor in expected] != [tensor.shape for tensor in actual]:
-        return False
-    for one, other in zip(expected, actual, strict=True):
-        finite = torch.isfinite(one)
-        if not torch.equal(finite, torch.isfinite(other)):
-            return False
-        if finite.any():
-            scale = max(1.0, float(one[finite].abs().max()))
-            allowed = scale * (1e-5 if one.dtype == torch.float64 else 1e-4)
-            if not float((one[finite] - other[finite]).abs().max()) <= allowed:
-                return False
-    return True
 
 
 def check(model_type: str, only: str | None = None) -> dict[str, Any]:
@@ -283,6 +270,7 @@ def measure(types: Sequence[str], workers: int, seconds: float, only: str | None
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
     counts = Counter(row["status"] for row in rows)
+    entropies = Counter(row["entropy"] for row in rows if "entropy" in row)
     lines = [
         "# Coverage",
         "",
@@ -291,7 +279,9 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         f"with transformers {transformers.__version__} and torch {torch.__version__.split('+')[0]}: a small random",
         "model of each type, half of its units removed, then a whole site, compared with zeros in the columns of its",
         "output projections, then saved and loaded. The column of neurons counts the feed-forward layers for which the",
-        "same holds: half of their neurons removed, then a whole layer of every kind.",
+        "same holds: half of their neurons removed, then a whole layer of every kind. The column of entropy compares",
+        "the attention entropies that headprune reads with those of `output_attentions`: `exact`, `refused` with a",
+        "reason, or not compared, where the model does not return its attention.",
         "",
         "| result | model types |",
         "|---|---|",
@@ -299,14 +289,18 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         "",
         f"Feed-forward layers can be pruned in {sum(bool(row.get('neurons')) for row in rows)} model types.",
         "",
-        "| model type | class | result | sites | neurons | left whole, or why not |",
-        "|---|---|---|---|---|---|",
+        "| entropy | model types |",
+        "|---|---|",
+        *(f"| {result} | {count} |" for result, count in entropies.most_common()),
+        "",
+        "| model type | class | result | sites | neurons | entropy | left whole, or why not |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         left = Counter(reason for _, reason in row.get("left", []))
         why = row.get("reason") or "; ".join(f"{count} x {reason}" for reason, count in left.items())
-        why = "; ".join(part for part in (why, row.get("note", "")) if part)
-        counts_of = (row.get("sites", ""), row.get("neurons", ""))
+        why = "; ".join(part for part in (why, row.get("note", ""), row.get("entropy_reason", "")) if part)
+        counts_of = (row.get("sites", ""), row.get("neurons", ""), row.get("entropy", ""))
         cells = (row["type"], row.get("class", ""), row["status"], *counts_of, why.replace("|", "/"))
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
@@ -319,6 +313,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="write every row as it comes; those that are there are not measured")
     parser.add_argument("--seconds", type=float, default=120, help="how long a model type may take")
     parser.add_argument("--only", choices=["entropy"], help="fill this column alone")
+    parser.add_argument("--result", type=Path, help="write counts and rows of the column as JSON; with --only")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     types = options.types.split(",") if options.types else sorted(CONFIG_MAPPING)
@@ -330,6 +325,8 @@ def main() -> None:
             with options.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
     print(dict(Counter(row["status"] for row in rows.values())))
+    if options.result:
+        options.result.write_text(json.dumps(entropy_result([rows[name] for name in sorted(rows)]), indent=1) + "\n")
     if options.out:
         options.out.write_text(page([rows[name] for name in sorted(rows)]))
 

@@ -89,3 +89,19 @@ def outputs(model: Any, runs: Sequence[Run]) -> list[torch.Tensor]:
         with torch.no_grad():
             take(model.get_submodule(run.path)(**copy.deepcopy(run.inputs)))
     return tensors
+
+
+def agree(expected: list[torch.Tensor], actual: list[torch.Tensor]) -> bool:
+    """Equal but for rounding, relative to the largest number; some code takes steps in float32 whatever else."""
+    if [tensor.shape for tensor in expected] != [tensor.shape for tensor in actual]:
+        return False
+    for one, other in zip(expected, actual, strict=True):
+        finite = torch.isfinite(one)
+        if not torch.equal(finite, torch.isfinite(other)):
+            return False
+        if finite.any():
+            scale = max(1.0, float(one[finite].abs().max()))
+            allowed = scale * (1e-5 if one.dtype == torch.float64 else 1e-4)
+            if not float((one[finite] - other[finite]).abs().max()) <= allowed:
+                return False
+    return True
