@@ -15,7 +15,7 @@ import llamas
 from export_helpers import batches, program, uneven
 from headprune.errors import ExportError, MissingPackageError
 from headprune.exports import export_model
-from headprune.exports.check import prompt_of
+from headprune.exports.check_outputs import prompt_of
 from headprune.exports.export_model import RECORD, dummy_batches, export, runtime_of, source_of
 from headprune.exports.onnx import write
 from headprune.exports.onnx.run import open_folder

@@ -20,8 +20,8 @@ from headprune.checkpoint.fingerprint import fingerprint
 from headprune.cli import progress
 from headprune.data import load_examples
 from headprune.reports.recovery import losses
+from headprune.runs.cycle_targets import split_target
 from headprune.runs.experiment import experiment_of
-from headprune.runs.split_target import split_target
 from headprune.search.config import Experiment
 from helpers import contents
 from kill_commands import die, dying

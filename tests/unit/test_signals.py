@@ -9,8 +9,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import headprune
+from headprune.signals.block_norms_math import gram_is_cheaper, gram_matrix, squared_block_norms
 from headprune.signals.entropy import row_entropies
-from headprune.signals.gradient_norms import gram_is_cheaper, gram_matrix, squared_block_norms
 from oracles import SOFTMAX, softmax_replaced
 from score_helpers import labelled, model_of
 from zoo import VOCAB, ZOO, text_batch

@@ -102,7 +102,7 @@ def export(
 
 def lines(record: Mapping[str, Any]) -> list[str]:
     """The measurements, in sentences."""
-    from headprune.exports.check import GENERATIVE_TASKS
+    from headprune.exports.check_outputs import GENERATIVE_TASKS
     from headprune.exports.runtime import TOKENS
     from headprune.reports.format import measured_text
 

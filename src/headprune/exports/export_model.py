@@ -18,7 +18,7 @@ from headprune.checkpoint.atomic_files import replace_directory
 from headprune.checkpoint.processors import copy_files, source_folder
 from headprune.errors import ExportError, UnsupportedModelError
 from headprune.exports import gguf, onnx, openvino, torch_program  # noqa: F401  # registers these runtimes
-from headprune.exports.check import check
+from headprune.exports.check_outputs import check
 from headprune.exports.latency import time_runners
 from headprune.exports.runtime import RUNTIMES, Runner, Runtime, Source
 from headprune.extras import need

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headprune.exports.check import GENERATIVE_TASKS, prompt_of
+from headprune.exports.check_outputs import GENERATIVE_TASKS, prompt_of
 from headprune.exports.runtime import TOKENS, Runner, Runtime, Source
 from headprune.measure.timing import TimedCall, time_in_turns
 from headprune.tasks import batch_size, rows_of

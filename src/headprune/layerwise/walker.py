@@ -29,7 +29,7 @@ from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.stop_forward import StopForwardError
 from headprune.layerwise.activation_store import ActivationStore
-from headprune.layerwise.site_tokens import SiteRecorder, SiteTokens
+from headprune.layerwise.site_inputs import SiteRecorder, SiteTokens
 from headprune.progress import tracked
 from headprune.tasks import Task, batch_size
 from headprune.units import Site

@@ -21,7 +21,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.hooks.residual_stream import streams
 from headprune.hooks.site_activations import frozen
 from headprune.layerwise.activation_store import ActivationStore
-from headprune.layerwise.check import is_walkable
+from headprune.layerwise.check_walkable import is_walkable
 from headprune.layerwise.site_passes import SitePasses
 from headprune.repair.front_to_back import Target, repair_front_to_back
 from headprune.repair.regression import Repair, RepairKind

@@ -19,9 +19,9 @@ from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.site_activations import site_callbacks
 from headprune.layerwise.activation_store import ActivationStore
-from headprune.layerwise.check import is_walkable
+from headprune.layerwise.check_walkable import is_walkable
+from headprune.layerwise.site_inputs import SiteInputs
 from headprune.layerwise.site_passes import SitePasses
-from headprune.layerwise.site_tokens import SiteInputs
 from headprune.progress import tracked
 from headprune.repair.apply import apply_repair, count_uses, output_map, plan_repair
 from headprune.repair.regression import DENSE_RIDGES, SITE_RIDGES, Repair, RepairKind, Sums, fit, sums_of_all

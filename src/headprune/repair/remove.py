@@ -17,7 +17,7 @@ from headprune.measure.dummy_inputs import dummy_batch
 from headprune.repair.apply import apply_repairs, check_repair, plan_repairs
 from headprune.repair.regression import BUDGETS_ONLY, Repair, RepairKind
 from headprune.signals.moments import Moments
-from headprune.surgery.check import check_removable
+from headprune.surgery.check_removable import check_removable
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task, task_of
 from headprune.tasks.checks import checked_batches

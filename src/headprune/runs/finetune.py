@@ -23,6 +23,7 @@ from headprune.reports.recovery import origin
 from headprune.run_folder import RecoveryFolder
 from headprune.run_folder.exports import forget_exports
 from headprune.run_folder.recovery import FOLDER
+from headprune.runs.cycle_targets import split_target
 from headprune.runs.experiment import cast_like_checkpoint, publish_run, run_experiment
 from headprune.runs.recovery_job import (
     RecoveryInputs,
@@ -32,7 +33,6 @@ from headprune.runs.recovery_job import (
     metric_json,
     refuse_changes,
 )
-from headprune.runs.split_target import split_target
 from headprune.search.observers import Observer, reporting_phases
 from headprune.training.fit import FitResult, fit, need_training
 from headprune.training.schedule import Evaluation, LogCallback

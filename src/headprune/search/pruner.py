@@ -39,7 +39,7 @@ from headprune.search.schedules.schedule import Removal, RunState, Schedule
 from headprune.search.scorer import Scorer
 from headprune.search.step import describe
 from headprune.search.stop import THE_END, Decision
-from headprune.surgery.check import check_removable
+from headprune.surgery.check_removable import check_removable
 from headprune.tasks import rows_of, task_of
 from headprune.tasks.checks import checked_batches, warn_of_precision
 from headprune.units import Kind, Member, Site, kept_mask, sites_of, survey

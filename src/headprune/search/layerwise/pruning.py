@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from headprune.errors import ScheduleError, UnsupportedModelError
 from headprune.hooks.layer_calls import NotLayerwiseError
 from headprune.hooks.logit_blocks import forward
-from headprune.layerwise.check import require_walkable
+from headprune.layerwise.check_walkable import require_walkable
 from headprune.layerwise.walker import InMemory, LayerWeights, Walker, Which
 from headprune.measure.evaluator import add_output
 from headprune.measure.predictions import Predictions
