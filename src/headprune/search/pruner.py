@@ -129,11 +129,11 @@ class Pruner:
         known: Sequence[Step] = (),
         at_point: AtPoint | None = None,
     ) -> None:
-        with exclusive(model):
-            self._prepare(model, batches, config or PruneConfig(), evaluation)
         self.observers, self.known, self.at_point = list(observers), list(known), at_point
         self.metric: Metric | None = None
         self._verified_empty = self._stopped = False
+        with exclusive(model):
+            self._prepare(model, batches, config or PruneConfig(), evaluation)
 
     def _prepare(
         self,
