@@ -33,6 +33,7 @@ Callback = Callable[[AnyAttention, Rows], None]
 # Arguments with which a module returns the probabilities of every head.
 RETURN_PROBABILITIES = {"output_attentions": True, "need_weights": True, "average_attn_weights": False}
 EAGER = "load the model with attn_implementation='eager', or "
+ONE_SAMPLE = "give batches of one sample, or "
 
 
 class Interface(Protocol):
@@ -70,11 +71,11 @@ class _Probe:
             self.callback(self.site, rows)
         self.maps += rows.first + shape[-2] == rows.queries
 
-    def refuse(self, reason: str, *, needs_eager: bool = False) -> NoReturn:
+    def refuse(self, reason: str, advice: str = "") -> NoReturn:
         raise UnsupportedModelError(
             f"The attention probabilities of {self.site.path} ({type(self.module).__name__}, attention implementation "
-            f"{self.implementation!r}) cannot be read: {reason}; {EAGER if needs_eager else ''}use a criterion that "
-            "needs none, such as gnorm."
+            f"{self.implementation!r}) cannot be read: {reason}; {advice}use a criterion that needs none, such as "
+            "gnorm."
         )
 
 
@@ -114,13 +115,12 @@ def probabilities(
         stack.enter_context(_wrapped_interface(through_interface))
         yield
     for probe in probes:
-        if probe.maps != probe.applications:
+        if probe.maps > probe.applications:
             probe.refuse(
-                f"there are {probe.maps} attention maps for {probe.applications} calls of its output projection"
-                if probe.maps
-                else "it does not return them",
-                needs_eager=probe.maps < probe.applications and implementation != "eager",
+                f"it computes {probe.maps} maps in {probe.applications} calls, as of several images", ONE_SAMPLE
             )
+        if probe.maps < probe.applications:
+            probe.refuse("it does not return them", "" if implementation == "eager" else EAGER)
 
 
 def refuse_changed_outputs(
@@ -201,7 +201,7 @@ def _attend(
     if probe is None:
         return compute(module, query, key, value, attention_mask, **kwargs)
     if attention_mask is not None and not (isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4):
-        probe.refuse("its masks have another form than those of eager attention", needs_eager=True)
+        probe.refuse("its masks have another form than those of eager attention", EAGER)
     call = Attention(
         eager, module, query.detach(), key.detach(), value.detach(), attention_mask, kwargs, compute is eager
     )
@@ -238,7 +238,7 @@ def _check_output(probe: _Probe, call: Attention, computed: torch.Tensor, eager:
     if difference > allowed:
         probe.refuse(
             f"with those of its eager attention its output differs by up to {difference:.3g} (allowed: {allowed:.3g})",
-            needs_eager=True,
+            EAGER,
         )
 
 
