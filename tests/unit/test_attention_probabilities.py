@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.qwen2_vl import modeling_qwen2_vl
 
 import headprune
 from headprune.errors import UnsupportedModelError
@@ -270,3 +271,51 @@ def test_windows_of_an_image_count_for_its_sample(size: int) -> None:
     result = headprune.score(model, batches, criterion="entropy(variant=A)")
     assert [len(weights) for weights in attentions] == [4 * 16, 4 * 4]
     assert torch.allclose(-result.scores.double(), expected, rtol=1e-4, atol=0)
+
+
+def qwen2_vl() -> Any:
+    config = transformers.Qwen2VLConfig(
+        text_config={**DECODER, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 1]}},
+        vision_config={
+            "embed_dim": 32, "hidden_size": 24, "depth": 2, "num_heads": 4, "patch_size": 2, "mlp_ratio": 1
+        },
+        image_token_id=2,
+        video_token_id=3,
+        vision_start_token_id=4,
+    )  # fmt: skip
+    return built(transformers.Qwen2VLForConditionalGeneration, config, "sdpa")
+
+
+def images(count: int, *, per_sample: int) -> dict[str, torch.Tensor]:
+    """Texts with images of 4 x 4 patches, of which 2 x 2 are a token; the patches of all are in one row."""
+    text = torch.randint(5, VOCAB, (count // per_sample, 3), generator=torch.Generator().manual_seed(0))
+    ids = torch.cat([text, torch.tensor([4, 2, 2, 2, 2] * per_sample).expand(len(text), -1)], dim=1)
+    patches = torch.randn(count * 16, 3 * 2 * 2 * 2, generator=torch.Generator().manual_seed(0))
+    grids = torch.tensor([[1, 4, 4]] * count)
+    types = (ids == 2).long()
+    return {"input_ids": ids, "pixel_values": patches, "image_grid_thw": grids, "mm_token_type_ids": types}
+
+
+def test_images_in_one_row_are_read_one_at_a_time_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = qwen2_vl(), images(1, per_sample=1)
+    sites = headprune.resolve(model)
+    scores = headprune.score(model, [batch], criterion="entropy(variant=A)").scores
+    maps, eager = [], modeling_qwen2_vl.eager_attention_forward
+
+    def kept(*args: Any, **options: Any) -> Any:
+        result = eager(*args, **options)
+        maps.append(result[1].double())
+        return result
+
+    monkeypatch.setattr(modeling_qwen2_vl, "eager_attention_forward", kept)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        model(**batch)
+    in_order = sorted(sites, key=lambda site: site.stack != "vision")  # the images first
+    assert [weights.shape[-1] for weights in maps] == [16, 16, 8, 8]
+    for site, weights in zip(in_order, maps, strict=True):
+        expected = torch.special.entr(weights).sum(-1).mean((0, 2))
+        assert torch.allclose(-scores[site.index].double(), expected, rtol=1e-4, atol=1e-5)
+    for refusal, several in (("one sample", images(2, per_sample=1)), ("one image", images(2, per_sample=2))):
+        with pytest.raises(UnsupportedModelError, match=f"visual.blocks.0.attn.*give batches of {refusal}"):
+            headprune.score(model, [several], criterion="hies")

@@ -33,7 +33,7 @@ Callback = Callable[[AnyAttention, Rows], None]
 # Arguments with which a module returns the probabilities of every head.
 RETURN_PROBABILITIES = {"output_attentions": True, "need_weights": True, "average_attn_weights": False}
 EAGER = "load the model with attn_implementation='eager', or "
-ONE_SAMPLE = "give batches of one sample, or "
+ONE_IMAGE = "give batches of one image, or "
 
 
 class Interface(Protocol):
@@ -117,7 +117,7 @@ def probabilities(
     for probe in probes:
         if probe.maps > probe.applications:
             probe.refuse(
-                f"it computes {probe.maps} maps in {probe.applications} calls, as of several images", ONE_SAMPLE
+                f"it computes {probe.maps} maps in {probe.applications} calls, as of several images", ONE_IMAGE
             )
         if probe.maps < probe.applications:
             probe.refuse("it does not return them", "" if implementation == "eager" else EAGER)
