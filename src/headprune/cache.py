@@ -43,11 +43,14 @@ def remembered(
     """The result of `make` for this class and these settings, from the cache where possible; None is not cached."""
     file = _file(kind, settings)
     if (kind, file) not in _memory:
-        stored = _read(file)
-        value = make() if stored is None else from_json(stored)
+        value = None
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # a file of another form is ignored
+            stored = _read(file)
+            value = None if stored is None else from_json(stored)
         if value is None:
-            return None
-        if stored is None:
+            value = make()
+            if value is None:
+                return None
             _write(file, to_json(value))
         _memory[kind, file] = value
     return _memory[kind, file]

@@ -119,7 +119,7 @@ def test_what_a_recovery_writes(run: Path) -> None:
     assert (run / "finetuned" / "model" / "tokenizer.json").is_file()
     card = (run / "finetuned" / "model" / "README.md").read_text()
     assert "## Recovery" in card
-    assert "from labels and the dense model: 1 epochs" in card
+    assert "from labels and the dense model: 1 epoch," in card
     assert losses(record).to_dict()["mark"]["type"] == "line"  # checked against the schema
     page = (run / "report.html").read_text()
     assert '<h2 id="recovered">Recovery</h2>' in page

@@ -336,7 +336,7 @@ def test_a_recovered_model_has_its_own_value(tmp_path: Path) -> None:
     record = json.loads((folder / "run.json").read_text())
     read = ModelCard(model_card({**record, "task": "sequence-classification"}, recovery=recovery))
     assert [one.metric_value for one in read.data.eval_results] == [0.875]
-    assert "## Recovery\n\nTrained all weights on 100 samples from the dense model: 1 epochs" in read.content
+    assert "## Recovery\n\nTrained all weights on 100 samples from the dense model: 1 epoch," in read.content
     assert "\n\n| | dense | recovered |\n|---|---|---|\n| accuracy | 90.00% | 87.50% |\n\n## Use\n" in read.content
     assert "## Recovery" not in run_card(folder)
     assert "## Recovery" in run_card(folder, "finetuned/model", recovery=recovery)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import transformers
 
 from headprune.errors import CheckpointError
+from headprune.forms import check_form
 
 NAME = "headprune.json"
 FORMAT = 1
@@ -47,14 +48,15 @@ class _Record(NamedTuple):
 def _read(folder: Path) -> _Record:
     """The headprune.json of a folder; ValueError where it is damaged."""
     try:
-        record = json.loads((folder / NAME).read_text())
-        files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in record["files"].items()}
-        if not all(_is_plain_name(name) for name in files):
-            raise ValueError("a name leads out of the folder")
-        # Earlier versions did not list what they wrote.
-        return _Record(int(record["format"]), files, [str(name) for name in record.get("written", [NAME, *files])])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(str(error)) from None
+        record = json.loads((folder / NAME).read_bytes())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    check_form(record, {"format": int, "files": {str: {"bytes": int, "sha256": str}}, "written?": [str]})
+    files = {name: (entry["bytes"], entry["sha256"]) for name, entry in record["files"].items()}
+    if not all(is_plain_name(name) for name in files):
+        raise ValueError("a name leads out of the folder")
+    # Earlier versions did not list what they wrote.
+    return _Record(record["format"], files, record.get("written", [NAME, *files]))
 
 
 def unchanged_files(folder: Path) -> tuple[set[str], set[str]]:
@@ -98,7 +100,7 @@ def verify(folder: Path) -> None:
             )
 
 
-def _is_plain_name(name: str) -> bool:
+def is_plain_name(name: str) -> bool:
     """Whether this names a file of the folder itself, on every system: a manipulated record must not reach other
     files."""
     return name not in ("", ".", "..") and not any(mark in name for mark in ("/", "\\", ":", "\0"))

@@ -21,7 +21,7 @@ def is_record(file: Path) -> bool:
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         return isinstance(record["settings"], dict) and "headprune" in dict(record["versions"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

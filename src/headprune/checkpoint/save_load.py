@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,7 +11,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModel, PreTrainedModel
 
@@ -24,6 +24,7 @@ from headprune.checkpoint.plain_config import PER_LAYER, dense_numbers, plain_nu
 from headprune.checkpoint.processors import outdated, save_processor
 from headprune.checkpoint.quantized import expect_quantized, fill_quantized, has_quantized, save_quantized
 from headprune.errors import CheckpointError, HeadpruneError
+from headprune.forms import check_form
 from headprune.hooks.gates import InstalledGates
 from headprune.hooks.offload import is_offloaded, state_of
 from headprune.models import OWN
@@ -213,6 +214,10 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
     except (RuntimeError, ValueError, SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The weights in {folder} do not fit its config.json: {reason[:400]}") from None
+    except Exception as error:  # whatever a model class raises on settings that do not fit each other
+        raise CheckpointError(
+            f"{folder} cannot be loaded ({_reason(error)}); check its config.json, and the options of load."
+        ) from error
     if has_quantized(folder):
         fill_quantized(model, folder)
     for what in ("mismatched_keys", "missing_keys", "unexpected_keys"):
@@ -268,6 +273,14 @@ def load_structure(path: str | Path) -> PreTrainedModel:
         raise
     except HeadpruneError as error:
         raise _record_error(removed, path, error) from None
+    except Exception as error:  # whatever a model class raises on settings that do not fit each other
+        raise CheckpointError(
+            f"The config of {path} does not describe a {dense.__name__} ({_reason(error)})."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 Removed = dict[Kind, dict[int, list[int]]]  # by kind, and by the number of a site among those of its kind
@@ -283,7 +296,9 @@ def _read_config(path: str | Path) -> tuple[Any, Removed, dict[str, Any]]:
     try:
         config = read_config(path)
         put_numbers(config, dense_numbers_of(config))
-    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever a config class raises on values that it does not expect
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The config of {path} cannot be read: {reason[:300]}") from None
     removed: Removed = {kind: ids for kind in NAMES if (ids := _removed(config, kind, path))}
@@ -341,6 +356,15 @@ def _refuse_unreadable(folder: Path) -> None:
                 "convert it to safetensors first."
             )
         raise CheckpointError(f"{folder} has no *.safetensors file; copy the checkpoint again.")
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.is_file():
+            content = json.loads(index.read_bytes())
+            check_form(content, {"weight_map": {str: str}, "metadata?": dict})
+            if not all(fingerprint.is_plain_name(name) for name in content["weight_map"].values()):
+                raise ValueError("a name leads out of the folder")
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{index} is damaged; copy the checkpoint again.") from None
 
 
 def _removed(config: Any, kind: Kind, folder: str | Path) -> dict[int, list[int]]:
@@ -361,7 +385,8 @@ def _removed(config: Any, kind: Kind, folder: str | Path) -> dict[int, list[int]
 
 
 def _model_class(config: Any, folder: str | Path) -> type[PreTrainedModel]:
-    for name in config.architectures or ():
+    names = config.architectures if isinstance(config.architectures, (list, tuple)) else ()
+    for name in filter(lambda name: isinstance(name, str), names):
         model_class = OWN.get(name) or getattr(transformers, name, None)
         if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel):
             return model_class

@@ -3,7 +3,6 @@ same samples."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,8 @@ from headprune.measure.metrics import METRICS, MetricFunction
 from headprune.measure.predictions import Predictions
 from headprune.progress import phase_bar
 from headprune.run_folder import finished_record
+from headprune.run_folder.folder import read_record
+from headprune.run_folder.record_forms import TRAINED
 from headprune.run_folder.recovery import FOLDER, RECORD
 from headprune.runs.experiment import calibration_count, experiment_of, split_data
 from headprune.runs.loading import dtype_named, find_device, load_dense, read_examples
@@ -335,10 +336,9 @@ def _recovery(evaluated_model: _EvaluatedModel) -> dict[str, Any] | None:
     folder = evaluated_model.run.absolute() / FOLDER
     if evaluated_model.folder is None or folder not in Path(evaluated_model.folder).absolute().parents:
         return None
-    try:
-        settings: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))["settings"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise RunError(f"{folder / RECORD} is damaged; recover the model again with --overwrite.") from None
+    if not (folder / RECORD).is_file():
+        raise RunError(f"{folder / RECORD} is missing; recover the model again with --overwrite.")
+    settings: dict[str, Any] = read_record(folder / RECORD, {"settings": TRAINED})["settings"]
     return settings
 
 

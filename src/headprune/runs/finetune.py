@@ -3,6 +3,7 @@ training."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -15,13 +16,15 @@ from transformers import PreTrainedModel
 from headprune import distributed
 from headprune.checkpoint.atomic_files import write_text
 from headprune.checkpoint.save_load import save
-from headprune.errors import TrainingError
+from headprune.errors import RunError, TrainingError
+from headprune.forms import check_form
 from headprune.measure.trajectory import finite_or_none
 from headprune.reports.card import RECOVERED, run_card
 from headprune.reports.format import left_text
 from headprune.reports.recovery import origin
 from headprune.run_folder import RecoveryFolder
 from headprune.run_folder.exports import forget_exports
+from headprune.run_folder.record_forms import CYCLE
 from headprune.run_folder.recovery import FOLDER
 from headprune.runs.cycle_targets import split_target
 from headprune.runs.experiment import cast_like_checkpoint, publish_run, run_experiment
@@ -154,7 +157,15 @@ def _in_cycles(
 
 
 def _read_cycle(cycle_folder: Path) -> dict[str, Any] | None:
-    return json.loads((cycle_folder / ROUND).read_text()) if (cycle_folder / ROUND).is_file() else None
+    file = cycle_folder / ROUND
+    if not file.is_file():
+        return None
+    try:
+        record: dict[str, Any] = json.loads(file.read_bytes())
+        check_form(record, CYCLE)
+    except (ValueError, RecursionError):
+        raise RunError(f"{file} is damaged; recover the model again with --overwrite.") from None
+    return record
 
 
 def _save_cycle(cycle_folder: Path, model: PreTrainedModel, about: Mapping[str, Any]) -> None:
@@ -212,4 +223,5 @@ def _fit_json(fitted: FitResult) -> dict[str, Any]:
 
 
 def _fit_from_json(value: Mapping[str, Any]) -> FitResult:
-    return FitResult(**{**value, "evaluations": [Evaluation(*evaluation) for evaluation in value["evaluations"]]})
+    values = {field.name: value[field.name] for field in dataclasses.fields(FitResult)}
+    return FitResult(**{**values, "evaluations": [Evaluation(*evaluation) for evaluation in value["evaluations"]]})
