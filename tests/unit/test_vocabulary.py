@@ -386,8 +386,10 @@ def test_a_loaded_one_is_saved_with_its_tokenizer(tmp_path: Path) -> None:
 
 def test_files_of_the_full_vocabulary_do_not_stay_beside_the_smaller_one(tmp_path: Path) -> None:
     model, tokenizer = bert()
-    headprune.save(model, tmp_path / "model", processor=tokenizer)
-    (tmp_path / "model" / "vocab.txt").write_text("\n".join(tokenizer.get_vocab()))
+    headprune.save(model, tmp_path / "source", processor=tokenizer)
+    (tmp_path / "source" / "vocab.txt").write_text("\n".join(tokenizer.get_vocab()))
+    headprune.save(headprune.load(tmp_path / "source"), tmp_path / "model")
+    assert (tmp_path / "model" / "vocab.txt").exists()
     (tmp_path / "model" / "notes.md").write_text("mine")
     model = headprune.load(tmp_path / "model")
     smaller, _ = headprune.shrink_vocabulary(model, tokenizer, some_lines())

@@ -18,7 +18,7 @@ from headprune.checkpoint import fingerprint, plain_check, portable_checkpoint
 from headprune.checkpoint.atomic_files import replace_directory
 from headprune.checkpoint.config_files import read_config, read_settings, write_settings
 from headprune.checkpoint.earlier_checkpoint import removable_files
-from headprune.checkpoint.layout import apply_layout, layout_of, read_layout
+from headprune.checkpoint.layout import apply_layout, layout_of, read_layout, refuse_unloadable
 from headprune.checkpoint.paths import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.checkpoint.plain_config import PER_LAYER, dense_numbers, plain_numbers
 from headprune.checkpoint.processors import outdated, save_processor
@@ -109,10 +109,14 @@ def _save(
 ) -> Path:
     outdated_files = (*outdated(model), f"{portable_checkpoint.MODULE}.py")
     sites = all_sites(model) if removed_members(model, "neurons") else survey(model).sites
+    layout = layout_of(model, sites)
+    refuse_unloadable(model, layout)
     try:
         with replace_directory(target, partial(removable_files, outdated=outdated_files, overwrite=overwrite)) as new:
             weights(new)
-            _write(model, sites, new, processor, portable=portable, quantized=quantized, trust_shapes=trust_shapes)
+            _write(
+                model, sites, layout, new, processor, portable=portable, quantized=quantized, trust_shapes=trust_shapes
+            )
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(f"Cannot save to {target}: {reason}; make room, or choose another directory.") from error
@@ -122,6 +126,7 @@ def _save(
 def _write(
     model: PreTrainedModel,
     sites: Sequence[Site],
+    layout: Mapping[str, Any],
     folder: Path,
     processor: Any,
     *,
@@ -135,10 +140,9 @@ def _write(
     (folder / f"{portable_checkpoint.MODULE}.py").unlink(
         missing_ok=True
     )  # of the checkpoint that the model was loaded from
-    # Neither plain classes nor portable code can load quantised weights.
-    layout = layout_of(model, sites)
     if layout:
         settings["headprune"] = layout
+    # Neither plain classes nor portable code can load quantised weights.
     plain = (
         None
         if quantized or not portable_checkpoint.is_loadable_elsewhere(model)
@@ -185,7 +189,7 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
     folder = _folder(path, options)
     _refuse_unreadable(folder)
     fingerprint.verify(folder)
-    config, removed, layout = _read_config(folder)
+    config, removed, layout = _read_config(folder, model_class)
     dense = model_class or _model_class(config, folder)
     options.pop("trust_remote_code", None)
     kind = _pruned_class(dense, config, removed, layout, folder)
@@ -291,10 +295,12 @@ def _record_error(removed: Removed, folder: str | Path, error: HeadpruneError) -
     return CheckpointError(f"The record of removed {what} in {folder} does not fit its model: {error}")
 
 
-def _read_config(path: str | Path) -> tuple[Any, Removed, dict[str, Any]]:
+def _read_config(
+    path: str | Path, model_class: type[PreTrainedModel] | None = None
+) -> tuple[Any, Removed, dict[str, Any]]:
     """The config of the dense model, the removed units, and the layout of the pruned model."""
     try:
-        config = read_config(path)
+        config = read_config(path, None if model_class is None else model_class.config_class)
         put_numbers(config, dense_numbers_of(config))
     except OSError:
         raise

@@ -30,7 +30,7 @@ from headprune.discovery.twin import Run, attention_modules, randomise, sample_r
 from headprune.hooks.module_calls import Trace
 from headprune.hooks.torch_attention import expose
 from headprune.progress import Phase, report_phase
-from headprune.units.dense_model import dense_config, quiet, structure_of
+from headprune.units.dense_model import classes_of, dense_config, quiet, structure_of
 from headprune.units.spec import ForwardNeeds
 
 SHORTEN_ABOVE = 10_000_000  # parameters of a narrow twin; above it, the twin has fewer layers as well
@@ -69,7 +69,12 @@ def discover_class(kind: Any, config: Any) -> Discovery:
             return _discover(kind, dense_config(config))
 
     result: Discovery = remembered(
-        kind, structure_of(config), make, to_json=Discovery.to_plain, from_json=Discovery.from_plain
+        kind,
+        structure_of(config),
+        make,
+        classes=classes_of(kind, config),
+        to_json=Discovery.to_plain,
+        from_json=Discovery.from_plain,
     )
     return result
 

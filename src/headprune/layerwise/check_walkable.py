@@ -18,7 +18,7 @@ from headprune.layerwise.walker import Walker
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task, task_of
 from headprune.units import Site, sites_of
-from headprune.units.dense_model import dense_class, dense_config, quiet, structure_of
+from headprune.units.dense_model import changed_module, classes_of, dense_class, dense_config, quiet, structure_of
 from headprune.units.families import family_of
 
 DEPTH = 3
@@ -29,7 +29,18 @@ def require_walkable(model: PreTrainedModel) -> None:
     layer."""
     kind, config = dense_class(model), dense_config(model.config)
     entry = repr(family_of(config.model_type))  # anyone may register another
-    reason = remembered(kind, f"layers {entry} {structure_of(config)}", lambda: _reason_of_twin(model))
+    changed = changed_module(model)
+    if changed is not None:
+        raise UnsupportedModelError(
+            f"{changed or kind.__name__} is not as its class builds it, and the removal of units from single layers "
+            "cannot be verified on the whole model; use --schedule rounds."
+        )
+    reason = remembered(
+        kind,
+        f"layers {entry} {structure_of(config)}",
+        lambda: _reason_of_twin(model),
+        classes=classes_of(kind, config),
+    )
     if reason:
         raise UnsupportedModelError(f"{kind.__name__} cannot run layer by layer: {reason}; use --schedule rounds.")
 

@@ -23,7 +23,7 @@ from headprune.tasks import Task, task_of
 from headprune.tasks.checks import checked_batches
 from headprune.units import Member, Site, all_sites, as_members, resolve
 from headprune.units.cutting.removal import remaining
-from headprune.units.dense_model import dense_class, structure_of
+from headprune.units.dense_model import changed_module, classes_of, dense_class, structure_of
 from headprune.units.families import family_of
 from headprune.units.linear import refuse_inference_weights, refuse_quantized
 
@@ -46,7 +46,8 @@ def remove(
     `heads` are (site, head) pairs in original ids, `neurons` (site, neuron) pairs; sites are numbered as `inspect`
     shows them, feed-forward layers after attention. The outputs on the batch `verify` are compared with those of the
     gated model; if they differ, the removal is undone and `EquivalenceError` says by how much. Without one that is
-    done once for a class and config of the table of families, on two samples of `batches` or dummy inputs.
+    done on two samples of `batches` or dummy inputs: once for a class and config of the table of families, and always
+    where modules of the model are not those that its class builds.
     With `repair="lstsq"` the output projection of the remaining heads is refitted by least squares on the calibration
     `batches`; with "mean" its bias absorbs the mean of what was removed; `compensate` is the former name of `repair`.
     Parameters are replaced by smaller ones, so make an optimizer after this and not before.
@@ -74,11 +75,21 @@ def remove(
         return True
 
     kept = remaining(sites, chosen)
-    if verify is None and _needs_verification(model, [sites[index] for index in kept]):
-        batch = next(iter(batches), None) if isinstance(batches, Sequence) else None
-        _verified_once(model, sites, kept, batch, remove_now)
-    else:
+    batch = next(iter(batches), None) if isinstance(batches, Sequence) else None
+    if verify is not None or _has_no_weights(model):
         remove_now(verify)
+    elif changed_module(model) is not None:
+        inputs = _inputs(model, batch)
+        if not _is_finite(model, inputs):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has modules that its class does not build, and outputs that are not finite, "
+                "so the removal cannot be verified; pass a batch as verify=."
+            )
+        remove_now(inputs)
+    elif all(sites[index].proven for index in kept):
+        remove_now(None)
+    else:
+        _verified_once(model, sites, kept, batch, remove_now)
     return model
 
 
@@ -97,10 +108,18 @@ def _checked_sites(model: PreTrainedModel, heads: list[Member], neurons: list[Me
     return sites
 
 
-def _needs_verification(model: PreTrainedModel, sites: Sequence[Site]) -> bool:
-    """Whether removal has to be verified; without weights nothing can be computed."""
-    shapes_only = any(parameter.is_meta for parameter in model.parameters()) and not is_offloaded(model)
-    return not shapes_only and any(not site.proven for site in sites)
+def _has_no_weights(model: PreTrainedModel) -> bool:
+    """Whether the model is on the meta device, where nothing can be computed."""
+    return any(parameter.is_meta for parameter in model.parameters()) and not is_offloaded(model)
+
+
+def _inputs(model: PreTrainedModel, batch: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Two samples of the batch, or dummy inputs."""
+    return _dummy_batch(model) if batch is None else task_of(model).inputs(rows_of(batch, slice(0, 2)))
+
+
+def _is_finite(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
+    return all(bool(output.isfinite().all()) for output in comparable_outputs(model, inputs))
 
 
 def _verified_once(
@@ -118,13 +137,14 @@ def _verified_once(
 
     def verified() -> bool | None:
         nonlocal removed
-        inputs = _dummy_batch(model) if batch is None else task_of(model).inputs(rows_of(batch, slice(0, 2)))
-        if not all(bool(output.isfinite().all()) for output in comparable_outputs(model, inputs)):
+        inputs = _inputs(model, batch)
+        if not _is_finite(model, inputs):
             return None  # outputs that are not finite verify nothing
         removed = remove_now(inputs)
         return removed
 
-    remembered(dense_class(model), f"removal {kinds} {entry} {structure_of(model.config)}", verified)
+    kind, settings = dense_class(model), f"removal {kinds} {entry} {structure_of(model.config)}"
+    remembered(kind, settings, verified, classes=classes_of(kind, model.config))
     if not removed:
         remove_now(None)
 

@@ -44,6 +44,7 @@ from headprune.tasks import rows_of, task_of
 from headprune.tasks.checks import checked_batches, warn_of_precision
 from headprune.units import Kind, Member, Site, kept_mask, sites_of, survey
 from headprune.units.cutting.undo import Undo
+from headprune.units.dense_model import changed_module
 from headprune.units.linear import refuse_inference_weights, refuse_quantized
 
 AtPoint = Callable[[str], None]  # called with the label of a point of a budget when the model has reached it
@@ -266,11 +267,12 @@ class Pruner:
         return self._remover.apply(self.state, removal, self._verification(removal.members) if verify else None)
 
     def _verification(self, chosen: Sequence[Member]) -> dict[str, Any] | None:
-        """Two samples on which to check masked == removed: at the first removal, and at the first that empties a
-        site."""
+        """Two samples on which to check masked == removed: at the first removal, at the first that empties a site, and
+        always where modules are not as the class builds them, so that sites may differ."""
         leaving = Counter(member.site for member in chosen)
         empties = any(self.state.sites[site].size == count for site, count in leaving.items())
-        if len(self.steps) > 1 and (self._verified_empty or not empties):
+        known = len(self.steps) > 1 and (self._verified_empty or not empties)
+        if known and changed_module(self.state.model) is None:
             return None
         self._verified_empty |= empties
         return self.state.task.inputs(rows_of(self.state.calibration[0], slice(0, 2)))

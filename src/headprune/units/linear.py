@@ -22,6 +22,27 @@ def is_plain(module: nn.Module) -> bool:
     return kind in PLAIN or (isinstance(module, nn.Linear) and subclass)
 
 
+def refuse_computed(module: nn.Module, path: str, name: str = "weight") -> None:
+    """Refuse a tensor that hooks or a parametrization compute before each forward: slicing it would have no effect."""
+    if name in module._parameters or name in module._buffers:
+        return
+    parts = {*module._parameters, *module._buffers, *module._modules}
+    functions = {
+        "parametrizations": "parametrize.remove_parametrizations",
+        f"{name}_mask": "prune.remove",
+        f"{name}_g": "remove_weight_norm",
+        f"{name}_u": "remove_spectral_norm",
+    }
+    function = next((functions[part] for part in functions if part in parts), None)
+    if function is not None:
+        raise UnsupportedModelError(
+            f"Stopped at {path}: its {name} is computed from other tensors before each forward; call "
+            f"torch.nn.utils.{function}(module, {name!r}) first."
+        )
+    if is_plain(module):
+        raise UnsupportedModelError(f"Stopped at {path}: its {name} is no parameter; make it one first.")
+
+
 def is_transposed(module: nn.Module) -> bool:
     return isinstance(module, Conv1D)
 
