@@ -16,11 +16,16 @@ IGNORED = -100  # the label of ignored tokens, as in transformers
 MASKED = -1e3
 
 
+GRIDS = ("grid_thw", "grid_hws", "grid_hw")  # ends of the names of entries with the numbers of patches of every image
+
+
 def batch_size(batch: Mapping[str, Any]) -> int:
-    """The number of samples of a batch. Token ids come first: images may be patches of all samples in one row."""
-    text_inputs = (batch[name] for name in ("input_ids", "inputs_embeds") if isinstance(batch.get(name), torch.Tensor))
-    tensors = (value for value in batch.values() if isinstance(value, torch.Tensor) and value.dim())
-    return int(next(iter([*text_inputs, *tensors])).shape[0])
+    """The number of samples of a batch. Token ids come first, then the sizes of images: images may be patches of all
+    samples in one row."""
+    tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor) and value.dim()}
+    text_inputs = (tensors[name] for name in ("input_ids", "inputs_embeds") if name in tensors)
+    grids = (value for name, value in tensors.items() if name.endswith(GRIDS))
+    return int(next(iter([*text_inputs, *grids, *tensors.values()])).shape[0])
 
 
 class Numbered(NamedTuple):
@@ -68,17 +73,23 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def rows_of(batch: Mapping[str, Any], rows: slice) -> dict[str, Any]:
-    """These samples of a batch; entries without a sample axis stay the same."""
+def rows_of(batch: Mapping[str, Any], rows: slice, packed: Mapping[str, Sequence[int]] | None = None) -> dict[str, Any]:
+    """These samples of a batch; entries without a sample axis stay the same. Of `packed` entries, each sample has the
+    given number of rows, and they are left out where these samples have none."""
     size = batch_size(batch)
-    return {
-        name: value[rows] if isinstance(value, torch.Tensor) and value.shape[:1] == (size,) else value
-        for name, value in batch.items()
-    }
+    packed = packed or {}
+    ids = batch["input_ids"].shape if "input_ids" in batch else None
 
+    def part(name: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if name in packed:
+            return torch.cat(value.split(list(packed[name]))[rows])
+        if name == "position_ids" and value.shape[1:] == ids:  # [time, height and width, samples, tokens]
+            return value[:, rows]
+        return value[rows] if value.shape[:1] == (size,) else value
 
-def samples_of(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [rows_of(batch, slice(row, row + 1)) for row in range(batch_size(batch))]
+    return {name: part(name, value) for name, value in batch.items() if name not in packed or any(packed[name][rows])}
 
 
 def real_keys(mask: Any) -> torch.Tensor | None:

@@ -16,7 +16,7 @@ from headprune.measure.intervals import interval
 from headprune.measure.metrics import Metric, MetricValue, agreement, choose_metric
 from headprune.measure.predictions import Predictions
 from headprune.measure.trajectory import finite_or_none
-from headprune.tasks import batch_size, rows_of
+from headprune.tasks import Task, batch_size
 
 GENERATIVE_TASKS = ("causal-lm", "seq2seq-lm")
 
@@ -54,7 +54,7 @@ def check(
     task, model = source.task, source.model
     ours, theirs = Predictions(task), Predictions(task)
     worst = 0.0
-    for batch in _checked_batches(batches, runtime.checked_tokens):
+    for batch in _checked_batches(task, batches, runtime.checked_tokens):
         prepared = task.prepare(batch, torch.device("cpu"))
         with torch.no_grad():
             expected = model(**task.inputs(prepared))
@@ -121,7 +121,7 @@ def prompt_of(source: Source) -> dict[str, torch.Tensor]:
     mask = source.batch.get("attention_mask")
     with_tokens = [] if mask is None or mask.dim() != 2 else (mask.sum(1) > 0).nonzero().flatten().tolist()
     first = with_tokens[0] if with_tokens else 0
-    batch = rows_of(source.task.inputs(source.batch), slice(first, first + 1))
+    batch = source.task.inputs(source.task.select(source.batch, slice(first, first + 1)))
     row = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor) and name != "labels"}
     if "decoder_input_ids" in row:
         row["decoder_input_ids"] = row["decoder_input_ids"][:, :1]
@@ -213,14 +213,14 @@ def _refuse_worse(
         )
 
 
-def _checked_batches(batches: Sequence[Batch], tokens: int | None) -> Iterator[Batch]:
+def _checked_batches(task: Task, batches: Sequence[Batch], tokens: int | None) -> Iterator[Batch]:
     """All batches, or single rows of them up to this many tokens."""
     if tokens is None:
         yield from batches
         return
     for batch in batches:
         for number in range(batch_size(batch)):
-            row = rows_of(batch, slice(number, number + 1))
+            row = task.select(batch, slice(number, number + 1))
             ids = row["input_ids"]
             if tokens <= 0:
                 return

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.batches import rows_of
 from headprune.cache import remembered
 from headprune.errors import HeadpruneError, UnsupportedModelError
 from headprune.hooks.layer_calls import NotLayerwiseError
@@ -74,7 +73,7 @@ def is_walkable(
     model: PreTrainedModel, sites: Sequence[Site], batches: Sequence[Mapping[str, Any]], task: Task
 ) -> bool:
     """Whether this model has the same outputs layer by layer, tested on the first sample."""
-    return not reason_against(model, sites, [rows_of(batches[0], slice(0, 1))], task, all_logits=False)
+    return not reason_against(model, sites, [task.select(batches[0], slice(0, 1))], task, all_logits=False)
 
 
 def reason_against(

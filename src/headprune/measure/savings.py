@@ -20,7 +20,7 @@ from headprune.measure.costs import MEBIBYTE, Flops, flops, megabytes, parameter
 from headprune.measure.energy import energy_per_thousand
 from headprune.measure.timing import TimedCall, time_in_turns, using_threads
 from headprune.progress import Phase, report_phase
-from headprune.tasks import Task, batch_size, rows_of, task_of, to_device
+from headprune.tasks import Task, batch_size, task_of, to_device
 from headprune.units import Kind, Site, sites_of
 from headprune.units.cutting.record import removed_members
 
@@ -44,7 +44,7 @@ def savings(
     task = task or task_of(dense)
     sites, costs = _count_flops(dense, pruned, batch)
     tokens = costs["dense"].tokens
-    single = rows_of(batch, slice(0, 1))
+    single = task.select(batch, slice(0, 1))
     size = batch_size(batch)
     latency: dict[str, Any] = {
         "threads": torch.get_num_threads(),

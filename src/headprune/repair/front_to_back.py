@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
-from headprune.batches import rows_of
 from headprune.hooks.logit_blocks import few_logits
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
@@ -168,7 +167,7 @@ def remove_from_site(
 def running_order(model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any], task: Task) -> list[int]:
     """Indices of sites in the order in which a forward pass runs them; those that it does not run are last."""
     order: dict[int, None] = {}
-    sample = task.prepare(rows_of(batch, slice(0, 1)), input_device(model))
+    sample = task.prepare(task.select(batch, slice(0, 1)), input_device(model))
     with (
         torch.no_grad(),
         evaluating(model),

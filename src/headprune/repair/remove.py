@@ -7,7 +7,6 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from headprune.batches import rows_of
 from headprune.cache import remembered
 from headprune.errors import DataError, HeadSelectionError, UnsupportedModelError, warn_renamed
 from headprune.hooks.exclusive import exclusively
@@ -115,7 +114,10 @@ def _has_no_weights(model: PreTrainedModel) -> bool:
 
 def _inputs(model: PreTrainedModel, batch: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Two samples of the batch, or dummy inputs."""
-    return _dummy_batch(model) if batch is None else task_of(model).inputs(rows_of(batch, slice(0, 2)))
+    if batch is None:
+        return _dummy_batch(model)
+    task = task_of(model)
+    return task.inputs(task.select(batch, slice(0, 2)))
 
 
 def _is_finite(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:

@@ -40,7 +40,7 @@ from headprune.search.scorer import Scorer
 from headprune.search.step import describe
 from headprune.search.stop import THE_END, Decision
 from headprune.surgery.check_removable import check_removable
-from headprune.tasks import rows_of, task_of
+from headprune.tasks import task_of
 from headprune.tasks.checks import checked_batches, warn_of_precision
 from headprune.units import Kind, Member, Site, kept_mask, sites_of, survey
 from headprune.units.cutting.undo import Undo
@@ -275,7 +275,7 @@ class Pruner:
         if known and changed_module(self.state.model) is None:
             return None
         self._verified_empty |= empties
-        return self.state.task.inputs(rows_of(self.state.calibration[0], slice(0, 2)))
+        return self.state.task.inputs(self.state.task.select(self.state.calibration[0], slice(0, 2)))
 
     def _report_phase(self, phase: Phase) -> None:
         for observer in self.observers:

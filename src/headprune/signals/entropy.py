@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 import torch
 
 from headprune.batches import widened
-from headprune.errors import UnsupportedModelError
 from headprune.hooks.attention_blocks import Rows, allowed_keys
-from headprune.signals.spec import Meter, NotPerSampleError, Request, View
+from headprune.signals.spec import Meter, Request, View
 from headprune.units import Site
 
 
@@ -114,8 +113,8 @@ class _RowMeter(Meter):
     def rows(self, site: Site, rows: Rows) -> None:
         weights = widened(rows.probabilities)
         real, valid = real_entries(site, self.view, rows)
-        copies = self._rows_per_sample(site, len(weights))
-        if copies > 1:  # a sample is several rows of the model
+        copies = self.view.rows.per_sample(site.o, len(weights))
+        if copies > 1:  # a sample is several rows of the model, or several windows of its image
             weights, real, valid = (
                 part.expand(len(weights), *part.shape[1:]).unflatten(0, (-1, copies)).transpose(1, 2)
                 for part in (weights, real, valid)
@@ -125,20 +124,6 @@ class _RowMeter(Meter):
         if rows.first + rows.probabilities.shape[-2] == rows.queries:
             self.sums[:, site.index, list(site.kept)] += self.request.value(self.so_far).to(self.sums)
             self.applications[site.index] += 1
-
-    def _rows_per_sample(self, site: Site, rows: int) -> int:
-        """How many rows of the model a sample is; windows of an image are rows too, in an order of the model's own."""
-        copies = self.view.task.rows(self.view.batch)
-        if rows == self.view.size * copies:
-            return copies
-        if rows % self.view.size:  # images of all samples one after the other, as one row
-            raise UnsupportedModelError(
-                f"The attention of {site.path} has {rows} rows for {self.view.size} samples, so it is not known which "
-                "belongs to which; give batches of one sample, or use a criterion without attention, such as gnorm."
-            )
-        if self.view.size > 1:
-            raise NotPerSampleError
-        return rows
 
     def answer(self) -> torch.Tensor:
         return self.sums / self.applications.clamp_min(1)[:, None] if self.mean else self.sums

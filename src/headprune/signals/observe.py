@@ -17,9 +17,10 @@ from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.site_activations import frozen, site_callbacks
 from headprune.signals.objectives import start_backward, targets_of
-from headprune.signals.spec import Backward, Meter, NotPerSampleError, Request, SiteMeter, SiteRequest, View
+from headprune.signals.row_samples import NotPerSampleError, RowSamples, UnverifiedRowsError
+from headprune.signals.spec import Backward, Meter, Request, SiteMeter, SiteRequest, View
 from headprune.signals.tokens import draws_for
-from headprune.tasks import Labels, Task, batch_size, samples_of
+from headprune.tasks import Labels, Task
 from headprune.units import Site, kept_mask
 
 # (batch, output, logits), where logits in blocks are both
@@ -58,25 +59,29 @@ def observe(
     distinct = list(dict.fromkeys(requests))
     inputs = task.prepare(batch, input_device(model))
 
-    def observe_part(
-        part: Mapping[str, Any], part_requests: Sequence[Request], show: See | None, sample: int = 0
-    ) -> Observation:
-        view = View(model, task, sites, part, batch_size(part), labels, number, first + sample)
+    def observe_part(part: RowSamples, part_requests: Sequence[Request], show: See | None, sample: int) -> Observation:
+        view = View(model, task, sites, part.batch, part, labels, number, first + sample)
         return _observe(view, part_requests, show, check=check and sample == 0)
 
+    rows = RowSamples(model, task, inputs)
     try:
-        return observe_part(inputs, distinct, see)
+        try:
+            return observe_part(rows, distinct, see, 0)
+        except UnverifiedRowsError:
+            rows.verify(sites)
+            return observe_part(rows, distinct, see, 0)
     except NotPerSampleError:
-        # A projection was applied to something that all samples share (DeBERTa's positions with share_att_key): then
-        # gradients per sample need one sample at a time. Gradients of the whole batch do not.
+        # Rows that cannot be separated by sample, or that all samples share (DeBERTa's positions with share_att_key):
+        # then gradients per sample need one sample at a time. Gradients of the whole batch do not.
         whole = [request for request in distinct if request.backward is not None and request.backward[1] == "batch"]
         rest = [request for request in distinct if request not in whole]
-        parts = [observe_part(sample, rest, see, index) for index, sample in enumerate(samples_of(inputs))]
+        singles = [task.select(inputs, slice(row, row + 1)) for row in range(rows.size)]
+        parts = [observe_part(RowSamples(model, task, single), rest, see, row) for row, single in enumerate(singles)]
         answers = {
             request: torch.cat([part.answers[request] for part in parts], dim=-3) for request in parts[0].answers
         }
         if whole:
-            answers.update(observe_part(inputs, whole, None).answers)
+            answers.update(observe_part(rows, whole, None, 0).answers)
         gathered: dict[SiteRequest, dict[int, Any]] = {request: {} for request in parts[0].gathered}
         for part in parts:
             for request, values in part.gathered.items():
@@ -114,7 +119,7 @@ def _observe(view: View, requests: Sequence[Request], see: See | None, *, check:
             model(**few_logits(model, task.inputs(batch)))
         else:
             output = forward(model, task, task.inputs(batch))
-            logits = logits_of(task, output)
+            logits = view.rows.of_logits(logits_of(task, output))
             targets = targets_of(task, batch, logits, view.labels) if needs_targets else None
             _run_backward(
                 view,
@@ -180,7 +185,7 @@ def _logits_to_compare(view: View) -> torch.Tensor:
     # The pass that follows draws the same random numbers, where a model draws any in eval mode.
     with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         output = forward(view.model, view.task, view.task.inputs(view.batch))
-        return _at_real_tokens(view, logits_of(view.task, output))
+        return _at_real_tokens(view, view.rows.of_logits(logits_of(view.task, output)))
 
 
 def _at_real_tokens(view: View, logits: torch.Tensor | States) -> torch.Tensor:

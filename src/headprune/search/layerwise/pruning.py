@@ -26,7 +26,7 @@ from headprune.search.layerwise.choose import check_local
 from headprune.search.layerwise.prune_layer import LayerPruner, PrunedLayer
 from headprune.search.layerwise.widths import errors_of, widths
 from headprune.search.selection import least_units
-from headprune.tasks import Task, rows_of
+from headprune.tasks import Task
 from headprune.units import Member, Site, by_site, sites_of
 
 IDLE = "it does not run on the calibration data"
@@ -114,7 +114,7 @@ class LayerwisePruning:
     def widths(self) -> dict[int, int]:
         """How many units every site keeps; by errors this takes a pass over the calibration data."""
         uniform = self.config.widths == "uniform"  # needs only to know which sites run
-        batches = [rows_of(self.batches[0], slice(0, 1))] if uniform else self.batches[: self.calibration]
+        batches = [self.task.select(self.batches[0], slice(0, 1))] if uniform else self.batches[: self.calibration]
         with _refuse_not_layerwise(self.model):
             errors = errors_of(self._walker(batches, ("pruned",)), self.model, self.sites)
         idle = [site.index for site in self.sites if site.kept and errors[site.index, list(site.kept)].isnan().any()]
