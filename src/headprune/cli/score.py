@@ -86,6 +86,7 @@ def score(
                 "loss": result.loss,
                 "token_loss": result.token_loss,
                 "scores": score_rows(result),
+                **({"unreached": dict(result.unreached)} if result.unreached else {}),
                 **({"kinds": [site.kind for site in result.sites]} if config.units != ("heads",) else {}),
             }
         )

@@ -37,7 +37,7 @@ def print_scores(model: PreTrainedModel, name: str, result: ScoreResult, console
     console.print(f"[bold]{escape(name)}[/bold] {on}; brighter = more important", highlight=False)
     width = len(str(len(result.sites) - 1))
     for kind, rows in (("heads", _print_heads), ("neurons", _print_neurons)):
-        sites = [site for site in result.sites if site.kind == kind]
+        sites = [site for site in result.with_scores if site.kind == kind]
         if not any(site.kept for site in sites) and (kind == "neurons" or len(sites) < len(result.sites)):
             continue
         rows(result, sites, width, console)

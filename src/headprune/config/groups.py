@@ -130,6 +130,11 @@ class PruningOptions(OptionGroup):
         if_absent="By default 'auto' for this project's criteria, 'every' for published ones.",
     )
     every: int = option(1, "Units to remove per step.", minimum=1)
+    sites: Any = option(
+        None,
+        "Prune these sites alone, by their numbers in `headprune inspect` ('0-11,24'), also those that no calibration "
+        "sample reaches; by default all that samples reach.",
+    )
     min_per_site: int = option(0, "Leave at least this many units at every site.", minimum=0)
     rounds: int = option(
         None,

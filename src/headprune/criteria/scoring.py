@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,24 +14,37 @@ from transformers import PreTrainedModel
 from headprune import defaults, distributed
 from headprune.criteria.kinds import as_kinds, check_kinds
 from headprune.criteria.registry import Criterion, make
-from headprune.criteria.scoring_pass import Progress, ScoringPass, Sums, finished, sites_of_kinds, summed
+from headprune.criteria.scoring_pass import (
+    Progress,
+    ScoringPass,
+    Sums,
+    finished,
+    only,
+    sites_of_kinds,
+    summed,
+    without_rows,
+)
 from headprune.display import counted, data_frame, html_table
 from headprune.errors import CriterionError, FormerName
 from headprune.hooks.exclusive import exclusively
 from headprune.measure.metrics import METRICS, Metric, MetricValue, choose_metric
 from headprune.measure.predictions import Predictions
 from headprune.progress import phase_bar
+from headprune.signals.reach import named_sites
 from headprune.tasks import Labels, Task, task_of
 from headprune.tasks.checks import check_labels_word, checked_batches, warn_of_precision
 from headprune.units import Kind, Site
 from headprune.units.linear import refuse_inference_weights, refuse_quantized
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
 class ScoreResult:
     """Scores, and predictions of the same pass. `scores` is [sites x heads], or a dict by name of several criteria.
 
-    Scores are at original positions, NaN where a head was removed. With neurons the sites are those of `all_sites`,
+    Scores are at original positions, NaN where a head was removed, and at sites that no sample reached (`unreached`):
+    what did not run has no score. With neurons the sites are those of `all_sites`,
     there are as many columns as the widest site has members, and rows of a kind that was not scored are NaN. Results
     for shards of the data, of the same model and by criteria that stream, can be added: `first + second` equals one
     pass over both.
@@ -47,6 +61,7 @@ class ScoreResult:
     kept: torch.Tensor = field(repr=False)
     single: bool = field(repr=False, default=True)
     sites: tuple[Site, ...] = field(repr=False, default=())  # the rows; without members where they were not scored
+    unreached: Mapping[int, str] = field(repr=False, default_factory=dict)  # sites without a score, and their paths
 
     @property
     def predictions(self) -> torch.Tensor | None:
@@ -122,12 +137,18 @@ class ScoreResult:
         neurons_only = all(site.kind == "neurons" for site in self.sites if site.kept)
         return [site for site in self.sites if site.kept or (site.kind == "heads" and not neurons_only)]
 
+    @property
+    def with_scores(self) -> list[Site]:
+        """The sites, without members where they have no score."""
+        return only(self.sites, [site for site in self.sites if site.index not in self.unreached])
+
     def _repr_html_(self) -> str:
         """The least and the most important member of each site, by the first criterion."""
         name, table = next(iter({"score": self.scores}.items() if self.single else self.scores.items()))
         rows = []
         for site in self._scored_sites:
             ranked = sorted((float(table[site.index, member]), member) for member in site.kept)
+            ranked = [] if site.index in self.unreached else ranked
             ends = [f"{member}: {value:.4g}" for value, member in (ranked[:1] + ranked[-1:])] or ["", ""]
             rows.append((f"{site.index} {site.path}", f"{len(site.kept)} of {site.original} {site.kind}", *ends))
         title = f"Scores by {next(iter(self.criteria)) if self.single else name} on {counted(self.samples, 'sample')}"
@@ -143,9 +164,15 @@ class ScoreResult:
             raise CriterionError("Only scores of the same model, with the same heads left, can be merged.")
         sums = summed([self.sums, other.sums])
         samples = self.samples + other.samples
-        known = {next(iter(self.criteria)): self.scores} if self.single else self.scores
+        unreached = {index: path for index, path in self.unreached.items() if index in other.unreached}
+        kept = without_rows(self.kept, [self.sites[index] for index in unreached])
+        known, others = (
+            {next(iter(part.criteria)): part.scores} if part.single else part.scores for part in (self, other)
+        )
         scores = {
-            name: finished(criterion, sums[name], samples, self.kept, self.sites) if name in sums else known[name]
+            name: finished(criterion, sums[name], samples, kept, self.sites)
+            if name in sums
+            else torch.where(known[name].isnan(), others[name], known[name])
             for name, criterion in self.criteria.items()
         }
         return ScoreResult(
@@ -160,6 +187,7 @@ class ScoreResult:
             kept=self.kept,
             single=self.single,
             sites=self.sites,
+            unreached=unreached,
         )
 
 
@@ -211,6 +239,15 @@ def score(
         checked: Any = checked_batches(batches, model)
         with phase_bar(f"Scoring by {', '.join(named)}", progress if distributed.is_main() else False):
             scores = scoring_pass.run(list(checked) if isinstance(batches, Sequence) else checked)
+    unreached = scoring_pass.unreached
+    if unreached:
+        log.warning(
+            "No sample reaches %s, so there is no score; give samples that do, or score by the weights alone, without "
+            "data.",
+            named_sites(unreached),
+        )
+        kept = without_rows(scoring_pass.table, unreached)
+        scores = {name: table.masked_fill(~kept, torch.nan) for name, table in scores.items()}
     return ScoreResult(
         scores=next(iter(scores.values())) if criteria is None else scores,
         samples=scoring_pass.samples,
@@ -223,6 +260,7 @@ def score(
         kept=scoring_pass.table,
         single=criteria is None,
         sites=tuple(sites),
+        unreached={site.index: site.path for site in unreached},
     )
 
 

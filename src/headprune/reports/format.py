@@ -56,12 +56,21 @@ def difference_text(metric: Metric, gap: Difference) -> str:
 
 
 def stop_text(result: Mapping[str, Any]) -> str:
-    """The stopping rule and step of a run; empty where they were not recorded."""
+    """The stopping rule and step of a run, and sites that it left whole; empty where they were not recorded."""
     rule = result.get("rule")
     if not rule:
         return ""
     where = f"step {result['step']} of {result['steps']}"
-    return f"At {where}, {END}." if rule == END else f"Stopped at {where} by {rule}."
+    stopped = f"At {where}, {END}." if rule == END else f"Stopped at {where} by {rule}."
+    return f"{stopped} {_unreached_text(result)}".rstrip()
+
+
+def _unreached_text(result: Mapping[str, Any]) -> str:
+    paths = list((result.get("unreached") or {}).values())
+    if not paths:
+        return ""
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"No calibration sample reaches {paths[0]}{more}, so nothing was removed there."
 
 
 def removed_text(result: Mapping[str, Any]) -> str:

@@ -71,7 +71,7 @@ def scores_chart(name: str, result: ScoreResult) -> Any:
     )
     panels = []
     for kind, cells in (("heads", _head_cells), ("neurons", _decile_cells)):
-        sites = [site for site in result.sites if site.kind == kind]
+        sites = [site for site in result.with_scores if site.kind == kind]
         if any(site.kept for site in sites) or len(sites) == len(result.sites):
             subtitle = counted(result.samples, "sample") + measured
             title = alt.TitleParams(f"Scores of {kind} by {name}", subtitle=subtitle, anchor="start")

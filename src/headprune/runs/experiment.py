@@ -37,11 +37,12 @@ from headprune.run_folder import Run
 from headprune.run_folder.exports import forget_exports
 from headprune.runs.layerwise import check_prunable, clear_parts, prune_on_disk, refuse_unsupported
 from headprune.runs.loading import RunInputs, find_device, load_run_inputs, read_examples
+from headprune.search.candidates import check_named_sites
 from headprune.search.config import Experiment, stop_settings
 from headprune.search.observers import Observer, reporting_phases
 from headprune.search.pruner import PruneResult, prune
+from headprune.search.reachable import refuse_unreachable, refuse_unreachable_with
 from headprune.search.rescore import AUTO, EVERY
-from headprune.search.schedules.rounds import refuse_unreachable
 from headprune.search.settings import migrated
 from headprune.tasks import Task, task_of
 from headprune.units import kept_mask, resolve, sites_of, survey
@@ -123,10 +124,10 @@ def check(experiment: Experiment, inputs: RunInputs, evaluated: Examples) -> Non
     """Raise the errors that the run would, before anything is written or overwritten."""
     model, task = inputs.model, inputs.task
     sites = sites_of(model, experiment.units)
-    experiment.stop.units_left(sum(site.size for site in sites if site.kind in experiment.units))
     if experiment.schedule == "layerwise":
         check_prunable(experiment, model, task)
-    refuse_unreachable(model, experiment)
+    check_named_sites(experiment, sites)
+    refuse_unreachable(model, experiment, sites)
     check_repair(experiment.repair, model, published=experiment.method is not None)
     sample = Predictions(task)
     with torch.no_grad(), evaluating(model):
@@ -194,6 +195,8 @@ def _run(
         # Rows are prepared lazily; an error in one must not leave an incomplete run behind.
         calibrating = calibration.batches(experiment.batch_size, full=experiment.criterion.by_batch)
         held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
+    if experiment.schedule != "layerwise":  # whose model is not in memory as a whole
+        refuse_unreachable_with(inputs.model, experiment, calibrating, inputs.task)
     # The layer-wise schedule decides everything at its start, so its stopping rules cannot change later.
     free = () if experiment.schedule == "layerwise" else stop_settings()
     with Run.open_on_main(out, lambda: settings_of(experiment), overwrite=overwrite, free=free) as run:
@@ -377,6 +380,7 @@ def result_json(result: PruneResult) -> dict[str, Any]:
         "original_heads": [site.original for site in survey(result.model).sites],
         "mask": _attention(dense, result.mask).int().tolist(),
         **_widths(dense, pruned),
+        **({"unreached": {str(site): path for site, path in result.unreached.items()}} if result.unreached else {}),
     }
 
 

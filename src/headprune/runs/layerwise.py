@@ -116,7 +116,7 @@ def _record_steps(
         observer.step(step, {"seconds": seconds if step.step else 0.0})
     mask = kept_mask(sites_of(structure, experiment.units))
     rule = pruning.budget.rule() if experiment.budget is not None else f"keep {experiment.keep:g}"
-    return PruneResult(structure, None, steps, 1, metric, mask, rule)
+    return PruneResult(structure, None, steps, 1, metric, mask, rule, unreached=pruning.candidates.unreached)
 
 
 class LayerFolder(LayerFiles):

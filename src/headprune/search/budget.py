@@ -16,6 +16,7 @@ from headprune.measure.costs import flops, total_parameters, unit_bytes, unit_co
 from headprune.measure.trajectory import Step
 from headprune.search.config import PruneConfig
 from headprune.units import Kind, Site
+from headprune.units.resolve import left_whole
 
 UNBOUNDED_SHARE = 0.1  # share of the FLOPs at which a run without a budget ends
 
@@ -149,7 +150,9 @@ def check_reachable(
         fast = budget.measure == "latency"
         target = f"a speed-up of {1 / budget.last:.3g}" if fast else f"{budget.last:.3g} of the dense model"
         most = f"a speed-up of {1 / floor:.3g}" if fast else f"{math.ceil(floor * 1000) / 1000:.3g}"
+        whole = left_whole([(site.path, site.obstacle) for site in sites if site.kept and site.obstacle])
+        stays = f" (left whole: {'; '.join(whole)})" if whole else ""
         raise ScheduleError(
-            f"The budget is {target}, and with nothing but {what} left it would still be {most}; set a larger budget, "
-            "or prune more kinds of units (--units heads,neurons)."
+            f"The budget is {target}, and with nothing but {what} left it would still be {most}{stays}; set a larger "
+            "budget, or prune more kinds of units (--units heads,neurons)."
         )

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.display import data_frame, html_table
-from headprune.errors import DataError, ReplayError, UnsupportedModelError
+from headprune.errors import DataError, ReplayError
 from headprune.hooks.exclusive import exclusive, exclusively
 from headprune.measure.curves import curve_rows
 from headprune.measure.evaluator import Evaluator
@@ -26,6 +26,7 @@ from headprune.measure.trajectory import Step
 from headprune.progress import Phase, reporting_to, tracked
 from headprune.repair.apply import check_repair
 from headprune.search.budget import left_after
+from headprune.search.candidates import sites_and_candidates
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.memory import cache_bytes
 from headprune.search.observers import Callback, Journal, Observer, OnStep, ProgressBar
@@ -42,7 +43,7 @@ from headprune.search.stop import THE_END, Decision
 from headprune.surgery.check_removable import check_removable
 from headprune.tasks import task_of
 from headprune.tasks.checks import checked_batches, warn_of_precision
-from headprune.units import Kind, Member, Site, kept_mask, sites_of, survey
+from headprune.units import Member, kept_mask
 from headprune.units.cutting.undo import Undo
 from headprune.units.dense_model import changed_module
 from headprune.units.linear import refuse_inference_weights, refuse_quantized
@@ -63,6 +64,9 @@ class PruneResult:
     mask: torch.Tensor  # bool [sites x heads], True = kept
     rule: str = ""  # what decided where to stop
     points: Mapping[int, str] = field(default_factory=dict)  # steps at the points of a budget, where there are several
+    unreached: Mapping[int, str] = field(
+        default_factory=dict
+    )  # sites left whole, as no sample reaches them; their paths
 
     @property
     def result(self) -> Step:
@@ -157,12 +161,12 @@ class Pruner:
         self._evaluator = (
             None if held_out is None else Evaluator(held_out, task, cache_bytes=cache_bytes(config.memory))
         )
-        sites = _prunable_sites(model, config.units)
         self.config = config
         scorer = Scorer(model, calibration, config, task)
-        self.state = RunState(model, config, task, calibration, scorer, sites, observers=self.observers)
         schedules: dict[str, Callable[[RunState], Schedule]] = {"rounds": Rounds, "layerwise": Layerwise}
         with reporting_to(self._report_phase):  # a budget of time measures a table
+            sites, candidates = sites_and_candidates(model, config, calibration, task)
+            self.state = RunState(model, config, task, calibration, scorer, sites, candidates, observers=self.observers)
             self.schedule: Schedule = schedules.get(config.schedule, Greedy)(self.state)
         self._removals = self.schedule.removals(self.state)
         self._remover = remover_for(config.schedule)
@@ -320,21 +324,6 @@ class Pruner:
         return step
 
 
-def _prunable_sites(model: PreTrainedModel, kinds: Sequence[Kind]) -> Sequence[Site]:
-    """The sites of the dense model; raises where no unit of these kinds can be removed."""
-    survey_result = survey(model)
-    sites = sites_of(model, kinds)
-    if survey_result.left and "heads" in kinds:
-        reasons = "; ".join(survey_result.left_whole())
-        log.warning("Some attention modules are not pruned, as their heads cannot be removed exactly: %s.", reasons)
-    present = [site for site in sites if site.kept and site.kind in kinds]
-    if present and all(site.obstacle for site in present):
-        raise UnsupportedModelError(
-            f"No {present[0].word} of this model can be removed exactly: at {present[0].path}, {present[0].obstacle}."
-        )
-    return sites
-
-
 @exclusively
 def prune(
     model: PreTrainedModel,
@@ -397,4 +386,14 @@ def prune(
     assert pruner.metric is not None
     mask = kept_mask(pruner.state.sites)
     points = {step: label for step, label in pruner.schedule.points.items() if step < len(pruner.steps)}
-    return PruneResult(model, dense, pruner.steps, decision.step, pruner.metric, mask, decision.rule, points)
+    return PruneResult(
+        model,
+        dense,
+        pruner.steps,
+        decision.step,
+        pruner.metric,
+        mask,
+        decision.rule,
+        points,
+        pruner.state.candidates.unreached,
+    )

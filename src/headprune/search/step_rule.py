@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,11 +40,12 @@ class StepRule:
 
 
 def ranked_units(scores: torch.Tensor, sites: Sequence[Site]) -> list[tuple[float, tuple[Member, ...]]]:
-    """The removable units with their scores, least important first."""
+    """The removable units with their scores, least important first; those without a score stay."""
     values = scores.double().tolist()  # in one call: thousands of scalar tensors take seconds
-    return sorted(
+    ranked = (
         (sum(values[member.site][member.index] for member in unit) / len(unit), unit)
         for site in sites
         if not site.obstacle
         for unit in site.units()
     )
+    return sorted((value, unit) for value, unit in ranked if not math.isnan(value))

@@ -17,6 +17,7 @@ from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.site_activations import frozen, site_callbacks
 from headprune.signals.objectives import start_backward, targets_of
+from headprune.signals.reach import has_tokens
 from headprune.signals.row_samples import NotPerSampleError, RowSamples, UnverifiedRowsError
 from headprune.signals.spec import Backward, Meter, Request, SiteMeter, SiteRequest, View
 from headprune.signals.tokens import draws_for
@@ -29,11 +30,12 @@ See = Callable[[Mapping[str, Any], Any, torch.Tensor | States], None]
 
 @dataclass(frozen=True)
 class Observation:
-    """The answers to the requests, what was gathered at sites, and how many real tokens they saw."""
+    """The answers to the requests, what was gathered at sites, how many real tokens they saw, and which sites ran."""
 
     answers: dict[Request, torch.Tensor]
     gathered: dict[SiteRequest, dict[int, Any]]
     tokens: int
+    reached: frozenset[int]  # sites that got any token
 
 
 def observe(
@@ -86,7 +88,8 @@ def observe(
         for part in parts:
             for request, values in part.gathered.items():
                 add_gathered(gathered[request], values)
-        return Observation(answers, gathered, sum(part.tokens for part in parts))
+        reached = frozenset[int]().union(*(part.reached for part in parts))
+        return Observation(answers, gathered, sum(part.tokens for part in parts), reached)
 
 
 def add_gathered(total: dict[int, Any], more: Mapping[int, Any]) -> None:
@@ -146,7 +149,7 @@ def _observe(view: View, requests: Sequence[Request], see: See | None, *, check:
         if not isinstance(meter, SiteMeter)
     }
     gathered = {meter.request: meter.gathered for meter in meters.values() if isinstance(meter, SiteMeter)}
-    return Observation(answers, gathered, tokens.count)
+    return Observation(answers, gathered, tokens.count, frozenset(tokens.reached))
 
 
 def _run_backward(
@@ -228,12 +231,16 @@ def _call_all(callbacks: Sequence[Callable[..., None]], *args: Any) -> None:
 
 
 class _TokenCount:
-    """Real tokens of the batch, as the first site that runs sees them: patches of an image, frames of a sound."""
+    """Real tokens of the batch, as the first site that runs sees them: patches of an image, frames of a sound. Also
+    the sites that any token reached."""
 
     def __init__(self, view: View) -> None:
         self.view, self.count, self._site = view, 0, -1
+        self.reached: set[int] = set()
 
     def output(self, site: Site, columns: torch.Tensor) -> None:
+        if has_tokens(columns):
+            self.reached.add(site.index)
         if self._site < 0:
             self._site = site.index
             tokens = columns.shape[:-1].numel()

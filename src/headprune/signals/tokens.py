@@ -251,7 +251,10 @@ class _TokenMeter(SiteMeter):
         """The size of the residual stream; none where the output of some layer is not a hidden state."""
         sizes: dict[int, torch.Tensor] = {}
         for site in self.view.sites if self.request.streams else ():
-            squares = self.streams.get(layer_path(site.path))
+            if layer_path(site.path) not in self.streams:  # it does not run on this batch, so that nothing is divided
+                sizes[site.index] = torch.ones(self.view.size)
+                continue
+            squares = self.streams[layer_path(site.path)]
             if squares is None:
                 return
             real = self.view.real(site, squares.shape[1])

@@ -55,7 +55,9 @@ class Task:
         self._decoder_inputs = getattr(model, "prepare_decoder_input_ids_from_labels", None)
         self._length_rules = _length_rules(model)
         takes = forward_arguments(model)
-        self._takes_cache = takes is None or "use_cache" in takes
+        text = getattr(self.config, "get_text_config", lambda: None)()  # of a model of images and text
+        caches = any(getattr(config, "use_cache", False) for config in (self.config, text))
+        self._has_cache = caches and (takes is None or "use_cache" in takes)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -88,7 +90,7 @@ class Task:
         inputs = {name: value for name, value in batch.items() if name not in self.label_names}
         if self.encoder_decoder and "decoder_input_ids" not in batch and "labels" in batch:
             inputs["labels"] = batch["labels"]
-        if getattr(self.config, "use_cache", False) and self._takes_cache:
+        if self._has_cache:
             inputs["use_cache"] = False
         return inputs
 

@@ -37,7 +37,14 @@ class Layerwise:
 
 
 def layerwise_pruning(run: RunState) -> LayerwisePruning:
-    return LayerwisePruning(run.model, run.calibration, run.config, run.task, device=input_device(run.model))
+    return LayerwisePruning(
+        run.model,
+        run.calibration,
+        run.config,
+        run.task,
+        device=input_device(run.model),
+        unreached=run.candidates.unreached,
+    )
 
 
 def prune_layers(run: RunState, removal: Removal) -> Removal:
