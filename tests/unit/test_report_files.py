@@ -347,7 +347,8 @@ def test_the_card_of_a_point_is_that_of_a_run_that_stops_there(tmp_path: Path) -
     options: dict[str, Any] = {"neurons": (1000, 1000, 2000), "samples": 64, "savings": False}
     folder = make_run(tmp_path / "run", stop=0.75, **options)
     record = json.loads((folder / "run.json").read_text())
-    record["points"] = [{"label": "flops-0.8", "step": 6}]
+    measured = {"metric": 0.8, "interval": None, "units": {"heads": 6}, "shares": {"flops": 0.8}}
+    record["points"] = [{"label": "flops-0.8", "step": 6, "model": "models/flops-0.8", **measured}]
     (folder / "run.json").write_text(json.dumps(record))
     other = json.loads((make_run(tmp_path / "other", stop=0.5, **options) / "run.json").read_text())
     assert other["result"]["step"] == 6
