@@ -1,8 +1,8 @@
 """Attention entropies of a small model against `output_attentions`: a column of `benchmarks.model_coverage`.
 
-The reference is the model with eager attention and `output_attentions=True`, read with plain torch hooks: the maps that
-the attention module of a site returned. headprune reads the same model with the attention implementation that it was
-built with, and with eager attention. The result is one of
+The reference is the model with eager attention and `output_attentions=True` at each attention module, read with plain
+torch hooks: the maps that the module of a site returned. headprune reads the same model with the attention
+implementation that it was built with, and with eager attention. The result is one of
 
     exact            the entropies of every row of every site equal those of the reference
     exact with eager refused as it is built, and exact where it is built with eager attention
@@ -78,9 +78,6 @@ def returned_maps(model: Any, paths: Sequence[str], runs: Sequence[Run]) -> Maps
         module = model.get_submodule(path)
         module.register_forward_hook(keep(path))
         module.forward = asking(module.forward)
-    for module in model.modules():
-        if hasattr(module, "config"):
-            module.config.output_attentions = True
     outputs(model, runs)
     return maps
 

@@ -15,7 +15,8 @@ neurons of its feed-forward layers: half of them, then a whole layer of every ki
     WRONG            outputs differ, or the model fails after a removal
 
 The column "entropy" compares attention entropies with `output_attentions` (benchmarks/entropy_coverage.py);
-`--only entropy` fills no other.
+`--only entropy` fills no other. The columns "scores" and "rounds" say what comes of the defaults
+(benchmarks/score_coverage.py).
 
 Model types are tried in processes of their own, so that one that crashes or hangs costs no more than its row. With
 `--rows` every row is written as it comes, and those that the file has already are not measured again.
@@ -44,6 +45,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import headprune
 from benchmarks.entropy_coverage import entropy_result, entropy_row
+from benchmarks.score_coverage import error_text, score_row
 from benchmarks.small_models import agree, build, outputs
 from headprune.discovery.twin import Run
 from headprune.errors import HeadpruneError
@@ -51,6 +53,7 @@ from headprune.surgery.remove_units import remove_units
 from headprune.units import all_sites
 from headprune.units.linear import is_transposed
 
+REASONS = ("note", "score_reason", "entropy_reason")
 ORDER = ("WRONG", "exact", "refused", "no attention", "not built")
 
 
@@ -85,7 +88,7 @@ def check(model_type: str, only: str | None = None) -> dict[str, Any]:
     row |= {"class": type(model).__name__, **entropy_row(model, runs)}
     if only == "entropy":
         return {**row, "status": "built", "seconds": round(time.perf_counter() - started, 1)}
-    row |= _heads(model, runs)
+    row |= {**score_row(model, runs), **_heads(model, runs)}
     if row["status"] != "WRONG":
         row |= _neurons(dense, runs)
     return {**row, "seconds": round(time.perf_counter() - started, 1)}
@@ -197,8 +200,7 @@ def _reload_problem(model: Any, runs: Sequence[Run], expected: list[torch.Tensor
 
 
 def _short(error: Exception) -> str:
-    text = re.sub(r" from '[^']*'", "", " ".join(str(error).split()))  # where a module lies says nothing elsewhere
-    return (text if isinstance(error, HeadpruneError) else f"{type(error).__name__}: {text}")[:300]
+    return re.sub(r" from '[^']*'", "", error_text(error))  # where a module lies says nothing elsewhere
 
 
 def _work(pipe: Any) -> None:
@@ -260,11 +262,9 @@ def measure(types: Sequence[str], workers: int, seconds: float, only: str | None
             busy.remove(worker)
             if row.pop("lost", False):
                 pool[pool.index(worker)] = Worker()
-            reason = row.get("reason") or row.get("note") or row.get("entropy_reason", "")
-            entropy = row.get("entropy", "")
-            print(
-                f"{row['status']:13}{row['type']:32}{row.get('neurons', ''):>4}  {entropy:15}{reason[:140]}", flush=True
-            )
+            reason = row.get("reason") or row.get("note") or row.get("entropy_reason") or row.get("score_reason", "")
+            columns = "".join(f"{row.get(name, ''):15}" for name in ("scores", "rounds", "entropy"))
+            print(f"{row['status']:13}{row['type']:32}{row.get('neurons', ''):>4}  {columns}{reason[:140]}", flush=True)
             yield row
 
 
@@ -281,7 +281,9 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         "output projections, then saved and loaded. The column of neurons counts the feed-forward layers for which the",
         "same holds: half of their neurons removed, then a whole layer of every kind. The column of entropy compares",
         "the attention entropies that headprune reads with those of `output_attentions`: `exact`, `refused` with a",
-        "reason, or not compared, where the model does not return its attention.",
+        "reason, or not compared, where the model does not return its attention. The column of scores says whether the",
+        "default criterion gives the same for two samples together and one by one, that of rounds whether a run to 0.8",
+        "of the FLOPs ends.",
         "",
         "| result | model types |",
         "|---|---|",
@@ -293,14 +295,14 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         "|---|---|",
         *(f"| {result} | {count} |" for result, count in entropies.most_common()),
         "",
-        "| model type | class | result | sites | neurons | entropy | left whole, or why not |",
-        "|---|---|---|---|---|---|---|",
+        "| model type | class | result | sites | neurons | scores | rounds | entropy | left whole, or why not |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         left = Counter(reason for _, reason in row.get("left", []))
         why = row.get("reason") or "; ".join(f"{count} x {reason}" for reason, count in left.items())
-        why = "; ".join(part for part in (why, row.get("note", ""), row.get("entropy_reason", "")) if part)
-        counts_of = (row.get("sites", ""), row.get("neurons", ""), row.get("entropy", ""))
+        why = "; ".join(part for part in [why, *(row.get(name, "") for name in REASONS)] if part)
+        counts_of = [row.get(name, "") for name in ("sites", "neurons", "scores", "rounds", "entropy")]
         cells = (row["type"], row.get("class", ""), row["status"], *counts_of, why.replace("|", "/"))
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"

@@ -316,12 +316,17 @@ def test_images_in_one_row_are_read_one_at_a_time_or_refused(monkeypatch: pytest
     for site, weights in zip(in_order, maps, strict=True):
         expected = torch.special.entr(weights).sum(-1).mean((0, 2))
         assert torch.allclose(-scores[site.index].double(), expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(UnsupportedModelError, match=r"visual.blocks.0.attn.*give batches of one image"):
-        headprune.score(model, [images(2, per_sample=2)], criterion="hies")
+    for refusal, several in (("one sample", images(2, per_sample=1)), ("one image", images(2, per_sample=2))):
+        with pytest.raises(UnsupportedModelError, match=f"visual.blocks.0.attn.*give batches of {refusal}"):
+            headprune.score(model, [several], criterion="hies")
 
 
-def test_samples_with_an_image_each_are_read_one_at_a_time() -> None:
-    model, batch = qwen2_vl(), images(2, per_sample=1)
-    alone = [{name: value.chunk(2)[row] for name, value in batch.items()} for row in range(2)]
-    both, single = (headprune.score(model, data, criterion="hies").scores for data in ([batch], alone))
-    assert torch.allclose(both, single, rtol=1e-4, atol=1e-6, equal_nan=True)
+def test_only_modules_with_code_of_their_own_run_with_eager_attention() -> None:
+    """The pooling head of SigLIP is an nn.MultiheadAttention, the layers before it use the interface."""
+    model, names = ZOO["siglip-vision"].build(), []
+    record = lambda module, args, output: names.append(model.config._attn_implementation)  # noqa: E731
+    handles = [layer.register_forward_hook(record) for layer in model.encoder.layers]
+    result = headprune.score(model, [labelled(ZOO["siglip-vision"], 0)], criterion="entropy")
+    assert len(names) == 2 * len(handles)
+    assert set(names) == {"sdpa"}
+    assert result.scores[-1].max() < 0

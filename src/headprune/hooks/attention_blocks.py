@@ -92,12 +92,6 @@ class Attention:
         """Whether the map is computed in blocks: it is large, not wanted `whole`, and no row depends on others."""
         return not whole and self.block_size() < self.queries and self.rows_are_independent()
 
-    def attends(self) -> torch.Tensor | None:
-        """Whether a query may attend to any key, with the axes of the output [batch, queries, heads, width]; None
-        where all may."""
-        mask = None if self.implies_causal else self.block_mask(0, self.queries)
-        return None if mask is None else allowed_keys(mask).any(-1).transpose(1, 2).unsqueeze(-1)
-
     def block_size(self) -> int:
         row = self.query.shape[0] * self.query.shape[1] * self.key.shape[-2] * 4
         return max(MIN_QUERIES, BLOCK // row)

@@ -23,7 +23,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.attach import HookedSite, hooks
-from headprune.hooks.attention_blocks import Attention, Rows
+from headprune.hooks.attention_blocks import Attention, Rows, allowed_keys
 from headprune.hooks.attention_implementation import attention_implementation, implementation_name
 from headprune.hooks.outputs import largest_difference
 from headprune.hooks.torch_attention import original_class
@@ -105,8 +105,8 @@ def probabilities(
         if not callers:
             own_code.append(probe)
     with ExitStack() as stack:
-        if own_code:
-            stack.enter_context(attention_implementation(model, lambda name: name and "eager"))
+        modules = nn.ModuleList([probe.module for probe in own_code])
+        stack.enter_context(attention_implementation(modules, lambda name: name and "eager"))
         stack.enter_context(hooks([(model.get_submodule(p.site.o), _counter(p)) for p in probes], before=True))
         stack.enter_context(
             hooks([(p.module, _request_probabilities(p)) for p in own_code], before=True, with_kwargs=True)
@@ -210,29 +210,30 @@ def _attend(
         if weights is not None:
             probe.show(Rows(weights.detach(), call.block_mask(0, call.queries), 0, call.queries))
         return output, weights
-    needs_output = call.is_eager or probe.check
-    outputs: list[torch.Tensor] = []
-    with torch.no_grad():
-        # Without a use for the output, one column of the values is enough.
-        for output, rows in (call if needs_output else replace(call, value=call.value[..., :1])).parts(
-            whole=probe.whole
-        ):
-            probe.show(rows)
-            if needs_output:
-                outputs.append(output)
-            del output, rows
     if call.is_eager:
+        outputs: list[torch.Tensor] = []
+        for output, rows in call.parts(whole=probe.whole):
+            probe.show(rows)
+            outputs.append(output)
+            del output, rows
         return torch.cat(outputs, dim=1), None
     result = compute(module, query, key, value, attention_mask, **kwargs)
-    if probe.check:
-        _check_output(probe, call, result[0].detach(), torch.cat(outputs, dim=1))
+    if not probe.check:  # one column of the values is enough
+        call = replace(call, value=call.value[..., :1])
+    with torch.no_grad():
+        for output, rows in call.parts(whole=probe.whole):
+            if probe.check:
+                _check_output(probe, rows, result[0].detach(), output)
+            probe.show(rows)
+            del output, rows
     return result
 
 
-def _check_output(probe: _Probe, call: Attention, computed: torch.Tensor, eager: torch.Tensor) -> None:
-    """Refuse probabilities of eager attention where the model's function computes something else."""
-    attends = call.attends()
-    if attends is not None:  # where a query may attend to nothing, which are rows of padding, functions differ
+def _check_output(probe: _Probe, rows: Rows, computed: torch.Tensor, eager: torch.Tensor) -> None:
+    """Refuse probabilities of eager attention where the model's function computes another output of these queries."""
+    computed = computed[:, rows.first : rows.first + eager.shape[1]]
+    if rows.mask is not None:  # where a query may attend to nothing, which are rows of padding, functions differ
+        attends = allowed_keys(rows.mask).any(-1).transpose(1, 2).unsqueeze(-1)
         computed, eager = (output.masked_fill(~attends, 0) for output in (computed, eager))
     difference, allowed = largest_difference(_rounded([computed]), _rounded([eager]))
     if difference > allowed:
