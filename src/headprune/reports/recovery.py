@@ -24,9 +24,8 @@ NO_VALUE = "\u2013"
 def recovery_of(run: RunView) -> dict[str, Any] | None:
     """The record of a run's recovery; None where there is none, or where it started from another model than the run has
     now."""
-    record = read_recovery(run.path)
-    fits = record is not None and "recovered" in record and record.get("of") == origin(run.record)
-    return record if fits else None
+    record = None if run.result is None else read_recovery(run.path)
+    return record if record is not None and record["of"] == origin(run.record) else None
 
 
 def origin(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def savings_rows(savings: Mapping[str, Any]) -> list[SavingsRow]:
             milliseconds["pruned"],
         )
         for name, milliseconds in latency.items()
-        if name.startswith("batch_")
+        if isinstance(milliseconds, Mapping)
     ]
     return measured + latency_rows
 

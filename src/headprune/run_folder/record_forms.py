@@ -52,7 +52,7 @@ SAVINGS = {
 POINT = {
     "label": str,
     "step": int,
-    "model?": str,
+    "model": str,
     "metric": NUMBER,
     "interval": INTERVAL,
     "units": COUNT_BY_NAME,
@@ -103,6 +103,10 @@ ENDED = {
     },
     "samples": {"evaluation": int},
 }
+SAMPLES = {
+    "prune": {"samples": {"calibration": int}},
+    "train": {"samples": {"training": int}},
+}  # by the verb of the run
 
 MEASURED = {"value": NUMBER, "interval": INTERVAL}
 RECOVERY = {"settings": dict}

@@ -20,7 +20,7 @@ from headprune.checkpoint.atomic_files import path_exists
 from headprune.errors import RunError
 from headprune.measure.trajectory import Step, check_sequence, curve_csv
 from headprune.run_folder.folder import LOCK, RunFolder, read_record, truncate
-from headprune.run_folder.record_forms import ENDED, RUN
+from headprune.run_folder.record_forms import ENDED, RUN, SAMPLES
 from headprune.search.observers import Journal
 
 RECORD, STEPS, TIMING = "run.json", "steps.jsonl", "timing.jsonl"
@@ -105,7 +105,9 @@ def read_run(path: str | Path) -> tuple[dict[str, Any], list[Step]]:
         raise RunError(f"{folder} is not a run directory: it has no run.json.")
     record = read_record(folder / RECORD, RUN)
     if record.get("result"):
-        record = read_record(folder / RECORD, ENDED)
+        samples = SAMPLES["train" if record["settings"].get("gates") else "prune"]
+        for form in (ENDED, samples):
+            read_record(folder / RECORD, form)
     return record, _read_steps(folder / STEPS)[0]
 
 

@@ -144,7 +144,7 @@ class LayerFolder(LayerFiles):
                 pruned = _from_json(json.loads(line))
             except (ValueError, RecursionError):
                 break  # cut off by a kill; the rest is written again
-            if not self.part(pruned.layer).is_file():
+            if pruned.layer not in layers or not self.part(pruned.layer).is_file():
                 break  # its weights are missing, and later layers depend on them
             self.finished[pruned.layer] = pruned
         write_text(file, "".join(json.dumps(_to_json(pruned)) + "\n" for pruned in self.finished.values()))
