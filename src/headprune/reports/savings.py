@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from headprune.display import counted
 from headprune.units.resolve import KINDS
 
 
@@ -43,7 +42,7 @@ def savings_rows(savings: Mapping[str, Any]) -> list[SavingsRow]:
             milliseconds["pruned"],
         )
         for name, milliseconds in latency.items()
-        if isinstance(milliseconds, Mapping)
+        if name.startswith("batch_")
     ]
     return measured + latency_rows
 
@@ -51,8 +50,8 @@ def savings_rows(savings: Mapping[str, Any]) -> list[SavingsRow]:
 def how_timed(savings: Mapping[str, Any]) -> str:
     latency = savings["latency"]
     return (
-        f"Milliseconds: median of {latency['repeats']} repetitions, dense and pruned in turns, "
-        f"{counted(latency['threads'], 'CPU thread')}."
+        f"Milliseconds: median of {latency['repeats']} repetitions, dense and pruned in turns, CPU threads: "
+        f"{latency['threads']}."
     )
 
 

@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headprune.forms import check_form
 from headprune.run_folder.folder import RunFolder
-from headprune.run_folder.record_forms import RECOVERED, RECOVERY
 
 FOLDER, RECORD = "finetuned", "finetune.json"
 
@@ -24,14 +22,17 @@ FOLDER, RECORD = "finetuned", "finetune.json"
 class RecoveryFolder(RunFolder):
     """An open folder of a recovery."""
 
-    record_name, noun, is_inside, form = RECORD, "recovery", True, RECOVERY
+    record_name, noun, is_inside = RECORD, "recovery", True
 
     @classmethod
     def _is_complete(cls, path: Path, record: Mapping[str, Any]) -> bool:
         return "recovered" in record
 
     def _clear(self) -> None:
-        remove_recovery(self.path)
+        (self.path / RECORD).unlink(missing_ok=True)  # first: without it, the rest is removed at the next start
+        for entry in self.path.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
 
     @property
     def finished(self) -> bool:
@@ -41,19 +42,10 @@ class RecoveryFolder(RunFolder):
         self._write_record(result)
 
 
-def remove_recovery(path: Path) -> None:
-    """Remove the files of a recovery; others in its folder stay."""
-    (path / RECORD).unlink(missing_ok=True)  # first: without it, the rest is removed at the next start
-    for folder in (path / "model", path / "trainer", *path.glob("round-*")):
-        if folder.is_dir():
-            shutil.rmtree(folder)
-
-
 def read_recovery(run: Path) -> dict[str, Any] | None:
-    """The record of a run's recovery that has ended; None where there is none, or none that can be read."""
+    """The record of a run's recovery; None where there is none, or none that can be read."""
     try:
-        record = json.loads((run / FOLDER / RECORD).read_bytes())
-        check_form(record, RECOVERED)
-    except (OSError, ValueError, RecursionError):
+        record = json.loads((run / FOLDER / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    return dict(record)
+    return record if isinstance(record, dict) else None

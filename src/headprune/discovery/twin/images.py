@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .module_facts import BATCH, Facts
+from .signature import BATCH, Facts
 
 VISION = r"vision|visual|image|vit|backbone|encoder"
 NAMES = (

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.search.budget import (
@@ -18,10 +19,11 @@ from headprune.search.budget import (
     least_share,
     prices,
 )
+from headprune.search.config import PruneConfig
 from headprune.search.schedules.schedule import Removal, RunState
 from headprune.search.selection import choose, least_units
 from headprune.search.stopwatch import Stopwatch
-from headprune.units import Member, Site
+from headprune.units import Member, Site, sites_of
 
 SLOWER = 0.03  # how much slower than its target a model may be before another round
 CORRECTIONS = 2  # further rounds at most
@@ -32,7 +34,7 @@ class Rounds:
     each."""
 
     def __init__(self, run: RunState) -> None:
-        config, sites = run.config, run.prunable
+        config, sites = run.config, run.sites
         self.config = config
         self.budget = budget_of(config, sites)
         self.measure = self.budget.measure
@@ -99,7 +101,7 @@ class Rounds:
         return distributed.on_main(
             lambda: choose(
                 scores,
-                run.prunable,
+                run.sites,
                 self.prices,
                 self.target(len(run.steps)),
                 kinds=config.units,
@@ -108,3 +110,11 @@ class Rounds:
                 widths=config.widths,
             )
         )
+
+
+def refuse_unreachable(model: PreTrainedModel, config: PruneConfig) -> None:
+    """Refuse a budget that cannot be met; one of time is known only by measuring."""
+    if config.budget is not None and config.budget.measure != "latency" and config.schedule == "rounds":
+        sites = sites_of(model, config.units)
+        dense_prices = prices(model, sites, config.budget.measure, config.units)
+        check_reachable(config.budget, dense_prices, sites, lambda site: least_units(site, config))

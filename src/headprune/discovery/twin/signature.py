@@ -1,4 +1,4 @@
-"""Facts about a module for making inputs: numbers of its config, the arguments of its forward, sizes to try."""
+"""The inputs of a module, from its config and the signature of its forward."""
 
 from __future__ import annotations
 
