@@ -9,11 +9,14 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 # The tests run in parallel; each worker uses one thread.
 WORKERS ?= 2
 
-.PHONY: help test test-slow test-all lint format bench demo docs clean
+SEED ?= 0
+
+.PHONY: help test test-slow test-all soak lint format bench demo docs clean
 
 help:
 	@echo "make test    set up and run the tests that take seconds: about four minutes"
 	@echo "make test-all  run all tests; make test-slow those that make test leaves out"
+	@echo "make soak    property tests on every text model of transformers, SEED=0, and 10,000 damaged files: hours"
 	@echo "make lint    ruff, format check and type check"
 	@echo "make bench   speed and memory, as ratios measured in one run"
 	@echo "make docs    the documentation, in site/"
@@ -43,6 +46,10 @@ test-slow: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+soak: $(READY)
+	HEADPRUNE_SOAK=$(SEED) $(BIN)/python -m pytest -n $(WORKERS) tests/unit/test_properties.py
+	$(BIN)/python -m benchmarks.fuzz_readers
 
 lint: $(READY)
 	$(BIN)/ruff check .

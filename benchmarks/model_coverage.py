@@ -1,7 +1,7 @@
 """Which transformers can be pruned: every model type that the installed transformers knows, one row each.
 
     python -m benchmarks.model_coverage [--types A,B] [--out docs/coverage.md] [--rows FILE.jsonl] [--workers 2]
-                                  [--seconds 120]
+                                  [--seconds 120] [--only entropy [--result FILE.json]]
 
 A small model of each type is built from its config class, sizes reduced by rule, with random weights. Half of its units
 are removed, then a whole site, and each time all outputs are compared with those of the dense model whose output
@@ -14,6 +14,10 @@ neurons of its feed-forward layers: half of them, then a whole layer of every ki
     not built        the small model could not be built or run here, with the reason
     WRONG            outputs differ, or the model fails after a removal
 
+The column "entropy" compares attention entropies with `output_attentions` (benchmarks/entropy_coverage.py);
+`--only entropy` fills no other. The columns "scores" and "rounds" say what comes of the defaults
+(benchmarks/score_coverage.py).
+
 Model types are tried in processes of their own, so that one that crashes or hangs costs no more than its row. With
 `--rows` every row is written as it comes, and those that the file has already are not measured again.
 """
@@ -23,7 +27,6 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import importlib
 import json
 import multiprocessing
 import re
@@ -38,92 +41,20 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import headprune
-from headprune.discovery.twin import Run, randomise, sample_runs, small_config
+from benchmarks.entropy_coverage import entropy_result, entropy_row
+from benchmarks.score_coverage import error_text, score_row
+from benchmarks.small_models import agree, build, outputs
+from headprune.discovery.twin import Run
 from headprune.errors import HeadpruneError
 from headprune.surgery.remove_units import remove_units
 from headprune.units import all_sites
 from headprune.units.linear import is_transposed
 
-DEPTH = 2
-# Where a type has no base class, the first of these that has one for it.
-MAPPINGS = (
-    "MODEL_MAPPING",
-    "MODEL_FOR_PRETRAINING_MAPPING",
-    "MODEL_FOR_CAUSAL_LM_MAPPING",
-    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
-    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING",
-    "MODEL_FOR_OBJECT_DETECTION_MAPPING",
-    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
-)
+REASONS = ("note", "score_reason", "entropy_reason")
 ORDER = ("WRONG", "exact", "refused", "no attention", "not built")
-
-
-def model_class(config: Any) -> type | None:
-    for name in MAPPINGS:
-        classes = getattr(modeling_auto, name, {}).get(type(config), None)
-        if classes is not None:
-            return classes[0] if isinstance(classes, tuple) else classes
-    return _class_beside(type(config))
-
-
-def _class_beside(config: type) -> type | None:
-    """The first model class beside the config that is built from it: parts of models are in no mapping."""
-    module = config.__module__.replace("configuration_", "modeling_")
-    try:
-        home = importlib.import_module(module)
-    except ImportError:
-        return None
-    classes = [
-        kind
-        for name, kind in vars(home).items()
-        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.__module__ == module
-        if kind.__dict__.get("config_class", kind.config_class) is config and not name.endswith("PreTrainedModel")
-    ]
-    return classes[0] if classes else None
-
-
-def build(model_type: str) -> tuple[Any, list[Run]]:
-    config = small_config(CONFIG_MAPPING[model_type](), keep_heads=False, depth=DEPTH)
-    kind: Any = model_class(config)
-    if kind is None:
-        raise LookupError("there is no model class for this config alone")
-    torch.manual_seed(0)
-    model = kind(config).eval()
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")
-    randomise(model, 0)
-    for dtype in (torch.float64, torch.float32):
-        model = model.to(dtype)
-        runs = sample_runs(model)
-        if runs:
-            return model, runs
-    raise RuntimeError("no inputs were found that it runs on")
-
-
-def outputs(model: Any, runs: Sequence[Run]) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-
-    def take(value: Any) -> None:
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            tensors.append(value)
-        elif isinstance(value, Mapping):
-            for name, item in value.items():
-                if "attentions" not in str(name) and name != "past_key_values":
-                    take(item)
-        elif type(value) in (tuple, list):
-            for item in value:
-                take(item)
-
-    for run in runs:
-        torch.manual_seed(0)
-        with torch.no_grad():
-            take(model.get_submodule(run.path)(**copy.deepcopy(run.inputs)))
-    return tensors
 
 
 def silenced(
@@ -145,24 +76,8 @@ def silenced(
         return outputs(model, runs)
 
 
-def agree(expected: list[torch.Tensor], actual: list[torch.Tensor]) -> bool:
-    """Equal but for rounding, relative to the largest number; some code takes steps in float32 whatever else."""
-    if [tensor.shape for tensor in expected] != [tensor.shape for tensor in actual]:
-        return False
-    for one, other in zip(expected, actual, strict=True):
-        finite = torch.isfinite(one)
-        if not torch.equal(finite, torch.isfinite(other)):
-            return False
-        if finite.any():
-            scale = max(1.0, float(one[finite].abs().max()))
-            allowed = scale * (1e-5 if one.dtype == torch.float64 else 1e-4)
-            if not float((one[finite] - other[finite]).abs().max()) <= allowed:
-                return False
-    return True
-
-
-def check(model_type: str) -> dict[str, Any]:
-    """One row of the table: its attention, then its feed-forward layers."""
+def check(model_type: str, only: str | None = None) -> dict[str, Any]:
+    """One row of the table: its entropies, its attention, then its feed-forward layers."""
     row: dict[str, Any] = {"type": model_type, "status": "not built", "reason": ""}
     started = time.perf_counter()
     try:
@@ -170,7 +85,10 @@ def check(model_type: str) -> dict[str, Any]:
     except Exception as error:
         return {**row, "reason": _short(error)}
     dense = copy.deepcopy(model)
-    row |= {"class": type(model).__name__, **_heads(model, runs)}
+    row |= {"class": type(model).__name__, **entropy_row(model, runs)}
+    if only == "entropy":
+        return {**row, "status": "built", "seconds": round(time.perf_counter() - started, 1)}
+    row |= {**score_row(model, runs), **_heads(model, runs)}
     if row["status"] != "WRONG":
         row |= _neurons(dense, runs)
     return {**row, "seconds": round(time.perf_counter() - started, 1)}
@@ -282,8 +200,7 @@ def _reload_problem(model: Any, runs: Sequence[Run], expected: list[torch.Tensor
 
 
 def _short(error: Exception) -> str:
-    text = re.sub(r" from '[^']*'", "", " ".join(str(error).split()))  # where a module lies says nothing elsewhere
-    return (text if isinstance(error, HeadpruneError) else f"{type(error).__name__}: {text}")[:300]
+    return re.sub(r" from '[^']*'", "", error_text(error))  # where a module lies says nothing elsewhere
 
 
 def _work(pipe: Any) -> None:
@@ -294,7 +211,7 @@ def _work(pipe: Any) -> None:
     torch.set_num_threads(1)
     with suppress(EOFError):  # nothing more to do
         while True:
-            pipe.send(check(pipe.recv()))
+            pipe.send(check(*pipe.recv()))
 
 
 class Worker:
@@ -308,9 +225,9 @@ class Worker:
         other.close()
         self.name, self.started = "", 0.0
 
-    def give(self, name: str) -> None:
+    def give(self, name: str, only: str | None) -> None:
         self.name, self.started = name, time.monotonic()
-        self.pipe.send(name)
+        self.pipe.send((name, only))
 
     def row(self, seconds: float) -> dict[str, Any] | None:
         """The row, if it is there; one that says so where the process is lost, or takes longer than this."""
@@ -328,7 +245,7 @@ class Worker:
         return {"type": self.name, "status": "not built", "reason": lost, "lost": True}
 
 
-def measure(types: Sequence[str], workers: int, seconds: float) -> Iterator[dict[str, Any]]:
+def measure(types: Sequence[str], workers: int, seconds: float, only: str | None) -> Iterator[dict[str, Any]]:
     """Rows as they come, a few processes at a time."""
     waiting = list(types)
     pool = [Worker() for _ in range(min(workers, len(waiting)))]
@@ -336,7 +253,7 @@ def measure(types: Sequence[str], workers: int, seconds: float) -> Iterator[dict
     while waiting or busy:
         while waiting and len(busy) < len(pool):
             worker = next(worker for worker in pool if worker not in busy)
-            worker.give(waiting.pop(0))
+            worker.give(waiting.pop(0), only)
             busy.append(worker)
         for worker in list(busy):
             row = worker.row(seconds)
@@ -345,13 +262,15 @@ def measure(types: Sequence[str], workers: int, seconds: float) -> Iterator[dict
             busy.remove(worker)
             if row.pop("lost", False):
                 pool[pool.index(worker)] = Worker()
-            reason = row.get("reason") or row.get("note", "")
-            print(f"{row['status']:13}{row['type']:32}{row.get('neurons', ''):>4}  {reason[:140]}", flush=True)
+            reason = row.get("reason") or row.get("note") or row.get("entropy_reason") or row.get("score_reason", "")
+            columns = "".join(f"{row.get(name, ''):15}" for name in ("scores", "rounds", "entropy"))
+            print(f"{row['status']:13}{row['type']:32}{row.get('neurons', ''):>4}  {columns}{reason[:140]}", flush=True)
             yield row
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
     counts = Counter(row["status"] for row in rows)
+    entropies = Counter(row["entropy"] for row in rows if "entropy" in row)
     lines = [
         "# Coverage",
         "",
@@ -360,7 +279,11 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         f"with transformers {transformers.__version__} and torch {torch.__version__.split('+')[0]}: a small random",
         "model of each type, half of its units removed, then a whole site, compared with zeros in the columns of its",
         "output projections, then saved and loaded. The column of neurons counts the feed-forward layers for which the",
-        "same holds: half of their neurons removed, then a whole layer of every kind.",
+        "same holds: half of their neurons removed, then a whole layer of every kind. The column of entropy compares",
+        "the attention entropies that headprune reads with those of `output_attentions`: `exact`, `refused` with a",
+        "reason, or not compared, where the model does not return its attention. The column of scores says whether the",
+        "default criterion gives the same for two samples together and one by one, that of rounds whether a run to 0.8",
+        "of the FLOPs ends.",
         "",
         "| result | model types |",
         "|---|---|",
@@ -368,14 +291,18 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         "",
         f"Feed-forward layers can be pruned in {sum(bool(row.get('neurons')) for row in rows)} model types.",
         "",
-        "| model type | class | result | sites | neurons | left whole, or why not |",
-        "|---|---|---|---|---|---|",
+        "| entropy | model types |",
+        "|---|---|",
+        *(f"| {result} | {count} |" for result, count in entropies.most_common()),
+        "",
+        "| model type | class | result | sites | neurons | scores | rounds | entropy | left whole, or why not |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         left = Counter(reason for _, reason in row.get("left", []))
         why = row.get("reason") or "; ".join(f"{count} x {reason}" for reason, count in left.items())
-        why = "; ".join(part for part in (why, row.get("note", "")) if part)
-        counts_of = (row.get("sites", ""), row.get("neurons", ""))
+        why = "; ".join(part for part in [why, *(row.get(name, "") for name in REASONS)] if part)
+        counts_of = [row.get(name, "") for name in ("sites", "neurons", "scores", "rounds", "entropy")]
         cells = (row["type"], row.get("class", ""), row["status"], *counts_of, why.replace("|", "/"))
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
@@ -387,17 +314,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the table in markdown")
     parser.add_argument("--rows", type=Path, help="write every row as it comes; those that are there are not measured")
     parser.add_argument("--seconds", type=float, default=120, help="how long a model type may take")
+    parser.add_argument("--only", choices=["entropy"], help="fill this column alone")
+    parser.add_argument("--result", type=Path, help="write counts and rows of the column as JSON; with --only")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     types = options.types.split(",") if options.types else sorted(CONFIG_MAPPING)
     lines = options.rows.read_text().splitlines() if options.rows and options.rows.is_file() else []
     rows = {row["type"]: row for row in map(json.loads, lines)}
-    for row in measure([name for name in types if name not in rows], options.workers, options.seconds):
+    for row in measure([name for name in types if name not in rows], options.workers, options.seconds, options.only):
         rows[row["type"]] = row
         if options.rows:
             with options.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
     print(dict(Counter(row["status"] for row in rows.values())))
+    if options.result:
+        options.result.write_text(json.dumps(entropy_result([rows[name] for name in sorted(rows)]), indent=1) + "\n")
     if options.out:
         options.out.write_text(page([rows[name] for name in sorted(rows)]))
 

@@ -344,7 +344,7 @@ class Oracle:
         logits = self.logits(sample)
         if logits.dim() == 1 and len(logits) == 1:
             return logits.sum()
-        generator = torch.Generator().manual_seed(content_seed(sample, 0))
+        generator = torch.Generator().manual_seed(content_seed(sample))
         if logits.dim() == 1:
             signs = vector_signs(len(logits), generator)
         else:

@@ -14,7 +14,7 @@ CONTRIBUTING = PROJECT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms: written by tests/rooms.py -->", "<!-- end of rooms -->"
 
 # Modules that every room may import; each of them imports only those before it.
-COMMON = ("errors", "defaults", "lazy", "extras", "distributed", "cache", "batches", "display", "progress")
+COMMON = ("errors", "forms", "defaults", "lazy", "extras", "distributed", "cache", "display", "progress", "batches")
 # A room, and the rooms that it may import. A room names only rooms above its own line.
 MAY_IMPORT = {
     "config": "",
@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "repair": "hooks units tasks surgery signals layerwise measure",
     "search": "config hooks units tasks surgery signals layerwise measure criteria repair",
     "checkpoint": "hooks models units surgery vocabulary",
-    "run_folder": "measure search checkpoint",
+    "run_folder": "config measure search checkpoint",
     "data": "tasks checkpoint",
     "training": "config hooks units tasks surgery measure criteria search checkpoint data",
     "snippets": "units tasks checkpoint",

@@ -49,6 +49,8 @@ SLOW_TESTS = (
     "unit/test_compare_studies.py::test_at_a_budget_the_models_at_the_end_are_compared",
     "unit/test_demo.py::test_plain_transformers_runs_what_the_demo_shows",
     "unit/test_demo.py::test_the_fast_model_is_said_as_its_run_has_it",
+    "unit/test_examples.py::test_a_classifier_is_pruned_to_its_budget",
+    "unit/test_examples.py::test_a_language_model_is_pruned_to_its_budget",
     "unit/test_finetune.py::test_a_full_disk_is_said",
     "unit/test_finetune.py::test_a_killed_training_goes_on_to_the_same_weights",
     "unit/test_finetune.py::test_batches_examples_and_data_sets_are_the_same",

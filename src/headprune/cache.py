@@ -1,23 +1,25 @@
-"""A cache of measured layouts, in memory and on disk: one small file per model class, settings and versions."""
+"""A cache of measured layouts, in memory and on disk: one small file per model class, settings, versions and code."""
 
 from __future__ import annotations
 
 import functools
 import gzip
 import hashlib
+import inspect
 import json
 import os
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 import transformers
 
-_memory: dict[tuple[type, Path], Any] = {}
+_memory: dict[Any, Any] = {}
 
 
 def folder() -> Path:
@@ -37,20 +39,33 @@ def remembered(
     settings: str,
     make: Callable[[], Any],
     *,
+    classes: Iterable[type] = (),
     to_json: Callable[[Any], Any] = _unchanged,
     from_json: Callable[[Any], Any] = _unchanged,
 ) -> Any:
-    """The result of `make` for this class and these settings, from the cache where possible; None is not cached."""
-    file = _file(kind, settings)
-    if (kind, file) not in _memory:
-        stored = _read(file)
-        value = make() if stored is None else from_json(stored)
+    """The result of `make` for this class and these settings, from the cache where possible; None is not cached.
+
+    `classes` are those of all modules of the model: where the code of one of them changes, `make` runs again. A class
+    whose code is in no file, as in a notebook, is cached in memory only.
+    """
+    involved = {base for each in (kind, *classes) for base in each.__mro__ if base.__module__ != "builtins"}
+    code = _code_of(involved)
+    file = None if code is None else _file(kind, f"{settings} {code}")
+    key = (kind, settings, frozenset(_functions(involved))) if file is None else (kind, file)
+    if key not in _memory:
+        value = None
+        if file is not None:
+            with suppress(KeyError, TypeError, ValueError, AttributeError):  # a file of another form is ignored
+                stored = _read(file)
+                value = None if stored is None else from_json(stored)
         if value is None:
-            return None
-        if stored is None:
-            _write(file, to_json(value))
-        _memory[kind, file] = value
-    return _memory[kind, file]
+            value = make()
+            if value is None:
+                return None
+            if file is not None:
+                _write(file, to_json(value))
+        _memory[key] = value
+    return _memory[key]
 
 
 def _read(file: Path) -> Any:
@@ -69,7 +84,7 @@ def _write(target: Path, value: Any) -> None:
 
 def _file(kind: type, settings: str) -> Path:
     name = f"{kind.__module__}.{kind.__qualname__}"
-    versions = f"{_package_code()} {transformers.__version__} {torch.__version__} {_class_code(kind)}"
+    versions = f"{_package_code()} {transformers.__version__} {torch.__version__}"
     digest = hashlib.sha256(f"{name} {versions} {settings}".encode()).hexdigest()[:24]
     return folder() / "proofs" / f"{kind.__name__}-{digest}.json.gz"
 
@@ -84,11 +99,32 @@ def _package_code() -> str:
     return digest.hexdigest()[:16]
 
 
-@functools.cache
-def _class_code(kind: type) -> str:
-    """A fingerprint of the file that defines the class, where there is one: users may edit it."""
-    import inspect
+def _code_of(classes: Iterable[type]) -> str | None:
+    """A fingerprint of the files that define these classes and their functions, which a program may have replaced; None
+    where one is in no file."""
+    files: set[str] = set()
+    lines = set()
+    for function in _functions(classes):
+        files.add(function.__code__.co_filename)
+        lines.add(f"{function.__module__}.{function.__qualname__}:{function.__code__.co_firstlineno}")
+    try:
+        files |= {inspect.getfile(each) for each in classes}
+        contents = sorted(_file_code(file, (stat := os.stat(file)).st_mtime_ns, stat.st_size) for file in files)
+    except (OSError, TypeError):
+        return None
+    return hashlib.sha256("\n".join([*contents, *sorted(lines)]).encode()).hexdigest()
 
-    with suppress(OSError, TypeError):
-        return hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()[:16]
-    return ""
+
+def _functions(classes: Iterable[type]) -> Iterator[FunctionType]:
+    """The functions of these classes, without decorators."""
+    for each in classes:
+        for value in vars(each).values():
+            inner = inspect.unwrap(value) if callable(value) else value
+            if isinstance(inner, FunctionType):
+                yield inner
+
+
+@functools.lru_cache(maxsize=4096)
+def _file_code(file: str, changed: int, size: int) -> str:
+    """The hash of a file that was last changed at this time, and has this size."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""The criteria used where none is named, the same in Python and on the command line."""
+"""What is used where an option is not given, the same in Python and on the command line."""
 
 # What measured best over models of text, images and language together: docs/repair.md.
 CRITERION = "residual-gradient"
@@ -8,5 +8,9 @@ BUDGET_CRITERION = "elimination"
 LAYERWISE_CRITERION = "elimination(metric=output,ridge=0.01)"
 REPAIR = "lstsq"
 BUDGET_REPAIR = "dense"
+# Rows to score and repair on. Of data that evaluates as well, these are at most the share, or half of few rows.
+CALIBRATION_SAMPLES = 256
+FEW_CALIBRATION_SAMPLES = 128
+CALIBRATION_SHARE = 0.3
 ROUNDS = 6  # in which a budget is reached
 WIDTHS = "global"  # how sites share it

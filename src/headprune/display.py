@@ -1,4 +1,4 @@
-"""How results show themselves: as a pandas frame, and as a small html table in a notebook."""
+"""How results show themselves: counts in sentences, a pandas frame, and a small html table in a notebook."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headprune.extras import require
+
+
+def counted(count: float, noun: str) -> str:
+    """A count with its noun, which is plural unless the count is 1: "1 epoch", "2 epochs", "3 batches"."""
+    number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{number} {noun if count == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    return f"{noun}es" if noun.endswith(("s", "x", "tch", "sh")) else f"{noun}s"
 
 
 def data_frame(rows: Iterable[Mapping[str, Any]]) -> Any:

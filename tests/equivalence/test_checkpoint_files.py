@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -72,12 +73,61 @@ def test_other_files_of_an_old_checkpoint_are_kept(tmp_path: Path, new: Any) -> 
     (path / "README.md").write_text("a model card")
     (path / "runs").mkdir()
     (path / "runs" / "log.txt").write_text("a log")
-    (path / "model-00001-of-00009.safetensors").write_bytes(b"weights of something else")
     headprune.save(new, path)
     assert (path / "README.md").read_text() == "a model card"
     assert (path / "runs" / "log.txt").read_text() == "a log"
     assert [file.name for file in path.glob("*.safetensors")] == ["model.safetensors"]
     assert same_model(path, new)
+
+
+@pytest.mark.usefixtures("old")
+@pytest.mark.parametrize(
+    "other",
+    [
+        *("adapter_model.safetensors", "embeddings.safetensors", "model-00001-of-00009.safetensors"),
+        *("model.safetensors", "pytorch_model.bin", "config.json"),  # the first and last: written here, changed since
+    ],
+)
+def test_weights_of_others_are_not_removed(other: str, tmp_path: Path, new: Any) -> None:
+    path = tmp_path / "model"
+    text = '{"model_type": "bert"}' if other == "config.json" else "of something else"
+    (path / other).write_text(text)
+    before = contents(path)
+    with pytest.raises(CheckpointError, match=rf"headprune\.save did not write.*\({other}\).*overwrite=True"):
+        headprune.save(new, path)
+    assert contents(path) == before
+    headprune.save(new, path, overwrite=True)
+    kept = {"adapter_model.safetensors", "embeddings.safetensors"} & {other}
+    assert {file.name for file in path.glob("*.safetensors")} == {"model.safetensors", *kept}
+    assert not (path / "pytorch_model.bin").exists()
+    assert all((path / name).read_text() == text for name in kept)
+    assert same_model(path, new)
+
+
+def test_the_folder_of_another_program_or_library_is_refused(tmp_path: Path, new: Any) -> None:
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program" / "config.json").write_text('{"theme": "dark"}')
+    new.save_pretrained(tmp_path / "plain")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "config.json").write_bytes((tmp_path / "plain" / "config.json").read_bytes())
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    before = contents(tmp_path)
+    for name, overwrite in (("program", False), ("program", True), ("adapter", True), ("plain", False)):
+        with pytest.raises(CheckpointError, match=f"{name} (exists and holds something|holds an adapter|has files)"):
+            headprune.save(new, tmp_path / name, overwrite=overwrite)
+    assert contents(tmp_path) == before
+    assert same_model(headprune.save(new, tmp_path / "plain", overwrite=True), new)
+
+
+@pytest.mark.usefixtures("old")
+def test_files_of_an_old_vocabulary_go_only_where_they_were_written_here(tmp_path: Path, new: Any) -> None:
+    path = headprune.save(new, tmp_path / "model", processor=word_tokenizer())
+    (path / "vocabulary-notes.txt").write_text("mine")
+    smaller = copy.deepcopy(new)
+    smaller.config.headprune_vocabulary = {"before": 9, "after": 9}  # as after shrink_vocabulary
+    headprune.save(smaller, path)
+    assert not (path / "tokenizer.json").exists()
+    assert (path / "vocabulary-notes.txt").read_text() == "mine"
 
 
 def test_a_new_directory_is_made_with_its_parents(tmp_path: Path, new: Any) -> None:

@@ -103,7 +103,7 @@ def test_quality_of_shards_adds_up(name: str) -> None:
     assert joined.samples == whole.samples == 9
     for field in ("values", "labels", "sample_ids"):
         assert torch.equal(getattr(joined, field), getattr(whole, field))
-    assert (joined.loss, joined.counted_loss) == (whole.loss, whole.counted_loss)
+    assert (joined.loss, joined.token_loss) == (whole.loss, whole.token_loss)
     metric = choose_metric(None, whole)
     assert metric.of(joined).value == metric.of(whole).value
     assert metric.of(joined).interval == metric.of(whole).interval

@@ -13,15 +13,16 @@ import torch
 import headprune
 import llamas
 from export_helpers import batches, program, uneven
-from headprune.errors import CheckpointError, ExportError, MissingPackageError
+from headprune.errors import ExportError, MissingPackageError
 from headprune.exports import export_model
-from headprune.exports.check import prompt_of
+from headprune.exports.check_outputs import prompt_of
 from headprune.exports.export_model import RECORD, dummy_batches, export, runtime_of, source_of
 from headprune.exports.onnx import write
 from headprune.exports.onnx.run import open_folder
 from headprune.exports.programs import programs_of
 from headprune.exports.runtime import RUNTIMES, Runner, Runtime, Source
 from headprune.tasks import task_of
+from helpers import contents
 from zoo import ZOO
 
 
@@ -187,9 +188,13 @@ def test_bad_requests(fake: Callable[..., FakeRuntime], tmp_path: Path, monkeypa
         export(uneven("bert").half(), tmp_path / "out", batches("bert"), to="fake")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(CheckpointError, match="holds something that is not an export"):
-        export(model, tmp_path / "full", batches("bert"), to="fake")
-    assert [file.name for file in tmp_path.rglob("*") if file.is_file()] == ["thesis.txt"]
+    for record in (None, '{"files": ["thesis.txt", "export.json"], "versions": {"another program": "1"}}'):
+        if record is not None:
+            (tmp_path / "full" / "export.json").write_text(record)
+        before = contents(tmp_path)
+        with pytest.raises(ExportError, match="holds something that is not an export"):
+            export(model, tmp_path / "full", batches("bert"), to="fake")
+        assert contents(tmp_path) == before
     monkeypatch.setattr(export_model, "need", _missing)
     with pytest.raises(MissingPackageError, match=r"headprune\[onnx\]"):
         runtime_of("onnx", None)

@@ -14,11 +14,11 @@ import torch
 
 import headprune
 from export_helpers import alone, batches, said, smaller, source, written
-from headprune.exports.check import TOKENS, prompt_of
-from headprune.exports.exported_model import ProgramRunner
+from headprune.exports.check_outputs import TOKENS, prompt_of
 from headprune.exports.onnx.run import open_folder
 from headprune.exports.onnx.write import write_programs
 from headprune.exports.openvino import OpenVino, convert
+from headprune.exports.program_runner import ProgramRunner
 from headprune.exports.programs import programs_of
 from headprune.exports.runtime import RUNTIMES, Source
 from headprune.exports.sample_input import write_sample

@@ -50,7 +50,7 @@ def both_ways(model: Any, batch: Batch) -> tuple[Any, Any, list[int]]:
         direct = headprune.score(model, [batch], criteria=CRITERIA)
     with blocks(1) as made:
         found = headprune.score(model, [batch], criteria=CRITERIA)
-    assert min(whole) > 4
+    assert all(queries > 4 for queries in whole)  # none where eager attention returns its map at once
     return direct, found, made
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import headprune
 from headprune.checkpoint import fingerprint
+from headprune.checkpoint.paths import enclosing_run
 from headprune.errors import CheckpointError, UnsupportedModelError
 from helpers import assert_unchanged, contents, identical, outputs, pruned, state_of
 from zoo import ZOO
@@ -260,6 +261,28 @@ def test_loading_from_a_wrong_place(case: str, folder: Path) -> None:
     assert contents(folder.parent) == before
 
 
+REFUSED_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "sizes": ({"ignore_mismatched_sizes": True}, says("sets ignore_mismatched_sizes itself", "shapes are refused")),
+    "config": ({"config": transformers.BertConfig()}, says("sets config itself", "change model.config after loading")),
+    "pickles": ({"use_safetensors": False}, says("sets use_safetensors itself", "convert the weights")),
+    "info": ({"output_loading_info": True}, says("sets output_loading_info itself", "leave it out")),
+    "settings": ({"num_labels": 5}, says("'num_labels' is no option of loading", "leave it out")),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_OPTIONS)
+def test_options_that_loading_sets_itself_are_refused(case: str, folder: Path) -> None:
+    options, message = REFUSED_OPTIONS[case]
+    with pytest.raises(CheckpointError, match=message):
+        headprune.load(folder, **options)
+
+
+def test_options_with_the_value_that_loading_gives_them_change_nothing(folder: Path) -> None:
+    batch = ZOO["bert"].batch(0)
+    options = {"ignore_mismatched_sizes": False, "config": None, "use_safetensors": True, "output_loading_info": False}
+    assert identical(outputs(headprune.load(folder, **options), batch), outputs(headprune.load(folder), batch))
+
+
 def test_a_name_that_is_neither_here_nor_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match=says("nobody/nothing is neither a directory here nor", "check the name")):
@@ -294,6 +317,15 @@ def test_saving_a_model_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=says("layer.1.attention.self.key is a Identity", "not a Linear")):
         headprune.save(model, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_json_of_another_program_beside_a_model(folder: Path) -> None:
+    """It is no run, so the model is not looked for inside it."""
+    expected = outputs(headprune.load(folder), ZOO["bert"].batch(0))
+    for text in ('{"settings": {"lr": 1}, "versions": {"trainer": "2"}, "result": {}}', "[]", "{"):
+        (folder / "run.json").write_text(text)
+        assert identical(outputs(headprune.load(folder), ZOO["bert"].batch(0)), expected)
+        assert enclosing_run(folder) is None
 
 
 def test_the_good_checkpoint_is_good(folder: Path) -> None:

@@ -7,9 +7,11 @@ import pkgutil
 
 import benchmarks
 import pytest
-from benchmarks import budgets
+from benchmarks import budgets, score_coverage
 from benchmarks.benchmark_models import BenchmarkModel
 
+import headprune
+from headprune.discovery.twin import Run
 from score_helpers import labelled
 from zoo import ZOO
 
@@ -31,3 +33,18 @@ def test_a_benchmark_of_budgets_compares_at_the_budget(method: str, monkeypatch:
     cells = budgets.run("bert", method, [0.8, 0.5], 0)
     assert 0.6 < cells[0.8]["left"] <= 0.8 + 1e-9
     assert 0.2 < cells[0.5]["left"] <= 0.5 + 1e-9
+
+
+def test_coverage_says_why_scores_or_rounds_do_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two samples together and alone are compared, and an error without a text has its name."""
+    model = ZOO["bert"].build().double().eval()
+    runs = [Run("", {name: value[:2] for name, value in ZOO["bert"].batch(0).items()})]
+    assert score_coverage.score_row(model, runs) == {"scores": "equal", "rounds": "finished", "score_reason": ""}
+    assert score_coverage.score_row(model, []) == {"scores": "not run", "rounds": "not run"}
+
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(headprune, "score", fail)
+    row = score_coverage.score_row(model, runs)
+    assert (row["scores"], row["score_reason"]) == ("fails", "scores: RuntimeError: no text")

@@ -121,3 +121,39 @@ def test_what_is_removed_later_makes_an_old_layout_void(tmp_path: Path) -> None:
     loaded = headprune.load(tmp_path / "again")
     assert kept_heads(loaded) == kept_heads(again)
     assert identical(outputs(loaded, entry.batch(0)), outputs(again, entry.batch(0)))
+
+
+@pytest.mark.parametrize("portable", [True, False])
+def test_a_config_with_an_infinity_is_saved_and_read(portable: bool, tmp_path: Path) -> None:
+    """JSON has no infinity: transformers writes a tag for it."""
+    model = ZOO["t5"].build()
+    model.config.initializer_factor = float("inf")  # a number that a trained model does not use
+    width = next(site.original for site in all_sites(model) if site.kind == "neurons")
+    neurons = [(site.index, number) for site in all_sites(model) if site.kind == "neurons" for number in (1, width - 1)]
+    headprune.remove(model, neurons=neurons)
+    headprune.save(model, tmp_path / "pruned", portable=portable)
+    settings = json.loads((tmp_path / "pruned" / "config.json").read_text(), parse_constant=pytest.fail)
+    assert settings["initializer_factor"] == {"__float__": "Infinity"}
+    again = headprune.load(tmp_path / "pruned")
+    assert again.config.initializer_factor == float("inf")
+    batch = ZOO["t5"].batch(4)
+    assert identical(outputs(again, batch), outputs(model, batch))
+
+
+@pytest.mark.slow
+def test_a_hybrid_with_mamba_is_saved_and_loaded(tmp_path: Path) -> None:
+    """Its time_step_limit is (0, inf)."""
+    torch.manual_seed(0)
+    config = transformers.FalconH1Config(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        intermediate_size=16, mamba_d_ssm=16, mamba_n_heads=2, mamba_d_head=8, mamba_d_state=4, mamba_n_groups=1,
+        mamba_chunk_size=4, max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.FalconH1ForCausalLM(config).eval()
+    (layer,) = [site.index for site in all_sites(model) if site.kind == "neurons"]
+    headprune.remove(model, neurons=[(layer, 1), (layer, 3)])
+    headprune.save(model, tmp_path / "pruned")
+    again = headprune.load(tmp_path / "pruned")
+    assert again.config.time_step_limit == (0.0, float("inf"))
+    batch = {"input_ids": torch.randint(0, 64, (2, 9), generator=torch.Generator().manual_seed(0))}
+    assert identical(outputs(again, batch), outputs(model, batch))

@@ -366,10 +366,6 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
     ),
     "missing-module": (["{bert}", "{data_csv}", "--plugin", "no_such_mod"], ["no_such_mod cannot be imported"]),
     "broken-plugin": (["{bert}", "{data_csv}", "--plugin", "{bad}/broken.py"], ["broken.py cannot be imported"]),
-    "plain-text": (
-        ["{bert}", "{words_txt}"],
-        ["Plain text is data for a language model", "BertForSequenceClassification"],
-    ),
     "npz-without-x": (["{vit}", "{bad}/no_x.npz"], ["has no array x or x_train or x_test", "pictures, y"]),
     "no-archive": (["{vit}", "{bad}/not.npz"], ["is not a numpy archive"]),
     "no-images": (["{vit}", "{bad}/nothing"], ["has no images"]),

@@ -19,7 +19,7 @@ import headprune
 from headprune.cli import main as cli
 from headprune.criteria import REGISTRY
 from headprune.criteria.registry import split_names
-from headprune.errors import CriterionError
+from headprune.errors import CriterionError, StudyError
 from headprune.measure.curves import at_share, removable, signed_area, weighted_area
 from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step
@@ -35,6 +35,7 @@ from headprune.runs.experiment import Experiment, load
 from headprune.runs.studies.comparison import write_comparison
 from headprune.runs.studies.study_runs import expand, run_name
 from headprune.search.observers import Observer
+from helpers import contents
 from run_helpers import headprune as program
 from run_helpers import interrupt, material, steps_of, trapezoids
 
@@ -299,6 +300,18 @@ def test_a_comparison_with_other_settings_is_refused(compared: tuple[Path, list[
 
 
 # --- compensation ---
+
+
+@pytest.mark.parametrize("text", ['{"criteria": "none"}', "[1]", "notes", None])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_files_of_another_program_are_not_replaced(text: str | None, overwrite: bool, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "comparison.json").write_text(text)
+    (tmp_path / "report.html").write_text("a report of mine")
+    before = contents(tmp_path)
+    with pytest.raises(StudyError, match=r"would be replaced, and is not of an earlier comparison; choose another"):
+        compare(experiment(), ["random"], tmp_path, overwrite=overwrite)
+    assert contents(tmp_path) == before
 
 
 @pytest.fixture(scope="module")

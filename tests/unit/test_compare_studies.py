@@ -23,7 +23,7 @@ from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step
 from headprune.run_folder import read_run
 from headprune.runs.studies import run_study
-from headprune.runs.studies.comparison import compare_group
+from headprune.runs.studies.comparison import compare_group, refuse_other_files
 from headprune.runs.studies.run_study import SerialExecutor, run_jobs
 from headprune.runs.studies.spec import Study, parse_seeds, read_study, study_of
 from headprune.runs.studies.study_runs import Group, Job, make_group, make_groups, short_names
@@ -299,6 +299,14 @@ def test_at_a_budget_the_models_at_the_end_are_compared(budgeted: tuple[Path, An
     (lead,) = written["criteria"][0]["ahead"]
     assert lead["metric"]["value"] == pytest.approx(values[0] - values[1])
     assert any(lead["of"] in sentence for sentence in written["verdict"])
+
+
+def test_an_index_of_another_program_is_not_replaced(budgeted: tuple[Path, Any], tmp_path: Path) -> None:
+    out, _ = budgeted
+    refuse_other_files([out, tmp_path], "study.json", "study.csv")
+    (tmp_path / "study.csv").write_text("mine")
+    with pytest.raises(StudyError, match=r"study\.csv would be replaced, and is not of an earlier comparison"):
+        refuse_other_files([out, tmp_path], "study.json", "study.csv")
 
 
 def test_the_index_has_every_comparison(budgeted: tuple[Path, Any]) -> None:

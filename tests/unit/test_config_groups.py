@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy
 import pytest
 
 from headprune.config import groups, training
-from headprune.config.option import OptionGroup, field_of, from_run, only, option, options_of, values_of
-from headprune.errors import ScheduleError
+from headprune.config.option import Option, OptionGroup, field_of, from_run, only, option, options_of, values_of
+from headprune.criteria import make
+from headprune.errors import CriterionError, GateError, ScheduleError, TrainingError
+from headprune.search.config import Experiment, PruneConfig
+from headprune.training.config import TrainConfig
+from headprune.training.gate_config import GateConfig
 
 GROUPS = [
     value
@@ -71,3 +78,49 @@ def test_values_are_parsed_under_the_name_of_their_field() -> None:
 def test_keep_is_a_share_or_a_number(text: str, value: float | int) -> None:
     parsed = groups.parse_keep(text)
     assert (parsed, type(parsed)) == (value, type(value))
+
+
+# --- numbers that are none ---
+
+NUMBERS = [
+    (config, each, error)
+    for config, error in ((Experiment, ScheduleError), (TrainConfig, TrainingError), (GateConfig, GateError))
+    for each in options_of(config)
+    if each.type in (int, float, bool)
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "each", "error"), NUMBERS, ids=[f"{config.__name__}-{each.field}" for config, each, _ in NUMBERS]
+)
+def test_an_option_that_is_a_number_takes_nothing_else(config: type, each: Option, error: type[Exception]) -> None:
+    """`every=1.5` removed everything in one step, and rounds=-3 was taken for a number of rounds."""
+    wrong = {
+        int: [1.5, math.nan, math.inf, "3", [1], True],
+        float: [math.nan, math.inf, "0.5", [0.5]],
+        bool: ["no", 1.5],
+    }[each.type]
+    wrong += [] if each.minimum is None else [each.minimum - 1]
+    wrong += [True] if each.type is float and each.field not in ("distill", "hidden") else []  # True is a weight of 1
+    made = {"keep": 0.5} if config is GateConfig and each.field not in ("l0", "keep_parameters", "keep_flops") else {}
+    for value in wrong:
+        with pytest.raises(error, match=rf"^{each.field}\b.* not .*\.$"):
+            config(**made, **{each.field: value})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    config = PruneConfig(every=numpy.int64(3), max_drop=numpy.float32(0.5))
+    assert (config.every, type(config.every)) == (3, int)
+    assert (config.max_drop, type(config.max_drop)) == (0.5, float)
+    json.dumps(config.settings())
+
+
+def test_a_speedup_without_end_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="speedup must be above 1"):
+        PruneConfig(speedup=math.inf)
+
+
+def test_options_of_criteria_are_finite() -> None:
+    for spec in ("hies(epsilon=inf)", "elimination(ridge=inf)", "entropy(epsilon=inf)"):
+        with pytest.raises(CriterionError, match="must be a finite number, not"):
+            make(spec)

@@ -12,12 +12,13 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import transformers
 
 from headprune.data import Columns, Examples, load_examples
 from headprune.data.batching import OVERHEAD
 from headprune.data.tables import read_table
 from headprune.errors import DataError
-from headprune.runs.experiment import Experiment, load
+from headprune.runs.experiment import Experiment, load, split_data, with_earlier_defaults
 from oracles import IGNORED
 from run_helpers import COLOURS, ROWS, WORDS, bert, classifier, material, sentences, tokenizer, write_rows
 from zoo import LABELS, ZOO
@@ -144,6 +145,23 @@ def test_a_last_block_of_one_token_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("w5")
     with pytest.raises(DataError, match=r"one\.txt has no examples"):
         load_examples(ZOO["gpt2"].build(), tmp_path / "one.txt", processor=material().gpt2)
+
+
+@pytest.mark.parametrize("model_class", ["BertModel", "BertForSequenceClassification"])
+def test_every_line_is_a_text_for_encoders_and_classifiers(model_class: str, tmp_path: Path) -> None:
+    lines = ["w5 w6", "w7", "w8 w9 w10"]
+    (tmp_path / "texts.txt").write_text("\n \n".join(lines) + "\n")
+    model = bert(getattr(transformers, model_class))
+    examples = load_examples(model, tmp_path / "texts.txt", processor=material().bert, columns=Columns(text="title"))
+    assert [ids(row) for row in examples.rows] == [[CLS, *word_ids(line), SEP] for line in lines]
+    assert not examples.has_labels
+
+
+def test_plain_text_is_too_little_for_a_question(tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("w5 w6")
+    model = bert(transformers.BertForQuestionAnswering)
+    with pytest.raises(DataError, match="task 'question-answering' needs more than plain text"):
+        load_examples(model, tmp_path / "texts.txt", processor=material().bert)
 
 
 def masked_rows(seed: int, max_length: int = 20) -> list[Any]:
@@ -335,6 +353,51 @@ def test_calibration_and_evaluation_are_apart() -> None:
 def test_little_data_is_shared_out_in_halves() -> None:
     _, calibration, evaluation = load(experiment(calibration_samples=128))
     assert (len(calibration), len(evaluation)) == (ROWS // 2, ROWS // 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "calibration"), [(3, 1), (36, 18), (200, 100), (256, 128), (400, 128), (600, 180), (872, 256), (9000, 256)]
+)
+def test_by_default_a_file_spares_what_it_can_for_calibration(rows: int, calibration: int) -> None:
+    """30 % of the rows, from 128, or half of few, up to 256."""
+    examples = some_examples([3] * rows)
+    chosen, rest = split_data(experiment(calibration_samples=None), examples)
+    assert (len(chosen), len(rest)) == (calibration, rows - calibration)
+    assert sorted(labels_in(chosen) + labels_in(rest)) == list(range(rows))
+
+
+def test_by_default_256_rows_of_another_file_calibrate(tmp_path: Path) -> None:
+    texts = [{"text": f"w5 {WORDS[number % len(WORDS)]}", "label": "red"} for number in range(300)]
+    other = write_rows(tmp_path / "other.csv", texts)
+    _, calibration, evaluation = load(experiment(calibration=other, calibration_samples=None))
+    assert (len(calibration), len(evaluation)) == (256, ROWS)
+
+
+def test_a_run_of_an_earlier_version_resumes_with_its_128_samples(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"calibration_samples": 128, "rescore": "auto"}}))
+    assert with_earlier_defaults(experiment(calibration_samples=None), tmp_path).calibration_samples == 128
+    assert with_earlier_defaults(experiment(calibration_samples=64), tmp_path).calibration_samples == 64
+    (tmp_path / "run.json").write_text(json.dumps({"settings": {"calibration_samples": 64}}))
+    assert with_earlier_defaults(experiment(calibration_samples=None), tmp_path).calibration_samples is None
+
+
+@pytest.mark.parametrize("name", ["other.csv", "other.txt"])
+def test_texts_without_labels_calibrate(name: str, tmp_path: Path) -> None:
+    """Although --label-column names a column of the data that they do not have."""
+    texts = [f"w5 {word}" for word in WORDS[:10]]
+    other = tmp_path / name
+    other.write_text("\n".join(["text", *texts] if name.endswith("csv") else texts) + "\n")
+    labelled = write_rows(tmp_path / "data.csv", [{"text": f"w6 {word}", "colour": "red"} for word in WORDS[:10]])
+    settings = {"data": labelled, "label_column": "colour", "calibration": str(other), "calibration_samples": 4}
+    _, calibration, evaluation = load(experiment(**settings))
+    assert not calibration.has_labels
+    assert evaluation.has_labels
+    assert all(text[:2] == (CLS, 5) for text in texts_in(calibration))
+    assert all(text[:2] == (CLS, 6) for text in texts_in(evaluation))
+    settings["criterion"] = "his"  # by the gradient of the loss
+    with pytest.raises(DataError, match=r"'his' needs labels|no label column 'colour'"):
+        load(experiment(**settings))
+    assert not load(experiment(**settings, labels="self"))[1].has_labels
 
 
 def test_evaluation_samples_are_drawn_from_the_rest() -> None:

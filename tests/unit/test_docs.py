@@ -18,6 +18,7 @@ import pytest
 import typer
 import yaml
 
+import properties
 import run_helpers
 from headprune.cli.main import app
 from headprune.cli.reference import with_tables
@@ -294,6 +295,15 @@ def test_navigation_and_home_page_have_the_same_groups_with_all_pages() -> None:
     sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text_of(DOCS / "index.md"), re.MULTILINE | re.DOTALL))
     for title, pages in groups.items():
         assert set(LINK.findall(sections[title])) == set(pages) - {"index.md"}, title
+
+
+def test_invariants_name_tests_that_exist_and_every_promise() -> None:
+    text = text_of(DOCS / "invariants.md")
+    files = re.findall(r"`(tests/[\w/]+\.py)`", text)
+    assert files
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    missing = [promise.__name__ for promise in properties.PROMISES if f"`{promise.__name__}`" not in text]
+    assert missing == []
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

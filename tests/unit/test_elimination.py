@@ -80,7 +80,7 @@ def test_rises_are_those_of_the_convex_curve_below() -> None:
 def test_the_effect_on_a_sample_is_the_sum_over_its_tokens() -> None:
     gradients, change = drawn(6, 3).float(), drawn(6, 3, seed=1).float()
     samples = torch.tensor([0, 0, 0, 1, 1, 2])
-    found = Sensitivity(torch.zeros(6, 2), [gradients], samples)
+    found = Sensitivity(torch.zeros(6, 2), [gradients], samples, samples % 2)
     expected = sum(float((gradients[samples == s] * change[samples == s]).sum()) ** 2 for s in range(3)) / 3
     assert found.effect(change) == pytest.approx(expected, rel=1e-5)
 
@@ -88,7 +88,7 @@ def test_the_effect_on_a_sample_is_the_sum_over_its_tokens() -> None:
 def test_errors_are_those_of_samples_that_were_not_fitted() -> None:
     """Many columns can express what they are fitted to; what they say of other samples is another matter."""
     inputs, weight = drawn(24, 8).float(), drawn(3, 8, seed=1).float()
-    found = Sensitivity(inputs, [drawn(24, 3, seed=2).float()], torch.arange(24))
+    found = Sensitivity(inputs, [drawn(24, 3, seed=2).float()], torch.arange(24), torch.arange(24) % 2)
     unseen = HeldOutError(found, inputs, weight, torch.ones(24), 1e-6)
     left = torch.arange(6)
     wanted = inputs[:, 6:] @ weight[:, 6:].t()  # what the two that go have added
@@ -178,3 +178,15 @@ def test_the_output_metric_needs_no_gradient() -> None:
     with torch.no_grad():
         scores = headprune.score(model, [ZOO["bert"].batch(0)], criterion="elimination(metric=output)").scores
     assert torch.isfinite(scores).all()
+
+
+def test_scores_do_not_depend_on_the_order_of_the_samples() -> None:
+    """Which samples are held out follows from their content, and not from their place."""
+    model = ZOO["bert"].build().double().eval()
+    batches = [ZOO["bert"].batch(seed) for seed in range(2)]
+    samples = [{name: value[row : row + 1] for name, value in b.items()} for b in batches for row in range(3)]
+    expected = headprune.score(model, samples, criterion="elimination", units="heads,neurons").scores
+    for order in ([5, 4, 3, 2, 1, 0], [1, 0, 3, 2, 5, 4], [0, 2, 4, 1, 3, 5]):
+        chosen = [samples[number] for number in order]
+        scores = headprune.score(model, chosen, criterion="elimination", units="heads,neurons").scores
+        assert torch.allclose(scores, expected, rtol=1e-9, equal_nan=True)

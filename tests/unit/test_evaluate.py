@@ -34,14 +34,14 @@ def test_quality_adds_up_over_batches() -> None:
     assert torch.equal(predictions.values, logits.argmax(-1))
     assert torch.equal(predictions.labels, labels)
     assert predictions.loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-6)
-    assert predictions.counted_loss == predictions.loss
+    assert predictions.token_loss == predictions.loss
 
 
 def test_without_labels_there_are_predictions_and_no_loss() -> None:
     model, batch = ZOO["bert"].build(), ZOO["bert"].batch(0)
     predictions = Evaluator([batch])(model, headprune.resolve(model))
     assert torch.equal(predictions.values, logits_of(model, batch).argmax(-1))
-    assert (predictions.labels, predictions.loss, predictions.counted_loss) == (None, None, None)
+    assert (predictions.labels, predictions.loss, predictions.token_loss) == (None, None, None)
 
 
 def test_nothing_is_known_before_the_first_batch() -> None:

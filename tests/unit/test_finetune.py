@@ -68,6 +68,16 @@ def test_models_without_a_head_learn_from_the_dense_one() -> None:
     assert result.after.value > result.before.value  # type: ignore[union-attr]
 
 
+def test_inference_mode_around_a_training_changes_nothing() -> None:
+    trained = []
+    for inference in (False, True):
+        model, dense = pair()
+        with torch.inference_mode(inference):
+            headprune.finetune(model, labelled(), teacher=dense)
+        trained.append(weights(model))
+    assert same(*trained)
+
+
 def test_no_labels_are_needed_with_a_teacher() -> None:
     model, dense = pair()
     result = headprune.finetune(

@@ -20,8 +20,8 @@ from headprune.checkpoint.fingerprint import fingerprint
 from headprune.cli import progress
 from headprune.data import load_examples
 from headprune.reports.recovery import losses
+from headprune.runs.cycle_targets import split_target
 from headprune.runs.experiment import experiment_of
-from headprune.runs.split_target import split_target
 from headprune.search.config import Experiment
 from helpers import contents
 from kill_commands import die, dying
@@ -119,7 +119,7 @@ def test_what_a_recovery_writes(run: Path) -> None:
     assert (run / "finetuned" / "model" / "tokenizer.json").is_file()
     card = (run / "finetuned" / "model" / "README.md").read_text()
     assert "## Recovery" in card
-    assert "from labels and the dense model: 1 epochs" in card
+    assert "from labels and the dense model: 1 epoch," in card
     assert losses(record).to_dict()["mark"]["type"] == "line"  # checked against the schema
     page = (run / "report.html").read_text()
     assert '<h2 id="recovered">Recovery</h2>' in page
@@ -159,7 +159,7 @@ def test_other_settings_need_to_overwrite(run: Path) -> None:
     assert finetune(run, "--seed", "3", "--overwrite").code == 0
     assert weights_of(run) != before
     (run / "finetuned" / "finetune.json").write_text("{")
-    assert "is damaged; start again with --overwrite." in sentence(finetune(run))
+    assert "finetune.json is damaged, or was written by another program" in sentence(finetune(run, "--overwrite"))
 
 
 def test_lora_and_labels_alone(own: tuple[Path, Path, Path]) -> None:

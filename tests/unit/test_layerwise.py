@@ -17,7 +17,7 @@ from headprune.checkpoint.save_load import save_weights_of
 from headprune.criteria.elimination_math import eliminate
 from headprune.errors import ScheduleError, UnsupportedModelError
 from headprune.layerwise.activation_store import ActivationStore
-from headprune.layerwise.check import require_walkable
+from headprune.layerwise.check_walkable import require_walkable
 from headprune.layerwise.site_passes import SitePasses
 from headprune.layerwise.walker import stacks_of
 from headprune.repair.dense_targets import DenseTargets

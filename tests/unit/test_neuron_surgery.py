@@ -11,7 +11,7 @@ from torch import nn
 
 import headprune
 from headprune.errors import EquivalenceError, HeadSelectionError, UnsupportedModelError
-from headprune.surgery.check import check_removable
+from headprune.surgery.check_removable import check_removable
 from headprune.surgery.remove_units import remove_units
 from headprune.units import FeedForward, Layout, Member, Site, all_sites, families, register_family
 from headprune.units.cutting.record import from_ranges, to_ranges

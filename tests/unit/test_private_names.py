@@ -92,6 +92,7 @@ PRIVATE = (
     ),
     # transformers
     Private("_attn_implementation", config, "use model.set_attn_implementation and its public getter"),
+    Private("_encode_special_floats", config, "find how configs now write an infinity to config.json"),
     Private("_name_or_path", config, "hand the folder that a model was loaded from along with it"),
     Private("_out_indices", transformers.DinatConfig, "set the public out_indices of backbones"),
     Private("_out_features", transformers.DinatConfig, "set the public out_features of backbones"),

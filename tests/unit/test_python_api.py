@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import json
 import math
@@ -23,7 +24,7 @@ from helpers import outputs
 from run_helpers import COLOURS, ROWS, classifier, material, prune_command, steps_of, tokenizer
 from run_helpers import headprune as program
 from score_helpers import labelled
-from zoo import ZOO
+from zoo import BERT, ZOO
 
 
 def labelled_batches(model: Any) -> list[dict[str, torch.Tensor]]:
@@ -165,6 +166,44 @@ def test_a_pruned_result_shows_itself() -> None:
     assert f"{result.result.parameters:,}" in page
 
 
+def test_a_result_shows_the_time_that_was_measured() -> None:
+    model = classifier()
+    result = headprune.prune(model, labelled_batches(model), keep_flops=0.8, rounds=2, progress=False)
+    assert "latency" not in result.to_frame()
+    assert "time of a forward pass" not in result._repr_html_()
+    dense, *steps = result.trajectory
+    timed = [dense, *(dataclasses.replace(step, latency=share) for step, share in zip(steps, (0.75, 0.5), strict=True))]
+    result = dataclasses.replace(result, trajectory=timed)
+    assert result.to_frame()["latency"].tolist() == [1.0, 0.75, 0.5]
+    assert "time of a forward pass</td><td style='text-align:right'>1</td><td style='text-align:right'>0.5</td>" in (
+        result._repr_html_()
+    )
+
+
+def test_an_inspection_shows_itself() -> None:
+    model = classifier()
+    headprune.remove(model, [(1, 2)])
+    inspection = headprune.inspect(model)
+    sites = [*inspection.sites, *inspection.feed_forward]
+    frame = inspection.to_frame()
+    assert frame["site"].tolist() == [site.index for site in sites]
+    assert frame["left"].tolist() == [len(site.kept) for site in sites]
+    assert frame["original"].tolist() == [site.original for site in sites]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert repr(inspection) == (
+        f"<Inspection: bert, {parameters:,} parameters, 11 of 12 heads at 3 sites, 60 neurons at 3 sites>"
+    )
+    page = inspection._repr_html_()
+    assert f"bert: {parameters:,} parameters" in page
+    neurons = sum(
+        tensor.numel()
+        for layer in model.bert.encoder.layer
+        for tensor in (layer.intermediate.dense.weight, layer.intermediate.dense.bias, layer.output.dense.weight)
+    )
+    assert f"<td style='text-align:right'>{neurons / parameters:.1%}</td>" in page
+    assert inspection.proof in page
+
+
 def test_scores_show_themselves() -> None:
     model = classifier()
     headprune.remove(model, [(1, 2)])
@@ -235,6 +274,21 @@ def test_a_bar_shows_heads_and_the_metric(bars: list[dict[str, Any]]) -> None:
     assert bar["n"] == bar["total"] == 6
     assert f"metric={result.result.metric:.4g}" in bar["text"]
     assert f"dense={result.trajectory[0].metric:.4g}" in bar["text"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "total", "unit"), [("rounds", 2, "rounds"), ("layerwise", BERT["num_hidden_layers"], "layers")]
+)
+def test_a_bar_counts_what_the_schedule_goes_through(
+    schedule: str, total: int, unit: str, bars: list[dict[str, Any]]
+) -> None:
+    model = classifier()
+    batches = labelled_batches(model)
+    result = headprune.prune(model, batches, schedule=schedule, keep_flops=0.8, rounds=2, progress=True)
+    (bar,) = bars
+    assert bar["n"] == bar["total"] == total
+    assert f" {unit}" in bar["text"]
+    assert f"metric={result.result.metric:.4g}" in bar["text"]
 
 
 def test_a_bar_of_scores_counts_samples(bars: list[dict[str, Any]]) -> None:

@@ -301,7 +301,16 @@ def test_a_recovered_model_is_the_one_to_use(tmp_path: Path) -> None:
         (folder / place).mkdir(parents=True)
         (folder / place / "config.json").write_text(config)
     assert f'"{folder}/model"' in uses(run)[0].snippet
-    record = {"of": origin(run.record), "recovered": {"value": 0.8, "interval": None}}
+    value = {"value": 0.8, "interval": None}
+    record = {
+        "settings": {"distill": 1.0, "hidden": 0.0, "lora": 0, "epochs": 1.0, "learning_rate": 1e-4, "seed": 0},
+        "of": origin(run.record),
+        "metric": "accuracy",
+        "samples": {"training": 100, "evaluation": 64},
+        **dict.fromkeys(("dense", "pruned", "recovered"), value),
+        "steps": 7,
+        "best_step": 7,
+    }
     (folder / "finetuned" / "finetune.json").write_text(json.dumps(record))
     assert f'"{folder}/finetuned/model"' in uses(run)[0].snippet
 

@@ -336,7 +336,7 @@ def test_a_recovered_model_has_its_own_value(tmp_path: Path) -> None:
     record = json.loads((folder / "run.json").read_text())
     read = ModelCard(model_card({**record, "task": "sequence-classification"}, recovery=recovery))
     assert [one.metric_value for one in read.data.eval_results] == [0.875]
-    assert "## Recovery\n\nTrained all weights on 100 samples from the dense model: 1 epochs" in read.content
+    assert "## Recovery\n\nTrained all weights on 100 samples from the dense model: 1 epoch," in read.content
     assert "\n\n| | dense | recovered |\n|---|---|---|\n| accuracy | 90.00% | 87.50% |\n\n## Use\n" in read.content
     assert "## Recovery" not in run_card(folder)
     assert "## Recovery" in run_card(folder, "finetuned/model", recovery=recovery)
@@ -347,7 +347,8 @@ def test_the_card_of_a_point_is_that_of_a_run_that_stops_there(tmp_path: Path) -
     options: dict[str, Any] = {"neurons": (1000, 1000, 2000), "samples": 64, "savings": False}
     folder = make_run(tmp_path / "run", stop=0.75, **options)
     record = json.loads((folder / "run.json").read_text())
-    record["points"] = [{"label": "flops-0.8", "step": 6}]
+    measured = {"metric": 0.8, "interval": None, "units": {"heads": 6}, "shares": {"flops": 0.8}}
+    record["points"] = [{"label": "flops-0.8", "step": 6, "model": "models/flops-0.8", **measured}]
     (folder / "run.json").write_text(json.dumps(record))
     other = json.loads((make_run(tmp_path / "other", stop=0.5, **options) / "run.json").read_text())
     assert other["result"]["step"] == 6

@@ -26,6 +26,7 @@ from headprune.errors import HeadpruneError
 from headprune.papers import ReproductionError, __main__, gradients, langid, reproduce_greedy_gnorm
 from headprune.papers.figures import box_rows, figure3, figure4, figure5
 from headprune.papers.panels import CRITERIA, Panel
+from headprune.papers.panels_from_runs import run_panels
 from headprune.papers.paper_models import MODELS, find_model
 from headprune.papers.protocol import PROTOCOLS, comparisons, find_protocol, prepare_data
 from headprune.papers.published import (
@@ -37,7 +38,6 @@ from headprune.papers.published import (
     read_sheet,
     read_trials,
 )
-from headprune.papers.runs import run_panels
 from headprune.papers.tables import make_tables
 from headprune.run_folder import read_run
 from headprune.runs.studies.study_runs import make_group

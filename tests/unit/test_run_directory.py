@@ -347,10 +347,11 @@ def test_a_file_is_not_a_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"format": 1}', b"\xff\xfe\x00"], ids=str)
 def test_a_damaged_run_json(text: bytes, whole: Path) -> None:
     (whole / "run.json").write_bytes(text)
-    with pytest.raises(RunError, match=re.escape("run.json is damaged; start again with --overwrite")):
-        Run(whole, SETTINGS)
-    go(whole, overwrite=True, keep=STEPS - 1)
-    assert len(steps_of(whole)) == 2
+    before = contents(whole)
+    for overwrite in (False, True):
+        with pytest.raises(RunError, match=re.escape("run.json is damaged, or was written by another program")):
+            Run(whole, SETTINGS, overwrite=overwrite)
+    assert contents(whole) == before
 
 
 def test_a_refused_run_is_not_locked(whole: Path) -> None:

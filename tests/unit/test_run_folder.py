@@ -10,6 +10,7 @@ import pytest
 from headprune.errors import RunBusyError, RunError
 from headprune.run_folder import RecoveryFolder, Run, held_lock
 from headprune.run_folder.exports import NAME, add_export, forget_exports, read_exports
+from helpers import contents
 
 KINDS = [Run, RecoveryFolder]
 
@@ -31,15 +32,37 @@ def test_other_settings_are_refused_in_the_same_words(kind: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1}', '{"settings": 3}'])
-def test_a_damaged_record_is_refused_with_its_name(kind: Any, text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [*("{", "[]", '{"format": 1}', '{"settings": 3}'), '{"settings": {"seed": 0}, "versions": {"other-program": "1"}}'],
+)
+def test_a_record_of_something_else_is_refused_and_its_files_are_kept(
+    kind: Any, text: str, overwrite: bool, tmp_path: Path
+) -> None:
+    """All names that an overwritten run removes."""
     file = tmp_path / "folder" / kind.record_name
-    file.parent.mkdir()
+    names = ("steps.jsonl", "timing.jsonl", "curve.csv", "report.html", "model/README.md", "layers/a", "round-1/b")
+    for name in names:
+        (file.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (file.parent / name).write_text("mine")
     file.write_text(text)
-    with pytest.raises(RunError, match=f"{kind.record_name} is damaged; start again with --overwrite"):
-        kind(file.parent, {"seed": 0})
-    with kind(file.parent, {"seed": 0}, overwrite=True) as folder:
-        assert folder.record["settings"] == {"seed": 0}
+    before = contents(file.parent)
+    with pytest.raises(RunError, match=f"{kind.record_name} is damaged, or was written by another program; ") as error:
+        kind(file.parent, {"seed": 0}, overwrite=overwrite)
+    assert "overwrite" not in str(error.value)
+    assert contents(file.parent) == before
+
+
+def test_an_overwritten_recovery_leaves_other_files_in_its_folder(tmp_path: Path) -> None:
+    place = tmp_path / "finetuned"
+    with RecoveryFolder(place, {"seed": 0}) as folder:
+        for name in ("notes/a.txt", "model/config.json", "trainer/state", "round-2/round.json"):
+            (place / name).parent.mkdir()
+            (place / name).write_text("{}")
+        folder.finish({"recovered": {}})
+    with RecoveryFolder(place, {"seed": 0}, overwrite=True):
+        assert {entry.name for entry in place.iterdir() if entry.is_dir()} == {"notes"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

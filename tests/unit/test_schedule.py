@@ -88,8 +88,8 @@ def test_heads_that_cannot_be_removed_are_never_chosen() -> None:
 
 WRONG = {
     "kind": (lambda: PruneConfig(schedule="gready"), "no schedule 'gready'; choose one of greedy, one-shot"),
-    "every": (lambda: StepRule(every=0), "At least one unit must be removed per step, but every is 0"),
-    "minimum": (lambda: StepRule(min_per_site=-1), "min_per_site must not be negative"),
+    "every": (lambda: PruneConfig(every=0), "every must be a whole number at least 1, not 0"),
+    "minimum": (lambda: PruneConfig(min_per_site=-1), "min_per_site must be a whole number at least 0, not -1"),
     "text": (lambda: Stop(keep="half"), "a share such as 0.5 or a number of heads such as 36, not 'half'"),
     "yes": (lambda: Stop(keep=True), "a share such as 0.5 or a number of heads such as 36, not True"),
     "list": (lambda: Stop(keep=[3, 4]), "a share such as 0.5 or a number of heads such as 36, not"),

@@ -68,6 +68,27 @@ def own_losses(model: Any, batches: list[Any]) -> float:
     return sum(losses) / len(losses)
 
 
+@pytest.mark.parametrize("name", ["token-classification-bert", "causal-lm-llama", "sequence-classification-bert"])
+def test_losses_over_samples_and_over_tokens(name: str) -> None:
+    """Of two batches, so that neither is a mean of means by chance; samples have different numbers of labels."""
+    case = BY_NAME[name]
+    model, batches = case.build(), [case.batch(0), {key: value[:2] for key, value in case.batch(1).items()}]
+    result = headprune.score(model, batches, criterion="gnorm")
+    alone = [
+        {key: value[row : row + 1] for key, value in batch.items()}
+        for batch in batches
+        for row in range(len(batch["labels"]))
+    ]
+    with torch.no_grad():
+        losses = torch.stack([model(**sample).loss for sample in alone])
+    shift = 1 if name.startswith("causal-lm") else 0  # the first token has no prediction
+    labelled = [sample["labels"] if sample["labels"].dim() == 1 else sample["labels"][:, shift:] for sample in alone]
+    counts = torch.tensor([int((labels != -100).sum()) for labels in labelled])
+    assert result.loss == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert result.token_loss == pytest.approx(float((losses * counts).sum() / counts.sum()), rel=1e-5)
+    assert (result.loss == pytest.approx(result.token_loss, rel=1e-6)) == (name == "sequence-classification-bert")
+
+
 LABELLED_CRITERIA = ["gnorm", "his", "taylor", "entropy", "residual-error"]
 
 
@@ -191,11 +212,15 @@ def four_dimensional(mask: torch.Tensor, form: str) -> torch.Tensor:
     if "causal" in form:
         allowed = allowed & torch.ones(tokens, tokens, dtype=torch.bool).tril()
     if "float" in form:
-        return torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+        return torch.zeros(allowed.shape).masked_fill(~allowed, float(form.split()[-1]))
     return allowed
 
 
-@pytest.mark.parametrize("form", ["bool", "float", "causal bool", "causal float"])
+LEAST = torch.finfo(torch.float32).min
+ADDITIVE = [f"float {least}" for least in (LEAST, -torch.inf, -1e9, -1e4)]
+
+
+@pytest.mark.parametrize("form", ["bool", "causal bool", *ADDITIVE, *(f"causal {form}" for form in ADDITIVE)])
 def test_real_tokens_of_a_mask_with_queries(form: str) -> None:
     mask = text_batch(0)["attention_mask"]
     assert torch.equal(real_keys(four_dimensional(mask, form)), mask.bool())
@@ -205,22 +230,45 @@ def test_real_tokens_of_a_mask_with_queries(form: str) -> None:
     assert real_keys(None) is None
 
 
-@pytest.mark.parametrize("criterion", ["gnorm", "his", "entropy", "taylor", "residual-gradient", "residual-error"])
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_masks_of_four_dimensions_score_like_those_of_two(name: str, criterion: str) -> None:
-    """Padding used to count as tokens, and gnorm was off by a factor of two or three."""
-    model = model_of(name, "dense")
-    batch = text_batch(0)
+CRITERIA = ["gnorm", "his", "entropy", "taylor", "residual-gradient", "residual-error", "elimination", "wanda"]
+
+
+def both_masks(name: str, form: str, seed: int = 0) -> tuple[Any, Any]:
+    """A batch with a mask of two dimensions, and with one of four in this form."""
+    batch = text_batch(seed)
     if name == "bert":
         batch["labels"] = torch.tensor([0, 1, 2])
-    form = "bool" if name == "bert" else "causal bool"
-    wide = {**batch, "attention_mask": four_dimensional(batch["attention_mask"], form)}
-    if name == "llama":  # which counts positions by the mask where there is one of two dimensions
-        positions = (batch["attention_mask"].cumsum(-1) - 1).clamp_min(0)
-        batch, wide = {**batch, "position_ids": positions}, {**wide, "position_ids": positions}
+    else:  # which counts positions by the mask where there is one of two dimensions
+        batch["position_ids"] = (batch["attention_mask"].cumsum(-1) - 1).clamp_min(0)
+    wide = four_dimensional(batch["attention_mask"], form if name == "bert" else f"causal {form}")
+    return batch, {**batch, "attention_mask": wide.double() if wide.is_floating_point() else wide}
+
+
+@pytest.mark.parametrize("form", ["bool", "float -1e9", "float -1e4"])
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_masks_of_four_dimensions_score_like_those_of_two(name: str, criterion: str, form: str) -> None:
+    """Padding used to count as tokens, and gnorm was off by a factor of two or three."""
+    model = model_of(name, "dense")
+    batch, wide = both_masks(name, form)
     one, other = (headprune.score(model, [given], criterion=criterion) for given in (batch, wide))
     assert torch.allclose(one.scores, other.scores, rtol=1e-9), criterion
     assert one.tokens == other.tokens == int(batch["attention_mask"].sum())
+    assert one.loss == pytest.approx(other.loss, rel=1e-9)
+    assert one.metric_value.value == pytest.approx(other.metric_value.value, rel=1e-9)
+
+
+@pytest.mark.parametrize("form", ["float -1e9", "float -1e4"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_masks_of_four_dimensions_repair_like_those_of_two(name: str, form: str) -> None:
+    refitted = []
+    for number in (0, 1):
+        model = ZOO[name].build().double()
+        headprune.remove(
+            model, [(1, 0)], repair="lstsq", batches=[both_masks(name, form, seed)[number] for seed in (0, 1)]
+        )
+        refitted.append(model.get_submodule(headprune.resolve(model)[1].o).weight)
+    assert torch.allclose(*refitted, rtol=1e-9, atol=1e-12)
 
 
 def test_tokens_of_an_image_are_its_patches() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,114 @@ def test_a_broken_file_costs_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_text("{")
     monkeypatch.setattr(cache, "_memory", {})
     assert headprune.survey(model) == first
+
+
+ATTENTION = """
+from torch import nn
+
+class EditedAttention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.num_heads = config.num_attention_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(config.hidden_size, config.hidden_size) for _ in range(4))
+
+    def forward(self, states):
+        q, k, v = (m(states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for m in (self.q, self.k, self.v))
+        heads = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.o(heads)
+"""
+MODELING = """
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from edited_family.attention import EditedAttention
+
+class EditedConfig(PreTrainedConfig):
+    model_type = "edited-family"
+
+    def __init__(self, hidden_size=16, num_attention_heads=4, vocab_size=32, **kwargs):
+        self.hidden_size, self.num_attention_heads, self.vocab_size = hidden_size, num_attention_heads, vocab_size
+        super().__init__(**kwargs)
+
+class EditedModel(PreTrainedModel):
+    config_class = EditedConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList([EditedAttention(config) for _ in range(2)])
+        self.post_init()
+
+    def forward(self, input_ids):
+        states = self.embed(input_ids)
+        for layer in self.layers:
+            states = states + layer(states)
+        return {"last_hidden_state": states}
+"""
+
+
+@pytest.mark.usefixtures("nothing_proven")
+def test_a_proof_is_void_where_the_code_of_a_module_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attention is in another file than the class of the model. Once edited, its heads depend on one another."""
+    package = tmp_path / "edited_family"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "attention.py").write_text(ATTENTION)
+    (package / "modeling.py").write_text(MODELING)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def survey_in_a_new_process() -> headprune.units.Survey:
+        monkeypatch.setattr(cache, "_memory", {})
+        for name in [name for name in sys.modules if name.startswith("edited_family")]:
+            monkeypatch.delitem(sys.modules, name)
+        importlib.invalidate_caches()
+        modeling = importlib.import_module("edited_family.modeling")
+        return headprune.survey(modeling.EditedModel(modeling.EditedConfig()))
+
+    assert [site.heads for site in survey_in_a_new_process().sites] == [4, 4]
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "_discover", lambda *args: pytest.fail("it was measured again"))
+        assert [site.heads for site in survey_in_a_new_process().sites] == [4, 4]
+    edited = ATTENTION.replace("return self.o(heads)", "return self.o(nn.functional.softmax(heads, -1))")
+    (package / "attention.py").write_text(edited)
+    assert survey_in_a_new_process().sites == []
+
+
+@pytest.mark.usefixtures("nothing_proven")
+def test_a_proof_is_void_where_a_function_of_a_class_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.granite.modeling_granite import GraniteAttention
+
+    right = GraniteAttention.forward
+    model = ZOO["granite"].build()
+    assert headprune.survey(model).sites
+
+    def replaced(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        output, *rest = right(self, hidden_states, *args, **kwargs)
+        return (output, *rest)
+
+    made: list[Any] = []
+    discover = attention._discover
+    monkeypatch.setattr(attention, "_discover", lambda *args: made.append(args) or discover(*args))
+    headprune.survey(model)
+    assert not made
+    monkeypatch.setattr(GraniteAttention, "forward", replaced)
+    headprune.survey(model)
+    assert len(made) == 1
+
+
+def test_code_that_is_in_no_file_is_cached_in_memory_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a notebook, where a class of the same name may have other code in the next session."""
+    monkeypatch.setenv("HEADPRUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(cache, "_memory", {})
+    made: list[int] = []
+    for _ in range(2):
+        scope: dict[str, Any] = {"__name__": "__main__"}
+        exec("class Cell:\n    def forward(self): ...", scope)
+        for _ in range(2):
+            cache.remembered(scope["Cell"], "", lambda: made.append(1) or 1)
+    assert len(made) == 2
+    assert not list(tmp_path.rglob("*.gz"))
 
 
 IMAGE = {"image_size": 32, "patch_size": 2}

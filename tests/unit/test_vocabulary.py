@@ -141,23 +141,78 @@ def test_truncation_does_not_hide_tokens() -> None:
 # --- ids in configs --------------------------------------------------------------------------------------------------
 
 
+KEPT_IDS = {0: 0, 5: 1, 7: 2, 9: 3}  # of ten tokens
+# Every field of a generation config that holds token ids, of GenerationConfig or of single models: before and after.
+GENERATION_IDS: dict[str, tuple[Any, Any]] = {
+    "pad_token_id": (0, 0),
+    "bos_token_id": (5, 1),
+    "eos_token_id": ([9, 5], [3, 1]),
+    "decoder_start_token_id": ([7, 5], [2, 1]),
+    "forced_bos_token_id": (7, 2),
+    "forced_eos_token_id": ([9], [3]),
+    "suppress_tokens": ([5, 6, -1], [1, -1]),
+    "begin_suppress_tokens": ([6], []),
+    "bad_words_ids": ([[5, 9], [5, 6]], [[1, 3]]),
+    "force_words_ids": ([[5, 7], [[9], [0, 5]]], [[1, 2], [[3], [0, 1]]]),
+    "sequence_bias": ({(7,): -2.5, (9, 5): 1.5, (6, 9): 4.0}, {(2,): -2.5, (3, 1): 1.5}),
+    "forced_decoder_ids": ([[1, 9], [2, None]], [[1, 3], [2, None]]),
+    "no_timestamps_token_id": (9, 3),
+    "prev_sot_token_id": (7, 2),
+    "lang_to_id": ({"<|de|>": 7}, {"<|de|>": 2}),
+    "task_to_id": ({"transcribe": 9}, {"transcribe": 3}),
+    "text_decoder_lang_to_code_id": ({"deu": 5}, {"deu": 1}),
+}
+COUNTS = {  # fields of GenerationConfig with such names that hold no ids
+    *("max_new_tokens", "min_new_tokens", "num_assistant_tokens", "prompt_lookup_num_tokens"),
+    *("num_assistant_tokens_schedule", "token_healing"),
+}
+
+
 def test_ids_of_generation_follow() -> None:
-    config = tf.GenerationConfig(
-        eos_token_id=[9, 5],
-        pad_token_id=0,
-        forced_bos_token_id=7,
-        suppress_tokens=[5, 6],
-        begin_suppress_tokens=[6],
-        bad_words_ids=[[5, 9], [5, 6]],
-        max_length=9,
-    )
-    config.forced_decoder_ids = [[1, 9], [2, None]]
-    assert special_ids(config) == {9, 5, 0, 7}
-    renumber(config, {0: 0, 5: 1, 7: 2, 9: 3}, rows=10, count=4)
-    assert (config.eos_token_id, config.pad_token_id, config.forced_bos_token_id) == ([3, 1], 0, 2)
-    assert (config.suppress_tokens, config.begin_suppress_tokens, config.bad_words_ids) == ([1], [], [[1, 3]])
-    assert config.forced_decoder_ids == [[1, 3], [2, None]]
+    config = tf.GenerationConfig(max_length=9, **{name: before for name, (before, _) in GENERATION_IDS.items()})
+    assert special_ids(config) == set(KEPT_IDS)
+    renumber(config, KEPT_IDS, rows=10, count=4)
+    assert {name: getattr(config, name) for name in GENERATION_IDS} == {
+        name: after for name, (_, after) in GENERATION_IDS.items()
+    }
     assert config.max_length == 9
+
+
+def test_every_field_of_generation_configs_is_known() -> None:
+    """A field that a later transformers adds must be added to one of the two tables here."""
+    words = ("token", "ids", "words", "bias", "suppress")
+    fields = {name for name in vars(tf.GenerationConfig()) if any(word in name for word in words)}
+    assert {name for name in fields if not name.startswith("_")} <= {*GENERATION_IDS, *COUNTS}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([[[7], -2.5], [[6, 9], 4.0]], [[[2], -2.5]]),
+        ({"(9, 5)": 1.5}, {(3, 1): 1.5}),  # as a generation_config.json has it
+        ({(6,): 4.0}, None),
+    ],
+)
+def test_all_forms_of_sequence_bias_follow(before: Any, after: Any) -> None:
+    config = tf.GenerationConfig(sequence_bias=before)
+    renumber(config, KEPT_IDS, rows=10, count=4)
+    assert config.sequence_bias == after
+
+
+def test_generation_is_biased_towards_the_same_tokens_as_before() -> None:
+    case = BY_NAME["llama-untied"]
+    tokenizer = case.tokenizer()
+    model = case.model(tokenizer)
+    texts = some_lines()
+    ids = tokenizer(texts[0], return_tensors="pt")["input_ids"][:, :6]
+    wanted = int(tokenizer(texts[1])["input_ids"][-1])
+    model.generation_config.sequence_bias = {(wanted,): 1e4}
+    options = {"do_sample": False, "max_new_tokens": 4, "min_new_tokens": 4}
+    assert model.generate(ids, **options)[0, 6:].tolist() == [wanted] * 4
+    smaller, kept = headprune.shrink_vocabulary(model, tokenizer, texts)
+    new_ids = smaller(texts[0], return_tensors="pt")["input_ids"][:, :6]
+    assert model.generate(new_ids, **options)[0, 6:].tolist() == [kept.index(wanted)] * 4
+    assert kept.index(wanted) != wanted
 
 
 def test_every_config_of_a_model_follows() -> None:
@@ -331,8 +386,10 @@ def test_a_loaded_one_is_saved_with_its_tokenizer(tmp_path: Path) -> None:
 
 def test_files_of_the_full_vocabulary_do_not_stay_beside_the_smaller_one(tmp_path: Path) -> None:
     model, tokenizer = bert()
-    headprune.save(model, tmp_path / "model", processor=tokenizer)
-    (tmp_path / "model" / "vocab.txt").write_text("\n".join(tokenizer.get_vocab()))
+    headprune.save(model, tmp_path / "source", processor=tokenizer)
+    (tmp_path / "source" / "vocab.txt").write_text("\n".join(tokenizer.get_vocab()))
+    headprune.save(headprune.load(tmp_path / "source"), tmp_path / "model")
+    assert (tmp_path / "model" / "vocab.txt").exists()
     (tmp_path / "model" / "notes.md").write_text("mine")
     model = headprune.load(tmp_path / "model")
     smaller, _ = headprune.shrink_vocabulary(model, tokenizer, some_lines())

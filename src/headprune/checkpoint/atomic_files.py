@@ -6,13 +6,12 @@ import ctypes
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from headprune.errors import CheckpointError, HeadpruneError
 
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model*.bin.index.json")
 MAX_SHOWN = 80  # characters of a path that is too long to be shown as a whole
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux's renameat2: two names swap their directories in one step
 _AT_FDCWD = -100  # paths are relative to the working directory
@@ -34,13 +33,11 @@ def short(path: str | Path) -> str:
 
 
 @contextmanager
-def replace_directory(
-    target: Path, outdated: Sequence[str] = (), *, marker: str = "config.json", what: str = "a checkpoint"
-) -> Iterator[Path]:
+def replace_directory(target: Path, removable: Callable[[Path], Collection[str]]) -> Iterator[Path]:
     """A new directory to fill; when the block ends without an error, it becomes `target` in one step.
 
-    Files of an earlier checkpoint in `target` that are not weights, not `outdated` and were not written again (notes, a
-    model card) are kept. A directory is replaced only if it is empty or has the file `marker`.
+    `removable` gives the names of the files in an existing directory that may go, and raises where it must not be
+    replaced. All others that were not written again (notes, a model card) are kept.
     """
     path_exists(target, CheckpointError)
     target = target.resolve()  # a symbolic link stays, and its target is replaced
@@ -49,8 +46,7 @@ def replace_directory(
     if target == Path.cwd():
         raise CheckpointError(f"{target} is the working directory, which cannot be replaced; name a directory in it.")
     recover_directory(target)
-    if target.is_dir() and any(target.iterdir()) and not (target / marker).is_file():
-        raise CheckpointError(f"{target} exists and holds something that is not {what}; choose a new directory.")
+    removed = removable(target) if target.is_dir() and any(target.iterdir()) else ()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.new-", dir=target.parent))
@@ -60,7 +56,7 @@ def replace_directory(
         fresh.chmod(0o777 & ~umask())
         yield fresh
         if target.is_dir():
-            _keep_other_files(target, fresh, (*WEIGHTS, *outdated))
+            _keep_other_files(target, fresh, removed)
         sync(fresh)
         _swap(fresh, target)
     finally:
@@ -121,9 +117,9 @@ def _exchange(one: Path, other: Path) -> bool:
     return rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE) == 0
 
 
-def _keep_other_files(old: Path, new: Path, patterns: Sequence[str]) -> None:
+def _keep_other_files(old: Path, new: Path, removed: Collection[str]) -> None:
     for entry in old.iterdir():
-        if (new / entry.name).exists() or any(entry.match(pattern) for pattern in patterns):
+        if (new / entry.name).exists() or entry.name in removed:
             continue
         if entry.is_dir():
             shutil.copytree(entry, new / entry.name, symlinks=True)

@@ -16,12 +16,19 @@ from headprune.units.cutting.record import with_numbers
 TYPE_PREFIX = "headprune-"  # of the model_type of portable checkpoints, whose code has to be run
 
 
-def read_config(path: str | Path) -> Any:
+def read_config(path: str | Path, config_class: Any = None) -> Any:
     """The config in a folder or on the hub. That of a portable checkpoint has a model_type for which plain
-    transformers needs its code; here it becomes that of the dense model."""
+    transformers needs its code; here it becomes that of the dense model. `config_class` reads a model_type that
+    transformers does not know."""
     settings, _ = PreTrainedConfig.get_config_dict(path)
     dense = (settings.get("headprune") or {}).get("dense", {})
     if "model_type" not in dense:
+        if "model_type" in settings and settings["model_type"] not in CONFIG_MAPPING and "auto_map" not in settings:
+            if config_class is not None:
+                return config_class.from_pretrained(path)
+            raise ValueError(
+                f"transformers has no model_type {settings['model_type']!r}; pass the class of the model as model_class"
+            )
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     model_type = str(settings.get("model_type"))
     settings = with_numbers(settings, dense)
@@ -35,5 +42,12 @@ def stored_dtype(path: str | Path) -> torch.dtype | None:
     return read_config(path).dtype
 
 
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The entries of a config.json as the config class takes them: JSON has no infinity, transformers writes a tag."""
+    settings, _ = PreTrainedConfig.get_config_dict(folder)
+    return settings
+
+
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    encoded = PreTrainedConfig._encode_special_floats(dict(settings))
+    (folder / "config.json").write_text(json.dumps(encoded, indent=2, sort_keys=True) + "\n")

@@ -1,5 +1,8 @@
 """Fingerprints: sizes and hashes of the files of a checkpoint, in its headprune.json; one hash each of the models and
-data of a run."""
+data of a run.
+
+headprune.json also lists all files that were written, so that a later save removes no others.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import transformers
 
 from headprune.errors import CheckpointError
+from headprune.forms import check_form
 
 NAME = "headprune.json"
 FORMAT = 1
@@ -29,8 +34,44 @@ def write(folder: Path) -> None:
         "headprune": __version__,
         "transformers": transformers.__version__,
         "files": {file.name: _describe(file) for file in sorted(_covered(folder))},
+        "written": sorted({NAME, *(entry.name for entry in folder.iterdir())}),
     }
     (folder / NAME).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+
+class _Record(NamedTuple):
+    version: int
+    files: dict[str, tuple[int, str]]  # name -> bytes and sha256
+    written: list[str]
+
+
+def _read(folder: Path) -> _Record:
+    """The headprune.json of a folder; ValueError where it is damaged."""
+    try:
+        record = json.loads((folder / NAME).read_bytes())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    check_form(record, {"format": int, "files": {str: {"bytes": int, "sha256": str}}, "written?": [str]})
+    files = {name: (entry["bytes"], entry["sha256"]) for name, entry in record["files"].items()}
+    if not all(is_plain_name(name) for name in files):
+        raise ValueError("a name leads out of the folder")
+    # Earlier versions did not list what they wrote.
+    return _Record(record["format"], files, record.get("written", [NAME, *files]))
+
+
+def unchanged_files(folder: Path) -> tuple[set[str], set[str]]:
+    """The files of a folder that were written with its headprune.json: those that it has fingerprints of, if they
+    still match, and all others; both empty where there is none that can be read."""
+    try:
+        record = _read(folder)
+    except (OSError, ValueError):
+        return set(), set()
+    covered = {
+        name
+        for name, (size, digest) in record.files.items()
+        if (file := folder / name).is_file() and file.stat().st_size == size and _sha256(file) == digest
+    }
+    return covered, set(record.written) - record.files.keys()
 
 
 def verify(folder: Path) -> None:
@@ -38,12 +79,8 @@ def verify(folder: Path) -> None:
     if not (folder / NAME).is_file():
         return
     try:
-        record = json.loads((folder / NAME).read_text())
-        version = int(record["format"])
-        files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in record["files"].items()}
-        if not all(_is_plain_name(name) for name in files):
-            raise ValueError("a name leads out of the folder")
-    except (ValueError, KeyError, TypeError, AttributeError):
+        version, files, _ = _read(folder)
+    except ValueError:
         raise CheckpointError(f"{folder / NAME} is damaged; copy the checkpoint again.") from None
     if version > FORMAT:
         raise CheckpointError(f"{folder} was saved in format {version}, newer than this headprune reads; upgrade it.")
@@ -63,7 +100,7 @@ def verify(folder: Path) -> None:
             )
 
 
-def _is_plain_name(name: str) -> bool:
+def is_plain_name(name: str) -> bool:
     """Whether this names a file of the folder itself, on every system: a manipulated record must not reach other
     files."""
     return name not in ("", ".", "..") and not any(mark in name for mark in ("/", "\\", ":", "\0"))

@@ -7,19 +7,23 @@ discovery. Beside what `quirks.restructure` reads, each entry has
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from headprune.checkpoint.portable_code import fit_layout
 from headprune.errors import CheckpointError
+from headprune.hooks.module_paths import submodule
 from headprune.units import Kind, Site
 from headprune.units.cutting.plan import plan
 from headprune.units.cutting.record import NAMES, write_record
-from headprune.units.dense_model import dense_class
+from headprune.units.dense_model import dense_class, dense_on_meta
+from headprune.units.linear import refuse_computed
 from headprune.units.quirks import restructure
 
 Removed = Mapping[Kind, Mapping[int, Sequence[int]]]  # by kind, and by the number of a site among those of its kind
@@ -40,6 +44,41 @@ def layout_of(model: PreTrainedModel, sites: Sequence[Site]) -> dict[str, Any]:
     return {
         "layout": entries,
         "prefix": f"{prefix}." if isinstance(getattr(model, prefix or "-", None), nn.Module) else "",
+    }
+
+
+def refuse_unloadable(model: PreTrainedModel, layout: Mapping[str, Any]) -> None:
+    """Raise unless the tensors of a model are those that `load` builds from its config and this layout."""
+    dense = dense_on_meta(dense_class(model), model.config)
+    if dense is None:  # its class needs other arguments, with which it may be loaded
+        return
+    built = copy.deepcopy(dense)
+    restructure(built, copy.deepcopy(layout.get("layout", [])))
+    expected, present = _shapes(built), _shapes(model)
+    different = [name for name in {**expected, **present} if expected.get(name) != present.get(name)]
+    if not different:
+        return
+    name, kind = different[0], type(model).__name__
+    path, _, tensor = name.rpartition(".")
+    if (owner := submodule(model, path)) is not None:
+        refuse_computed(owner, path, tensor)
+    what = (
+        f"the model has no {name}"
+        if name not in present
+        else f"{name} is not a part of it"
+        if name not in expected
+        else f"{name} has the shape {present[name]} and not {expected[name]}"
+    )
+    is_adapted = any(hasattr(module, "base_layer") for module in model.modules())
+    fix = "merge the adapter first" if is_adapted else "make its config and its modules match"
+    raise CheckpointError(
+        f"A checkpoint of this model could not be loaded, as it is not the {kind} of its config: {what}; {fix}."
+    )
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {
+        name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)
     }
 
 

@@ -16,10 +16,24 @@ def looks_like_a_path(name: str) -> bool:
     return name.count("/") > 1 or name.startswith((".", "/", "~"))
 
 
+def is_record(file: Path) -> bool:
+    """Whether this is the JSON record of a run or a recovery of headprune: other programs have files of these names."""
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        return isinstance(record["settings"], dict) and "headprune" in dict(record["versions"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def is_run(folder: Path) -> bool:
+    """Whether this is the folder of a run."""
+    return is_record(folder / "run.json")
+
+
 def model_folder(path: str | Path) -> Path:
     """The folder of the model at this path; that of a run is its subfolder model/."""
     folder = Path(path)
-    if not (folder / "run.json").is_file():
+    if not is_run(folder):
         return folder
     recover_directory(folder / "model")
     if not (folder / "model").is_dir():
@@ -31,7 +45,7 @@ def enclosing_run(source: str | Path) -> Path | None:
     """The run at this path, or the run that contains it; None where there is none."""
     path = Path(source)
     for folder in (path, *list(path.absolute().parents)[:FOLDERS]) if path.is_dir() else ():
-        if (folder / "run.json").is_file():
+        if is_run(folder):
             return folder
     return None
 

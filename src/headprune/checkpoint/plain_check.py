@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from headprune.cache import remembered
 from headprune.checkpoint import plain_check_program
 from headprune.hooks.outputs import evaluating
-from headprune.units.dense_model import dense_class
+from headprune.units.dense_model import classes_of, dense_class
 
 log = logging.getLogger(__name__)
 LARGEST = 4 << 30  # bytes of weights up to which a checkpoint is loaded again to check it
@@ -129,8 +129,14 @@ def loads_plainly(model: PreTrainedModel, folder: Path, *, ours: bool = False) -
     """Whether plain transformers builds the class that the checkpoint names with the outputs of the model. The result
     is cached for the class, config and removals, as weights are read as they are. `ours`: the code that the checkpoint
     names is headprune's, and may run; no other code does."""
+    kind = dense_class(model)
     return bool(
-        remembered(dense_class(model), f"plain {_structure(folder)}", lambda: _try(model, folder, ours) or None)
+        remembered(
+            kind,
+            f"plain {_structure(folder)}",
+            lambda: _try(model, folder, ours) or None,
+            classes=classes_of(kind, model.config),
+        )
     )
 
 

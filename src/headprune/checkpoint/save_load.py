@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModel, PreTrainedModel
 
 from headprune.checkpoint import fingerprint, plain_check, portable_checkpoint
 from headprune.checkpoint.atomic_files import replace_directory
-from headprune.checkpoint.config_files import read_config, write_settings
-from headprune.checkpoint.layout import apply_layout, layout_of, read_layout
+from headprune.checkpoint.config_files import read_config, read_settings, write_settings
+from headprune.checkpoint.earlier_checkpoint import removable_files
+from headprune.checkpoint.layout import apply_layout, layout_of, read_layout, refuse_unloadable
 from headprune.checkpoint.paths import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.checkpoint.plain_config import PER_LAYER, dense_numbers, plain_numbers
 from headprune.checkpoint.processors import outdated, save_processor
 from headprune.checkpoint.quantized import expect_quantized, fill_quantized, has_quantized, save_quantized
 from headprune.errors import CheckpointError, HeadpruneError
+from headprune.forms import check_form
 from headprune.hooks.gates import InstalledGates
 from headprune.hooks.offload import is_offloaded, state_of
 from headprune.models import OWN
@@ -36,7 +39,7 @@ from headprune.units.cutting.record import (
     with_numbers,
 )
 from headprune.units.dense_model import dense_class, dense_config_class
-from headprune.units.linear import is_quantized
+from headprune.units.linear import drop_gguf_quantizer, is_quantized
 
 FORMS: dict[Kind, str] = {"heads": "lists of head numbers", "neurons": 'ranges of neuron numbers such as "0-3,7"'}
 
@@ -48,13 +51,15 @@ def save(
     processor: Any = None,
     portable: bool = True,
     max_shard_size: str | int = "5GB",
+    overwrite: bool = False,
 ) -> Path:
     """Write the model, pruned or not, for `headprune.load(path)`.
 
     Tokenizer or image processor files are copied from the folder that the model was loaded from, or written from
     `processor`; after `shrink_vocabulary` the shrunk tokenizer is written. A pruned checkpoint that plain transformers
     cannot load as it is also includes code for that (`trust_remote_code=True`), unless `portable=False`. The directory
-    is created or replaced atomically.
+    is created or replaced atomically: files of an earlier save are removed, others kept. One with a model that was
+    written or changed by something else is refused, unless `overwrite=True`.
     """
     if not isinstance(model, PreTrainedModel):
         raise CheckpointError(
@@ -62,6 +67,7 @@ def save(
         )
     if any(isinstance(module, InstalledGates) for module in model.modules()):
         raise CheckpointError("This model has learned gates; close them with gates.remove() before you save it.")
+    drop_gguf_quantizer(model)
     quantized = any(is_quantized(parameter) for parameter in model.parameters())
 
     def weights(folder: Path) -> None:
@@ -73,12 +79,12 @@ def save(
             state = {"state_dict": state_of(model)} if unknown else {}
             model.save_pretrained(folder, max_shard_size=max_shard_size, **state)
 
-    return _save(model, Path(path), weights, processor, portable=portable, quantized=quantized)
+    return _save(model, Path(path), weights, processor, portable=portable, quantized=quantized, overwrite=overwrite)
 
 
 def save_weights_of(model: PreTrainedModel, path: str | Path, weights: Callable[[Path], None]) -> Path:
-    """The same for a model whose weights are on disk, and are written into a folder by `weights`. Whether plain classes
-    load the checkpoint is decided by shapes alone, and only where one number describes all layers."""
+    """The same for the model of a run whose weights are on disk, and written into a folder by `weights`. Whether plain
+    classes load the checkpoint is decided by shapes alone, and only where one number describes all layers."""
 
     def write_all(folder: Path) -> None:
         weights(folder)
@@ -87,7 +93,7 @@ def save_weights_of(model: PreTrainedModel, path: str | Path, weights: Callable[
         if getattr(model, "generation_config", None) is not None and model.can_generate():
             model.generation_config.save_pretrained(folder)
 
-    return _save(model, Path(path), write_all, None, trust_shapes=True)
+    return _save(model, Path(path), write_all, None, trust_shapes=True, overwrite=True)
 
 
 def _save(
@@ -99,12 +105,18 @@ def _save(
     portable: bool = True,
     quantized: bool = False,
     trust_shapes: bool = False,
+    overwrite: bool = False,
 ) -> Path:
+    outdated_files = (*outdated(model), f"{portable_checkpoint.MODULE}.py")
     sites = all_sites(model) if removed_members(model, "neurons") else survey(model).sites
+    layout = layout_of(model, sites)
+    refuse_unloadable(model, layout)
     try:
-        with replace_directory(target, (*outdated(model), f"{portable_checkpoint.MODULE}.py")) as new:
+        with replace_directory(target, partial(removable_files, outdated=outdated_files, overwrite=overwrite)) as new:
             weights(new)
-            _write(model, sites, new, processor, portable=portable, quantized=quantized, trust_shapes=trust_shapes)
+            _write(
+                model, sites, layout, new, processor, portable=portable, quantized=quantized, trust_shapes=trust_shapes
+            )
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(f"Cannot save to {target}: {reason}; make room, or choose another directory.") from error
@@ -114,6 +126,7 @@ def _save(
 def _write(
     model: PreTrainedModel,
     sites: Sequence[Site],
+    layout: Mapping[str, Any],
     folder: Path,
     processor: Any,
     *,
@@ -123,16 +136,13 @@ def _write(
 ) -> None:
     """Write everything but the weights, which are in the folder already."""
     save_processor(model, processor, folder)
-    settings = _dense_settings(
-        json.loads((folder / "config.json").read_text()), portable_checkpoint.is_loadable_elsewhere(model)
-    )
+    settings = _dense_settings(read_settings(folder), portable_checkpoint.is_loadable_elsewhere(model))
     (folder / f"{portable_checkpoint.MODULE}.py").unlink(
         missing_ok=True
     )  # of the checkpoint that the model was loaded from
-    # Neither plain classes nor portable code can load quantised weights.
-    layout = layout_of(model, sites)
     if layout:
         settings["headprune"] = layout
+    # Neither plain classes nor portable code can load quantised weights.
     plain = (
         None
         if quantized or not portable_checkpoint.is_loadable_elsewhere(model)
@@ -172,13 +182,14 @@ def _plain_settings(
 def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, **options: Any) -> PreTrainedModel:
     """Load a checkpoint that `save` wrote, from a folder or from the hub; an unpruned one loads as well.
 
-    `options` go to transformers' `from_pretrained` (dtype, device_map, attn_implementation, revision, ...). Pickles
-    are refused, and code that comes with a checkpoint is not run.
+    `options` go to transformers' `from_pretrained` (dtype, device_map, attn_implementation, revision, ...), but the
+    config is that of the checkpoint. Pickles are refused, and code that comes with a checkpoint is not run.
     """
+    options = _checked_options(options)
     folder = _folder(path, options)
     _refuse_unreadable(folder)
     fingerprint.verify(folder)
-    config, removed, layout = _read_config(folder)
+    config, removed, layout = _read_config(folder, model_class)
     dense = model_class or _model_class(config, folder)
     options.pop("trust_remote_code", None)
     kind = _pruned_class(dense, config, removed, layout, folder)
@@ -197,9 +208,20 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
         raise
     except HeadpruneError as error:
         raise _record_error(removed, folder, error) from None
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in options:
+            raise
+        raise CheckpointError(
+            f"{unknown[1]!r} is no option of loading, as the config is that of the checkpoint; leave it out."
+        ) from None
     except (RuntimeError, ValueError, SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The weights in {folder} do not fit its config.json: {reason[:400]}") from None
+    except Exception as error:  # whatever a model class raises on settings that do not fit each other
+        raise CheckpointError(
+            f"{folder} cannot be loaded ({_reason(error)}); check its config.json, and the options of load."
+        ) from error
     if has_quantized(folder):
         fill_quantized(model, folder)
     for what in ("mismatched_keys", "missing_keys", "unexpected_keys"):
@@ -212,6 +234,26 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
             )
     model.__class__ = dense
     return model
+
+
+# Options of from_pretrained with the only value that `load` has for them, and what to do instead.
+FIXED: dict[str, tuple[Any, str]] = {
+    "config": (None, "the config of the checkpoint says what was removed; change model.config after loading"),
+    "ignore_mismatched_sizes": (
+        False,
+        "weights of other shapes are refused; replace modules of the model after loading",
+    ),
+    "use_safetensors": (True, "pickles are refused; convert the weights to safetensors"),
+    "output_loading_info": (False, "weights that are missing or left over are refused, so leave it out"),
+}
+
+
+def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for from_pretrained, without those that `load` sets itself; refuses other values of these."""
+    for name, (value, instead) in FIXED.items():
+        if options.get(name) not in (None, value):
+            raise CheckpointError(f"headprune.load sets {name} itself: {instead}.")
+    return {name: value for name, value in options.items() if name not in FIXED}
 
 
 def load_structure(path: str | Path) -> PreTrainedModel:
@@ -235,6 +277,14 @@ def load_structure(path: str | Path) -> PreTrainedModel:
         raise
     except HeadpruneError as error:
         raise _record_error(removed, path, error) from None
+    except Exception as error:  # whatever a model class raises on settings that do not fit each other
+        raise CheckpointError(
+            f"The config of {path} does not describe a {dense.__name__} ({_reason(error)})."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 Removed = dict[Kind, dict[int, list[int]]]  # by kind, and by the number of a site among those of its kind
@@ -245,12 +295,16 @@ def _record_error(removed: Removed, folder: str | Path, error: HeadpruneError) -
     return CheckpointError(f"The record of removed {what} in {folder} does not fit its model: {error}")
 
 
-def _read_config(path: str | Path) -> tuple[Any, Removed, dict[str, Any]]:
+def _read_config(
+    path: str | Path, model_class: type[PreTrainedModel] | None = None
+) -> tuple[Any, Removed, dict[str, Any]]:
     """The config of the dense model, the removed units, and the layout of the pruned model."""
     try:
-        config = read_config(path)
+        config = read_config(path, None if model_class is None else model_class.config_class)
         put_numbers(config, dense_numbers_of(config))
-    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever a config class raises on values that it does not expect
         reason = " ".join(str(error).split())
         raise CheckpointError(f"The config of {path} cannot be read: {reason[:300]}") from None
     removed: Removed = {kind: ids for kind in NAMES if (ids := _removed(config, kind, path))}
@@ -308,6 +362,15 @@ def _refuse_unreadable(folder: Path) -> None:
                 "convert it to safetensors first."
             )
         raise CheckpointError(f"{folder} has no *.safetensors file; copy the checkpoint again.")
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.is_file():
+            content = json.loads(index.read_bytes())
+            check_form(content, {"weight_map": {str: str}, "metadata?": dict})
+            if not all(fingerprint.is_plain_name(name) for name in content["weight_map"].values()):
+                raise ValueError("a name leads out of the folder")
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{index} is damaged; copy the checkpoint again.") from None
 
 
 def _removed(config: Any, kind: Kind, folder: str | Path) -> dict[int, list[int]]:
@@ -328,7 +391,8 @@ def _removed(config: Any, kind: Kind, folder: str | Path) -> dict[int, list[int]
 
 
 def _model_class(config: Any, folder: str | Path) -> type[PreTrainedModel]:
-    for name in config.architectures or ():
+    names = config.architectures if isinstance(config.architectures, (list, tuple)) else ()
+    for name in filter(lambda name: isinstance(name, str), names):
         model_class = OWN.get(name) or getattr(transformers, name, None)
         if isinstance(model_class, type) and issubclass(model_class, PreTrainedModel):
             return model_class

@@ -142,9 +142,10 @@ def compare(
 
     from headprune.cli.comparison_table import print_comparison
     from headprune.runs.compare import check_alpha_choice, choose_alpha, with_alpha
+    from headprune.runs.studies.comparison import refuse_other_files
     from headprune.runs.studies.run_study import run_study
     from headprune.runs.studies.study_runs import expand, make_groups
-    from headprune.runs.studies.summary import write_index
+    from headprune.runs.studies.summary import INDEX, TABLE, write_index
 
     quiet_transformers()
     groups = make_groups(parsed_study, out)
@@ -154,6 +155,8 @@ def compare(
         experiment = groups[0].experiment
         names = expand(parsed_study.criteria, experiment.repair)
         choice = experiment.with_options(repair=check_alpha_choice(names, experiment.repair))
+    if len(groups) > 1:
+        distributed.on_main(lambda: refuse_other_files([out], INDEX, TABLE))
     with resumable(out):
         if choice is not None:
             best, areas = choose_alpha(choice)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from headprune.cli.progress import live_curve, progress_bar
+from headprune.cli.progress import live_curve, live_phases
 from headprune.cli.score_map import print_scores
 from headprune.criteria.scoring import score
 from headprune.errors import CheckpointError
@@ -26,6 +26,7 @@ HEAD_SAMPLES = 640  # strings that the first classifier is fitted to
 HEAT_MAP_SAMPLES = 64
 HEAT_MAP_CRITERION = "his"
 HEADS_PER_STEP = 4
+CALIBRATION_SAMPLES = 128
 MAX_DROP = 0.05
 RANDOM = "random+none"
 SPEEDUP = 2.0
@@ -48,6 +49,7 @@ def run_demo(out: Path, console: Console | None = None) -> DemoResult:
         model=str(model),
         data=str(data / "dev.tsv"),
         calibration=str(data / "train.tsv"),
+        calibration_samples=CALIBRATION_SAMPLES,
         evaluation_samples=256,
         max_length=langid.MAX_LENGTH,
         seed=langid.SEED,
@@ -58,8 +60,7 @@ def run_demo(out: Path, console: Console | None = None) -> DemoResult:
     console.print(
         f"\nTry next:\n"
         f"  headprune inspect {out / 'fast' / 'model'}\n"
-        f"  headprune score {model} --data {data / 'dev.tsv'} --criterion his\n"
-        f"  headprune finetune {out / 'fast'}",
+        f"  headprune score {model} --data {data / 'dev.tsv'} --criterion his",
         highlight=False,
         soft_wrap=True,
     )
@@ -84,8 +85,8 @@ def prepare_model(folder: Path, data: Path, console: Console) -> Path:
     scores = score(model, batches, criterion=HEAT_MAP_CRITERION, progress=False)
     print_scores(model, HEAT_MAP_CRITERION, scores, console)
     console.print(f"\n[bold]1. Fine-tune[/bold] the whole model on {len(examples):,} strings.", highlight=False)
-    with progress_bar("Fine-tuning", len(examples)) as advance:
-        langid.fine_tune(model, examples, advance)
+    with live_phases("Fine-tuning"):
+        langid.fine_tune(model, examples)
     langid.save_model(model, folder)
     return folder
 

@@ -9,6 +9,7 @@ import typer
 from headprune.cli.options import Json, Plugin, Samples, print_json, with_options
 from headprune.config.groups import ComputeOptions, DataOptions, ModelOptions
 from headprune.config.option import from_run
+from headprune.display import counted
 from headprune.runs.plugins import import_plugins
 
 if TYPE_CHECKING:
@@ -57,10 +58,12 @@ def evaluate(
         if path is not None:
             refuse_missing_model(model_in(path))
 
+    from headprune.cli.progress import live_phases
     from headprune.runs.evaluate import evaluate as evaluate_model
 
     quiet_transformers()
-    result = evaluate_model(model, data, dense=dense, metric=metric, samples=samples, **options)
+    with live_phases(f"Evaluating {model}"):
+        result = evaluate_model(model, data, dense=dense, metric=metric, samples=samples, progress=False, **options)
     if as_json:
         print_json(result.to_json())
     else:
@@ -85,7 +88,7 @@ def print_evaluation(result: EvaluateResult) -> None:
         label = f"{row.name} (dense)" if row is result.dense else row.name
         table.add_row(escape(label), escape(measured), loss, f"{row.parameters:,}")
     console.print(table)
-    sentences = [f"Evaluated on {result.samples} samples of {result.data}."]
+    sentences = [f"Evaluated on {counted(result.samples, 'sample')} of {result.data}."]
     if result.difference is not None:
         relation = "differs from" if result.difference.real else "cannot be told apart from"
         gap = difference_text(result.metric, result.difference)

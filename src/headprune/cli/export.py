@@ -11,6 +11,7 @@ import typer
 from headprune.cli.options import OUTPUT, Json, Overwrite, Plugin, print_json, with_options
 from headprune.config.groups import ComputeOptions, DataOptions, ModelOptions
 from headprune.config.option import from_run, only
+from headprune.display import counted
 from headprune.runs.plugins import import_plugins
 
 
@@ -101,7 +102,7 @@ def export(
 
 def lines(record: Mapping[str, Any]) -> list[str]:
     """The measurements, in sentences."""
-    from headprune.exports.check import GENERATIVE_TASKS
+    from headprune.exports.check_outputs import GENERATIVE_TASKS
     from headprune.exports.runtime import TOKENS
     from headprune.reports.format import measured_text
 
@@ -112,14 +113,15 @@ def lines(record: Mapping[str, Any]) -> list[str]:
             measured_text(checked["metric"], checked[who]["value"], checked[who]["interval"])
             for who in ("exported", "pytorch")
         )
-        sentences.append(f"{checked['metric']} {theirs} on {checked['samples']} samples, where PyTorch has {ours}.")
+        samples = counted(checked["samples"], "sample")
+        sentences.append(f"{checked['metric']} {theirs} on {samples}, where PyTorch has {ours}.")
     allowed = "" if checked["tolerance"] is None else f" (allowed: {checked['tolerance']:g})"
     sentences.append(f"Outputs differ from PyTorch's by at most {checked['difference']:.2g} of their size{allowed}.")
     if checked["tokens"] is not None:
         sentences.append(f"Of {TOKENS} generated tokens, {checked['tokens']} equal those of PyTorch.")
     if record.get("form") == "plain" and record["task"] in GENERATIVE_TASKS:
         sentences.append("It has no KV cache, as this model has other states than keys and values.")
-    threads = "1 thread" if times["threads"] == 1 else f"{times['threads']} threads"
+    threads = counted(times["threads"], "thread")
     for name, milliseconds in times.items():
         if isinstance(milliseconds, dict):
             kind, _, number = name.partition("_")

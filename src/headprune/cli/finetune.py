@@ -84,7 +84,7 @@ def _summary_json(run: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     values = {name: record[name]["value"] for name in ("dense", "pruned", "recovered")}
     intervals = {f"{name}_interval": record[name]["interval"] for name in ("dense", "pruned", "recovered")}
     paths = {"run": str(run), "model": str(run / "finetuned" / "model")}
-    return {**paths, "metric": record["metric"], **values, **intervals, **{name: record[name] for name in names}}
+    return {**paths, "metric": record["metric"], **values, **intervals, **{name: record.get(name) for name in names}}
 
 
 def print_recovery(run: Path, record: Mapping[str, Any]) -> None:
@@ -103,7 +103,7 @@ def print_recovery(run: Path, record: Mapping[str, Any]) -> None:
         f"Recovered: {escape(f'{metric} {pruned} -> ')}[bold]{escape(after)}[/bold]{escape(f' (dense {dense})')}",
         highlight=False,
     )
-    for number, cycle in enumerate(record["rounds"], start=1):
+    for number, cycle in enumerate(record.get("rounds") or (), start=1):
         before, recovered = (
             measured_text(metric, cycle[k]["value"], cycle[k]["interval"]) for k in ("pruned", "recovered")
         )

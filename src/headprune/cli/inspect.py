@@ -83,7 +83,7 @@ def inspect(
 
     structure = load_structure(model)
     if plan:
-        from headprune.cli.forecast import show_plan
+        from headprune.cli.forecast_table import show_plan
 
         plan_options = (calibration_samples, evaluation_samples, max_length, batch_size, dtype)
         show_plan(model, structure, *plan_options, as_json=as_json)

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from headprune.cli.table_style import LEAN
+from headprune.display import counted
 from headprune.measure.latency import Curve, LatencyTable
 
 MAX_ROWS = 9  # of a curve; all counts are in the JSON
@@ -33,13 +34,13 @@ def print_latency(table: LatencyTable, console: Console | None = None) -> None:
         rows.add_section()
     rows.add_row("everything else", "", f"{1000 * table.rest:.3f}", f"{table.rest / table.dense:.1%}")
     console.print(rows)
-    threads = "1 thread" if table.threads == 1 else f"{table.threads} threads"
     method = (
-        f"Shortest of {table.repeats} or more turns, {table.dtype} on {table.device}, {threads}, {table.processor}."
+        f"Shortest of {table.repeats} or more turns, {table.dtype} on {table.device}, "
+        f"{counted(table.threads, 'thread')}, {table.processor}."
     )
     console.print(escape(method), highlight=False)
     if table.unmeasured:
-        console.print(f"{len(table.unmeasured)} sites are not reached by such a pass.", highlight=False)
+        console.print(f"Not reached by such a pass: {counted(len(table.unmeasured), 'site')}.", highlight=False)
 
 
 def _shown_indices(curve: Curve) -> list[int]:

@@ -32,7 +32,10 @@ RunFolder = Annotated[
     Path, typer.Option(help="Directory of the run; an interrupted run is resumed.", rich_help_panel=OUTPUT)
 ]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Start again, and replace what exists.", rich_help_panel=OUTPUT)
+    bool,
+    typer.Option(
+        "--overwrite", help="Start again, and replace what headprune wrote there before.", rich_help_panel=OUTPUT
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.", rich_help_panel=OUTPUT)]
 

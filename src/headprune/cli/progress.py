@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,23 +15,26 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from headprune import distributed
 from headprune.cli.table_style import LEAN
+from headprune.display import counted
 from headprune.measure.compare_at_budget import share_left
+from headprune.progress import LINE_SECONDS, Phase
 from headprune.reports.format import left_text
-from headprune.search.observers import Observer, Observers
+from headprune.search.observers import Observer, Observers, reporting_phases
 
 if TYPE_CHECKING:
     from headprune.measure.trajectory import Step
     from headprune.runs.studies.study_runs import Job
     from headprune.search.layerwise.prune_layer import PrunedLayer
 
-LINE_SECONDS = 10  # seconds between two lines without a terminal
 WIDTH, HEIGHT = 64, 10
+BAR_WIDTH = 24
+DRAW_SECONDS = 0.1  # between two states of a phase on a terminal
 LEFT = {
     "parameters": "of the parameters",
     "memory": "of the memory",
@@ -43,44 +47,89 @@ STATES = ("runs", "runs again", "failed", "waits", "done")
 STYLES = {"runs": "cyan", "runs again": "yellow", "failed": "red", "done": "green"}
 
 
-@contextmanager
-def progress_bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, as stdout is for results."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(escape(description), total=total)
-        yield lambda count: progress.advance(task, count)
-
-
 class Display:
-    """Updates a display in place on a terminal (`live`); elsewhere prints a line from time to time."""
+    """Updates a display in place on a terminal (`live`); elsewhere prints a line from time to time. It writes to
+    stderr, as stdout is for results."""
 
     def __init__(self, console: Console, live: Live | None) -> None:
         self.console, self.live = console, live
-        self.printed = time.monotonic()
+        self.printed = time.monotonic()  # when the last line was
+        self.drawn = -math.inf  # when the terminal was updated last
+        self.line: Callable[[], str] | None = None
+        self._lock = threading.Lock()
 
-    def show(self, render: Callable[[], RenderableType], line: Callable[[], str], *, at_once: bool = False) -> None:
-        if self.live is not None:
+    def show(
+        self,
+        render: Callable[[], RenderableType],
+        line: Callable[[], str],
+        *,
+        at_once: bool = False,
+        brief: bool = False,
+    ) -> None:
+        """Lines are printed now and then, or `at_once`. A `brief` state is not drawn on a terminal where the last one
+        was drawn a moment ago."""
+        if self.live is None:
+            self.line = line
+            self.print_line(at_once=at_once)
+        elif not brief or time.monotonic() - self.drawn > DRAW_SECONDS:
+            self.drawn = time.monotonic()
             self.live.update(render())
-        elif at_once or time.monotonic() - self.printed > LINE_SECONDS:
-            self.printed = time.monotonic()
-            self.console.print(line(), highlight=False, markup=False, soft_wrap=True)
+
+    def print_line(self, *, at_once: bool = False) -> None:
+        """Print the current line, if it is time."""
+        with self._lock:
+            if self.line is not None and (at_once or time.monotonic() - self.printed > LINE_SECONDS):
+                self.printed = time.monotonic()
+                self.console.print(self.line(), highlight=False, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Print lines also while nothing happens, such as in a batch of a large model."""
+        done = threading.Event()
+
+        def repeat() -> None:
+            while not done.wait(1):
+                self.print_line()
+
+        thread = threading.Thread(target=repeat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
 
 @contextmanager
-def _display() -> Iterator[Display]:
+def _display(*, transient: bool = False) -> Iterator[Display]:
+    """A display, which disappears in the end if it is `transient`."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Display(console, None)
+        display = Display(console, None)
+        with display.repeating():
+            yield display
         return
-    with Live(console=console, refresh_per_second=4) as live:
+    with Live(console=console, refresh_per_second=4, transient=transient) as live:
         yield Display(console, live)
 
 
 @contextmanager
 def live_curve(title: str, measure: str | None = None) -> Iterator[LiveCurve]:
     with _display() as display:
-        yield LiveCurve(title, display, measure)
+        curve = LiveCurve(title, display, measure)
+        try:
+            yield curve
+        finally:
+            curve.current_phase = None
+            if display.live is not None:
+                display.live.update(curve.render())
+
+
+@contextmanager
+def live_phases(title: str) -> Iterator[None]:
+    """Within a block, shows the phase that work is in."""
+    with _display(transient=True) as display, reporting_phases(LiveCurve(title, display)):
+        yield
 
 
 @contextmanager
@@ -110,11 +159,14 @@ class LiveCurve(Observer):
         self.title, self.display, self.measure = title, display, measure
         self.steps: list[Step] = []
         self.logged: dict[str, Any] = {}  # the last values of a training
+        self.text = ""  # the last line about a training or a layer
+        self.current_phase: Phase | None = None
         self.started = time.monotonic()
+        self.step_printed = -math.inf  # when the last line about a step was
 
     def run(self, name: str, job: Any = None, *, again: bool = False) -> Observer:
         self.title = name
-        self.steps = []
+        self.steps, self.current_phase = [], None
         return self
 
     def step(self, step: Step, seconds: Mapping[str, float]) -> None:
@@ -122,19 +174,38 @@ class LiveCurve(Observer):
 
     def replayed(self, step: Step) -> None:
         self.steps.append(step)
+        self.current_phase, self.text = None, ""
+        # Lines about phases do not delay those about steps.
+        at_once = step.left == 0 or time.monotonic() - self.step_printed > LINE_SECONDS
+        self.step_printed = time.monotonic() if at_once else self.step_printed
+        self.display.show(self.render, lambda: self.status().plain, at_once=at_once)
+
+    def phase(self, phase: Phase) -> None:
+        self.current_phase = phase
         self.display.show(
-            lambda: Group(*self.curve(), self.status()), lambda: self.status().plain, at_once=step.left == 0
+            self.render, lambda: f"{self.title}: {phase}, {time.monotonic() - self.started:.0f} s", brief=True
         )
+
+    def render(self) -> RenderableType:
+        """The curve and the status after the last step, or the last line of a training; below, the phase."""
+        shown: list[RenderableType] = [*self.curve(), self.status()] if self.steps and not self.text else []
+        if self.text:
+            shown.append(Text(self.text))
+        if self.current_phase is not None:
+            title = "" if shown else f"{self.title}: "
+            shown.append(phase_row(title, self.current_phase))
+        return Group(*shown)
 
     def layer(self, done: int, layers: int, pruned: PrunedLayer) -> None:
         units = len(pruned.removed)
         seconds = time.monotonic() - self.started
         self._line(
-            f"{self.title}: layer {done} of {layers} done ({units} units removed at {pruned.layer}), {seconds:.0f} s"
+            f"{self.title}: layer {done} of {layers} done ({counted(units, 'unit')} removed at {pruned.layer}), "
+            f"{seconds:.0f} s"
         )
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        """Show one line about a training: the step, the loss, the last value of the metric."""
+        """Show one line about a training: the step, the loss, the metric before it and its last value."""
         if entry["step"] < self.logged.get("step", 0):  # the next training
             self.logged = {}
         if not {"loss", "eval_metric"} & set(entry):
@@ -145,14 +216,15 @@ class LiveCurve(Observer):
         self._line(training_line(self.logged))
 
     def _line(self, text: str) -> None:
-        self.display.show(lambda: Text(text), lambda: text)
+        self.text, self.current_phase = text, None
+        self.display.show(self.render, lambda: text)
 
     def status(self) -> Text:
         first, last = self.steps[0], self.steps[-1]
         agree = "" if last.agreement is None else f", agreement {last.agreement:.3f}"
         interval = last.interval
-        finite_interval = interval is not None and math.isfinite(interval.high - interval.low)
-        margin = f" ± {(interval.high - interval.low) / 2:.2g}" if interval is not None and finite_interval else ""
+        half = 0.0 if interval is None else (interval.high - interval.low) / 2
+        margin = f" ± {half:.2g}" if half and math.isfinite(half) else ""
         seconds = time.monotonic() - self.started
         return Text(
             f"{self.title}: {self.removed()}{self.left()}, "
@@ -163,7 +235,7 @@ class LiveCurve(Observer):
         """The removed heads; with neurons what is left of each kind."""
         first, last = self.steps[0], self.steps[-1]
         if list(first.units) == ["heads"]:
-            return f"{first.heads - last.heads} of {first.heads} heads removed"
+            return f"{first.heads - last.heads} of {counted(first.heads, 'head')} removed"
         return f"{left_text(first.units, last.units)} left"
 
     def left(self) -> str:
@@ -204,12 +276,24 @@ class LiveCurve(Observer):
         return 1 - (step.flops / max(1, first.flops) if share is None else share)
 
 
+def phase_row(title: str, phase: Phase) -> Table:
+    """A phase with a bar, where its length is known."""
+    row = Table.grid(padding=(0, 1))
+    cells: list[RenderableType] = [Text(f"{title}{phase}")]
+    if phase.total:
+        cells.append(ProgressBar(total=phase.total, completed=phase.done, width=BAR_WIDTH))
+    row.add_row(*cells)
+    return row
+
+
 def training_line(logged: Mapping[str, Any]) -> str:
     parts = [f"Training: step {logged['step']} of {logged['steps']}"]
     if "loss" in logged:
         parts.append(f"loss {logged['loss']:.4g}")
     if "open_units" in logged:  # of learned gates
-        parts.append(f"{logged['open_units']} units open")
+        parts.append(f"{counted(logged['open_units'], 'unit')} open")
+    if "before" in logged:
+        parts.append(f"{logged['metric']} {logged['before']:.4g} before training")
     if "eval_metric" in logged:
         value = f"{logged['metric']} {logged['eval_metric']:.4g}"
         parts.append(f"{value} on held-out data at step {logged['evaluated_step']}")
@@ -224,16 +308,21 @@ class Row(Observer):
     job: Job
     state: str = "waits"
     last: Step | None = None
+    current_phase: Phase | None = None
 
     def step(self, step: Step, seconds: Mapping[str, float]) -> None:
         self.replayed(step)
 
     def replayed(self, step: Step) -> None:
-        self.last = step
+        self.last, self.current_phase = step, None
         self.table.show(self.table.counts)
 
+    def phase(self, phase: Phase) -> None:
+        self.current_phase = phase
+        self.table.show(lambda: f"{self.title}: {phase} ({self.table.counts()})", brief=True)
+
     def end(self, error: Exception | None = None) -> None:
-        self.state = "done" if error is None else "failed"
+        self.state, self.current_phase = "done" if error is None else "failed", None
         at = "" if self.last is None else f" at step {self.last.step}, metric {self.last.metric:.4f}"
         reason = "" if error is None else f": {error}"
         self.table.show(
@@ -266,8 +355,8 @@ class ProgressTable(Observer):
             self.show(self.counts)
         return row
 
-    def show(self, line: Callable[[], str], *, at_once: bool = False) -> None:
-        self.display.show(self.table, line, at_once=at_once)
+    def show(self, line: Callable[[], str], *, at_once: bool = False, brief: bool = False) -> None:
+        self.display.show(self.table, line, at_once=at_once, brief=brief)
 
     def counts(self) -> str:
         counted = Counter(row.state for row in self.rows.values())
@@ -286,5 +375,6 @@ class ProgressTable(Observer):
             step = ["", ""] if row.last is None else [str(row.last.step), f"{row.last.metric:.4f}"]
             style = STYLES.get(row.state, "")
             state = f"[{style}]{row.state}[/{style}]" if style else row.state
+            state += "" if row.current_phase is None else escape(f": {row.current_phase}")
             table.add_row(model, data, seed.removeprefix("seed"), budget, escape(row.job.name), *step, state)
         return table

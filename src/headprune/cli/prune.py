@@ -73,6 +73,7 @@ def prune(
         shares = (record.get("savings") or {}).get("shares")
         points = {"points": record["points"]} if record.get("points") else {}
         summary = {name: result.get(name) for name in (*fields, *intervals)}
-        print_json({"run": str(out), **summary, "shares": shares, **points})
+        unreached = {"unreached": result["unreached"]} if result.get("unreached") else {}
+        print_json({"run": str(out), **summary, "shares": shares, **points, **unreached})
     else:
         print_run(out, record)

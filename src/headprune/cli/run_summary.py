@@ -13,6 +13,7 @@ from rich.table import Table
 from headprune.cli.budget_points import print_points
 from headprune.reports import gate_training
 from headprune.reports.format import (
+    calibration_text,
     measured_text,
     removed_text,
     stop_text,
@@ -45,8 +46,9 @@ def print_run(out: Path, record: Mapping[str, Any], console: Console | None = No
         highlight=False,
         markup=False,
     )
-    if vocabulary_text(record):
-        console.print(vocabulary_text(record), highlight=False, markup=False)
+    for text in (vocabulary_text(record), calibration_text(record)):
+        if text:
+            console.print(text, highlight=False, markup=False)
     saved = record.get("savings")
     print_points(record, out, console)
     if saved:

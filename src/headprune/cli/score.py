@@ -40,7 +40,7 @@ def score(
     import_plugins(plugin)
     check_early(model, options)
 
-    from headprune.cli.progress import progress_bar
+    from headprune.cli.progress import live_phases
     from headprune.cli.score_map import print_scores, score_rows
     from headprune.criteria.scoring import score as score_model
     from headprune.measure.trajectory import finite_or_none
@@ -53,18 +53,18 @@ def score(
     if out is not None:
         check_target(out)
     distributed.start()
-    with distributed.fail_together():
-        inputs = load_run_inputs(input_config)
-        examples = inputs.examples.sample(samples, input_config.seed)
-        inputs.check_labels(config.criterion, config.labels)
-    with progress_bar(f"Scoring by {config.criterion}", len(examples)) as advance:
+    with live_phases(f"Scoring by {config.criterion}"):
+        with distributed.fail_together():
+            inputs = load_run_inputs(input_config)
+            examples = inputs.examples.sample(samples, input_config.seed)
+            inputs.check_labels(config.criterion, config.labels)
         result = score_model(
             inputs.model,
             examples.batches(input_config.batch_size, full=config.criterion.by_batch),
             criterion=config.criterion,
             labels=config.labels,  # type: ignore[arg-type]  # checked by the config
             task=inputs.task,
-            progress=advance,
+            progress=False,  # the display shows the phases
             units=config.units,
         )
     if out is not None:
@@ -84,7 +84,9 @@ def score(
                 if metric_value is None or metric_value.interval is None
                 else list(metric_value.interval),
                 "loss": result.loss,
+                "token_loss": result.token_loss,
                 "scores": score_rows(result),
+                **({"unreached": dict(result.unreached)} if result.unreached else {}),
                 **({"kinds": [site.kind for site in result.sites]} if config.units != ("heads",) else {}),
             }
         )

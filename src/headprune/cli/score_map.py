@@ -11,6 +11,7 @@ from rich.style import Style
 from rich.text import Text
 
 from headprune.criteria.scoring import ScoreResult
+from headprune.display import counted
 from headprune.measure.trajectory import finite_or_none
 from headprune.reports.format import (
     measured_text,
@@ -32,11 +33,11 @@ def print_scores(model: PreTrainedModel, name: str, result: ScoreResult, console
     deciles."""
 
     console = console or Console()
-    on = f"on {result.samples} samples" if result.samples else "from the weights alone"
+    on = f"on {counted(result.samples, 'sample')}" if result.samples else "from the weights alone"
     console.print(f"[bold]{escape(name)}[/bold] {on}; brighter = more important", highlight=False)
     width = len(str(len(result.sites) - 1))
     for kind, rows in (("heads", _print_heads), ("neurons", _print_neurons)):
-        sites = [site for site in result.sites if site.kind == kind]
+        sites = [site for site in result.with_scores if site.kind == kind]
         if not any(site.kept for site in sites) and (kind == "neurons" or len(sites) < len(result.sites)):
             continue
         rows(result, sites, width, console)
@@ -45,8 +46,8 @@ def print_scores(model: PreTrainedModel, name: str, result: ScoreResult, console
         for what, part in (("least", flat[:5]), ("most", flat[::-1][:5])):
             entries = ", ".join(f"({site}, {member}) {value:.3g}" for value, site, member in part)
             console.print(f"{what} important (site, {kind[:-1]}): {entries}", highlight=False)
-    positions = "tokens" if model.main_input_name == "input_ids" else "positions"  # patches of images, frames of audio
-    parts = [f"{result.samples} samples", f"{result.tokens} {positions}"] if result.samples else []
+    position = "token" if model.main_input_name == "input_ids" else "position"  # patches of images, frames of audio
+    parts = [counted(result.samples, "sample"), counted(result.tokens, position)] if result.samples else []
     console.print(", ".join([*parts, f"{result.seconds:.1f} s"]) + _metric_text(result), highlight=False, markup=False)
 
 

@@ -37,8 +37,8 @@ class DataOptions(OptionGroup):
 
     data: str = option(
         "",
-        "csv, tsv, jsonl, json or parquet with a text column (.gz as well); .txt for language models; .npz or a folder "
-        "of images; or a data set's name.",
+        "csv, tsv, jsonl, json or parquet with a text column (.gz as well); .txt; .npz or a folder of images; or a "
+        "data set's name.",
         required=True,
     )
     text_column: str | None = option(None, "Column with the text, if it has none of the usual names.")
@@ -55,8 +55,18 @@ class DataOptions(OptionGroup):
 class CalibrationOptions(OptionGroup):
     panel = "Data"
 
-    calibration: str | None = option(None, "Data to score and repair on, apart from --data, which then evaluates.")
-    calibration_samples: int = option(128, "Samples to score and repair on.", minimum=1)
+    calibration: str | None = option(
+        None,
+        "Data to score and repair on, apart from --data, which then evaluates; without labels where the criterion "
+        "needs none.",
+    )
+    calibration_samples: int | None = option(
+        None,
+        f"Samples to score and repair on; by default {defaults.CALIBRATION_SAMPLES}, of --data at most "
+        f"{defaults.CALIBRATION_SHARE:.0%}, or half where that is fewer than {defaults.FEW_CALIBRATION_SAMPLES}.",
+        type=int,
+        minimum=1,
+    )
     same_data: bool = option(False, "Score, repair and evaluate on the same samples.")
 
 
@@ -120,6 +130,11 @@ class PruningOptions(OptionGroup):
         if_absent="By default 'auto' for this project's criteria, 'every' for published ones.",
     )
     every: int = option(1, "Units to remove per step.", minimum=1)
+    sites: Any = option(
+        None,
+        "Prune these sites alone, by their numbers in `headprune inspect` ('0-11,24'), also those that no calibration "
+        "sample reaches; by default all that samples reach.",
+    )
     min_per_site: int = option(0, "Leave at least this many units at every site.", minimum=0)
     rounds: int = option(
         None,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from headprune.errors import ScheduleError
+from headprune.errors import HeadpruneError, ScheduleError
 
 
 class OptionGroup:
@@ -115,6 +117,53 @@ def values_of(group: Groups, values: Mapping[str, Any]) -> dict[str, Any]:
             value = values[option.name]
             result[option.field] = option.parse(value) if option.parse and isinstance(value, str) else value
     return result
+
+
+def check_numbers(config: Any, error: type[HeadpruneError] = ScheduleError) -> None:
+    """Refuse options of a config that are not the numbers, or True or False, that they should be; numbers of numpy
+    become those of Python. None is a value where it is the default."""
+    for option in options_of(type(config)):
+        value = getattr(config, option.field)
+        if value is None and option.default is None:
+            continue
+        if option.type is bool and not isinstance(value, bool):
+            raise error(f"{option.field} must be True or False, not {value!r:.60}.")
+        if option.type in (int, float):
+            checked = check_number(option.field, value, whole=option.type is int, least=option.minimum, error=error)
+            object.__setattr__(config, option.field, checked)
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    whole: bool = False,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    error: type[HeadpruneError] = ScheduleError,
+) -> int | float:
+    """The number; refuses a value outside its range with a sentence that says what it may be."""
+    fits = (
+        _is_number(value, whole=whole)
+        and (least is None or value >= least)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    )
+    if not fits:
+        limits = (
+            *([] if least is None else [f"at least {least:g}"]),
+            *([] if above is None else [f"above {above:g}"]),
+            *([] if below is None else [f"below {below:g}"]),
+        )
+        kind = "a whole number" if whole else "a number" if limits else "a finite number"
+        raise error(f"{' '.join([name, 'must be', kind, ' and '.join(limits)]).rstrip()}, not {value!r:.60}.")
+    return value if isinstance(value, (int, float)) else int(value) if whole else float(value)
+
+
+def _is_number(value: Any, *, whole: bool) -> bool:
+    number = isinstance(value, numbers.Integral if whole else numbers.Real) and not isinstance(value, bool)
+    return number and math.isfinite(value)
 
 
 def parse_points(text: str) -> tuple[float, ...]:

@@ -78,7 +78,7 @@ class HeldOutError:
     ) -> None:
         self.sensitivity, self.inputs, self.weight, self.ridge = sensitivity, inputs, weight, ridge
         self.outputs = outputs = inputs @ weight.t()
-        self.fold = sensitivity.samples % FOLDS
+        self.fold = sensitivity.folds
         self.products, self.crosses = [], []
         for fold in range(FOLDS):
             in_fold = self.fold == fold

@@ -67,7 +67,7 @@ class Fisher(Criterion):
         (request,) = self.requests()
         parts: dict[int, dict[int, torch.Tensor]] = {}  # by batch and site
         with distributed.fail_together():
-            for number, _, batch in own_batches(batches):
+            for number, _, batch in own_batches(batches, "rearranging units"):
                 gradients_of_units = observe(model, sites, batch, [request], task=task, labels=labels).answers[request]
                 # All members of a unit have its gradient.
                 parts[number] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
@@ -226,7 +227,11 @@ def make(spec: str | Criterion, **options: Any) -> Criterion:
             takes = f"takes {', '.join(known)}" if known else "takes no options"
             raise CriterionError(f"Criterion {name!r} has no option {key!r}; it {takes}.")
         _check_type(name, key, options[key], hints.get(key))
-    return kind(**options)
+    made = kind(**options)  # which checks ranges
+    for key, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise CriterionError(f"{key} of {name} must be a finite number, not {value}.")
+    return made
 
 
 def split_names(text: str) -> list[str]:

@@ -22,6 +22,7 @@ from headprune.hooks.logit_blocks import States, forward
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.site_activations import site_callbacks
 from headprune.measure.predictions import Predictions
+from headprune.progress import tracked
 from headprune.signals import Request, SiteRequest, TokenRequest, Tokens, ZeroProbabilities, observe, tokens
 from headprune.signals.moments import Moments
 from headprune.signals.observe import add_gathered
@@ -77,7 +78,13 @@ class ScoringPass:
         self.zeros: torch.Tensor | None = None
         self.predictions_of_batches: dict[int, Predictions] = {}  # by batch
         self.samples = self.tokens = 0
+        self.reached: set[int] = set()  # sites that any sample reached
         self._sites_kept: dict[int, Gathered] | None = None  # those of this process
+
+    @property
+    def unreached(self) -> list[Site]:
+        """The sites that no sample reached: what is measured there, 0, is no score."""
+        return [site for site in self.sites if self.samples and site.kept and site.index not in self.reached]
 
     @property
     def predictions(self) -> Predictions:
@@ -100,8 +107,9 @@ class ScoringPass:
                 for request in self.site_requests.values()
             }
             sites = self.sites if first else only(self.sites, group)
+            phase = "scoring" if len(groups) == 1 else f"scoring, pass {number_of_group + 1} of {len(groups)}"
             with distributed.fail_together():
-                for number, start, batch in own_batches(batches):
+                for position, (number, start, batch) in enumerate(own_batches(batches, phase)):
                     requests_of_batch = [*(self.requests if first else ()), *requests]
                     see = (
                         self._output_callback(number, measure=measure)
@@ -118,11 +126,13 @@ class ScoringPass:
                         see=see,
                         number=number,
                         first=start,
+                        check=first and position == 0,
                     )
                     if first:
                         self._add(number, observation.answers)
                         self.samples += batch_size(batch)
                         self.tokens += observation.tokens
+                        self.reached |= observation.reached
                     for request, values in observation.gathered.items():
                         add_gathered(gathered.setdefault(requests[request], {}), values)
                     if first and progress is not None:
@@ -168,11 +178,11 @@ class ScoringPass:
 
     def _sum_over_processes(self, progress: Progress | None) -> None:
         """All processes get the sums over all batches."""
-        parts = distributed.all_gather((self.sums, self.zeros, self.samples, self.tokens))
-        sums, zeros, samples, tokens = zip(*parts, strict=True)
+        parts = distributed.all_gather((self.sums, self.zeros, self.samples, self.tokens, self.reached))
+        sums, zeros, samples, tokens, reached = zip(*parts, strict=True)
         if progress is not None and len(parts) > 1:
             progress(sum(samples) - self.samples)
-        self.samples, self.tokens = sum(samples), sum(tokens)
+        self.samples, self.tokens, self.reached = sum(samples), sum(tokens), set().union(*reached)
         self.sums = summed([part for part, count in zip(sums, samples, strict=True) if count] or [{}])
         present = [part for part in zeros if part is not None]
         self.zeros = torch.stack(present).sum(0) if present else None
@@ -194,7 +204,7 @@ class ScoringPass:
                 add_gathered(mine.setdefault(site.index, {}), share)  # type: ignore[arg-type]
         scores_by_site: dict[str, dict[int, torch.Tensor]] = {name: {} for name in self.site_requests}
         with distributed.fail_together():
-            for index in list(mine):
+            for index in tracked(list(mine), "computing scores", len(mine), unit="site"):
                 values = mine[index] if keep else mine.pop(index)
                 for name, request in self.site_requests.items():
                     scores_by_site[name][index] = self._site_scores(
@@ -217,13 +227,14 @@ class ScoringPass:
 
     def _finish(self) -> None:
         for name, criterion in self.criteria.items():
+            kept = without_rows(self.table, self.unreached) if criterion.all_requests else self.table
             if name in self.site_requests:
                 scores = self.scores.get(name, nan_scores(self.sites))
             elif criterion.requests():
-                scores = criterion.score(self.sums[name], self.samples, self.table)
+                scores = criterion.score(self.sums[name], self.samples, kept)
             else:
                 scores = criterion.from_weights(self.model, self.sites)
-            self.scores[name] = finite(criterion, scores, self.table, self.sites)
+            self.scores[name] = finite(criterion, scores, kept, self.sites)
         named = {name: self.scores[name] for name in self.criteria}
         self.scores = distributed.broadcast(named)  # so that all processes decide by the same bits
 
@@ -293,6 +304,13 @@ class ScoringPass:
                 f"{self.sites[site].word} {member}, first in batch {number}; check that batch and the precision of the "
                 "model."
             )
+
+
+def without_rows(kept: torch.Tensor, sites: Iterable[Site]) -> torch.Tensor:
+    """The mask of members without those of these sites."""
+    result = kept.clone()
+    result[[site.index for site in sites]] = False
+    return result
 
 
 def _shared(requested: Mapping[str, SiteRequest | None]) -> dict[str, SiteRequest]:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from headprune.data.lazy_rows import Rows
 from headprune.errors import DataError
+from headprune.progress import tracked
 from headprune.tasks import IGNORED
 
 OVERHEAD = (
@@ -54,7 +55,8 @@ class Examples:
 
     def order(self) -> list[int]:
         """The order of the examples in `batches`: by length, so that neighbours need little padding."""
-        lengths = [_length(row) for row in self.rows]
+        rows = tracked(self.rows, "preparing inputs", len(self), unit="row")
+        lengths = [_length(row) for row in rows]
         return sorted(range(len(self)), key=lambda index: (lengths[index], index))
 
     def batches(self, size: int = 32, *, full: bool = False) -> list[dict[str, torch.Tensor]]:

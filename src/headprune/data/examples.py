@@ -33,7 +33,7 @@ def load_examples(
     `load_examples(model, "dev.tsv").batches(32)`.
 
     `model` is a model, or the folder, run or hub name of one, of which only the config is read. `source` is a csv,
-    tsv, jsonl, json or parquet file, .txt for language models, .npz or a folder of images, or the name of a data set.
+    tsv, jsonl, json or parquet file, .txt, .npz or a folder of images, or the name of a data set.
     `processor` is the folder or hub name of the tokenizer or image processor, by default that of the model; for texts
     it may be the tokenizer itself. `task` defaults to the task of the model. Tables are read and their labels checked
     at once; texts and images are preprocessed on first use, so `load_examples(...).sample(8, seed=0)` preprocesses

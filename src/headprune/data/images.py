@@ -238,7 +238,9 @@ class _ProcessorTransform:
             height, width = (size, size) if isinstance(size, int) else size
             options["size"] = {"height": height, "width": width}
         try:
-            self.processor = AutoImageProcessor.from_pretrained(location, backend="pil", config=model.config, **options)
+            self.processor = AutoImageProcessor.from_pretrained(
+                location, backend="pil", config=model.config, trust_remote_code=False, **options
+            )
         except (OSError, ValueError, ImportError, TypeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise DataError(

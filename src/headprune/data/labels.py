@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from headprune.data.tables import Table, as_list, missing
+from headprune.display import counted
 from headprune.errors import DataError
 from headprune.tasks import IGNORED
 
@@ -125,8 +126,8 @@ def _check_range(numbers: list[int], rows: Sequence[int], column: str, count: in
 
 def _range_error(number: int, row: int, column: str, count: int) -> DataError:
     return DataError(
-        f"Label {number} in row {row} of column {column!r} is out of range: the model has {count} labels, numbered 0 "
-        f"to {count - 1}."
+        f"Label {number} in row {row} of column {column!r} is out of range: the model has "
+        f"{counted(count, 'label')}, numbered 0 to {count - 1}."
     )
 
 

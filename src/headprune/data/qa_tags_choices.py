@@ -164,7 +164,12 @@ def _span(answer: Any, start: Any, context: str, row: int) -> tuple[int, int] | 
     text = str(text)
     if missing(begin):
         begin = context.find(text)
-    begin = int(begin)
+    try:
+        begin = int(begin)
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(
+            f"The start of the answer in row {row} is {begin!r:.40}, not a whole number; correct it, or leave it out."
+        ) from None
     if begin < 0 or context[begin : begin + len(text)] != text:
         where = f" at character {begin}" if begin >= 0 else ""
         raise DataError(

@@ -23,6 +23,7 @@ from headprune.tasks import IGNORED, Task
 log = logging.getLogger(__name__)
 MASK_PROBABILITY = 0.15  # of the tokens, as in BERT's training
 LANGUAGE_MODELS = ("causal-lm", "masked-lm", "image-text-to-text")
+LINE_PER_ROW = ("sequence-classification", "features")  # tasks for which every line of plain text is a row
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,15 @@ def from_table(
 def from_plain_text(
     model: PreTrainedModel, task: Task, text: str, processor: Any, max_length: int, seed: int
 ) -> Examples:
-    """One text split into blocks of `max_length` tokens, for language models, which need no labels."""
+    """For language models, the text split into blocks of `max_length` tokens; for tasks that text without labels is
+    enough for, one row per line that is not blank."""
+    if task.name in LINE_PER_ROW:
+        table = Table({"text": [line for line in text.splitlines() if line.strip()]}, typed=True)
+        return from_table(model, task, table, Columns(), processor, max_length, seed)
     if task.name not in LANGUAGE_MODELS:
         raise DataError(
-            f"Plain text is data for a language model, but {type(model).__name__} is no language model; give a table "
-            "with a text column."
+            f"A model of the task {task.name!r} needs more than plain text; give a table with the columns that the "
+            "task has."
         )
     encoder = Encoder(model, task, processor, max_length)
     encoder.refuse_unknown([text])

@@ -33,7 +33,7 @@ def load_tokenizer(location: Any) -> Any:
     if is_there(location) and Path(location).is_dir() and not has_tokenizer(Path(location)):
         raise DataError(f"No tokenizer was found at {location}; {advice}.")
     try:
-        return AutoTokenizer.from_pretrained(location, **_config(location))
+        return AutoTokenizer.from_pretrained(location, trust_remote_code=False, **_config(location))
     except ImportError as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(

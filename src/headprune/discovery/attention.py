@@ -29,7 +29,8 @@ from headprune.discovery.to_full_width import NotScalableError, scale_to_width
 from headprune.discovery.twin import Run, attention_modules, randomise, sample_runs, small_config
 from headprune.hooks.module_calls import Trace
 from headprune.hooks.torch_attention import expose
-from headprune.units.dense_model import dense_config, quiet, structure_of
+from headprune.progress import Phase, report_phase
+from headprune.units.dense_model import classes_of, dense_config, quiet, structure_of
 from headprune.units.spec import ForwardNeeds
 
 SHORTEN_ABOVE = 10_000_000  # parameters of a narrow twin; above it, the twin has fewer layers as well
@@ -63,11 +64,17 @@ def discover_class(kind: Any, config: Any) -> Discovery:
     """The attention sites of this class with this config; the result is cached."""
 
     def make() -> Discovery:
+        report_phase(Phase(f"discovering the layout of {kind.__name__}"))
         with torch.device("cpu"), quiet():
             return _discover(kind, dense_config(config))
 
     result: Discovery = remembered(
-        kind, structure_of(config), make, to_json=Discovery.to_plain, from_json=Discovery.from_plain
+        kind,
+        structure_of(config),
+        make,
+        classes=classes_of(kind, config),
+        to_json=Discovery.to_plain,
+        from_json=Discovery.from_plain,
     )
     return result
 

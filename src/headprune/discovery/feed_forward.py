@@ -25,7 +25,7 @@ from headprune.discovery.twin import Run, small_config
 from headprune.hooks.attach import hooks
 from headprune.hooks.module_paths import pattern
 from headprune.units.cutting.record import dense_layout, keep_dense_layout
-from headprune.units.dense_model import dense_class, dense_config, quiet, structure_of
+from headprune.units.dense_model import classes_of, dense_class, dense_config, quiet, structure_of
 from headprune.units.families import FeedForward
 from headprune.units.feed_forward import feed_forward_sites
 from headprune.units.linear import in_features, is_plain
@@ -55,6 +55,7 @@ def layouts_for(kind: Any, config: Any) -> tuple[FeedForward, ...]:
         kind,
         "neurons " + structure_of(config),
         make,
+        classes=classes_of(kind, config),
         to_json=lambda layouts: [asdict(layout) for layout in layouts],
         from_json=lambda layouts: tuple(_from_plain(layout) for layout in layouts),
     )

@@ -16,7 +16,7 @@ from headprune.discovery.attention import Discovery, DiscoveryError, discover_si
 from headprune.discovery.twin import Run, attention_modules, randomise
 from headprune.hooks.torch_attention import expose
 from headprune.units.cutting.record import dense_layout, keep_dense_layout
-from headprune.units.linear import is_plain
+from headprune.units.linear import is_plain, refuse_computed
 
 SAMPLES, TOKENS, SIDE = 2, 7, 4
 
@@ -37,6 +37,9 @@ def discover_module(model: nn.Module) -> Discovery:
 
 def twin_of_module(model: nn.Module) -> tuple[nn.Module, list[Run]]:
     """A copy of the module with random weights, and inputs that it runs on."""
+    for path, module in model.named_modules():
+        if is_plain(module):
+            refuse_computed(module, path)  # which could not be copied either
     twin = copy.deepcopy(model).cpu().double().eval()
     expose(twin)
     randomise(twin, 0)

@@ -18,7 +18,7 @@ from headprune.checkpoint.atomic_files import replace_directory
 from headprune.checkpoint.processors import copy_files, source_folder
 from headprune.errors import ExportError, UnsupportedModelError
 from headprune.exports import gguf, onnx, openvino, torch_program  # noqa: F401  # registers these runtimes
-from headprune.exports.check import check
+from headprune.exports.check_outputs import check
 from headprune.exports.latency import time_runners
 from headprune.exports.runtime import RUNTIMES, Runner, Runtime, Source
 from headprune.extras import need
@@ -98,15 +98,25 @@ def export(
 def _new_folder(target: Path) -> Iterator[Path]:
     """A new folder that replaces an earlier export, whose files are removed; other files are kept."""
     try:
-        earlier = json.loads((target / RECORD).read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        earlier = []
-    try:
-        with replace_directory(target, earlier, marker=RECORD, what="an export") as new:
+        with replace_directory(target, files_of_export) as new:
             yield new
     except OSError as error:
         why = error.strerror or str(error)
         raise ExportError(f"Cannot export to {target}: {why}; make room, or choose another directory.") from error
+
+
+def files_of_export(folder: Path) -> list[str]:
+    """The names of the files of an earlier export in this folder; one that holds something else is refused, also where
+    it has an export.json of another program."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        files = [str(name) for name in record["files"]]
+        is_ours = "headprune" in dict(record["versions"]) and RECORD in files
+    except (OSError, ValueError, KeyError, TypeError):
+        is_ours = False
+    if not is_ours:
+        raise ExportError(f"{folder} exists and holds something that is not an export; choose a new directory.")
+    return files
 
 
 def runtime_of(name: str, quantize: str | None) -> Runtime:

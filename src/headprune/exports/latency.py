@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from headprune.exports.check import GENERATIVE_TASKS, prompt_of
+from headprune.exports.check_outputs import GENERATIVE_TASKS, prompt_of
 from headprune.exports.runtime import TOKENS, Runner, Runtime, Source
 from headprune.measure.timing import TimedCall, time_in_turns
-from headprune.tasks import batch_size, rows_of
+from headprune.tasks import batch_size
 
 REPEATS = 9
 
@@ -37,7 +37,7 @@ def _workloads(runtime: Runtime, runners: Mapping[str, Runner], source: Source) 
     if not runtime.log_probabilities:  # which are computed token by token
         prepared = source.task.prepare(source.batch, torch.device("cpu"))
         for size in sorted({1, batch_size(prepared)}):
-            inputs = source.task.inputs(rows_of(prepared, slice(0, size)))
+            inputs = source.task.inputs(source.task.select(prepared, slice(0, size)))
             workloads[f"batch_{size}"] = {name: TimedCall(runner, (), inputs) for name, runner in runners.items()}
     if source.task.name in GENERATIVE_TASKS and all(runner.can_generate() for runner in runners.values()):
         prompt = prompt_of(source)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from headprune.errors import ExportError
-from headprune.exports.exported_model import Part, ProgramRunner
 from headprune.exports.onnx.write import write_programs
+from headprune.exports.program_runner import Part, ProgramRunner
 from headprune.exports.programs import programs_of
 from headprune.exports.programs.spec import Tensors
 from headprune.exports.quiet import quiet, reason

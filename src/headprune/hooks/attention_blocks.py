@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headprune.batches import widened
+from headprune.batches import MASKED, widened
 
 BLOCK = 1 << 22  # bytes of probabilities in float32 of one block
 MIN_QUERIES = 32  # of a block, however many keys and heads there are
@@ -45,6 +45,7 @@ class Attention:
     value: torch.Tensor
     mask: torch.Tensor | None
     options: Mapping[str, Any]
+    is_eager: bool = False  # whether the model itself computes it with the eager function
 
     @property
     def queries(self) -> int:
@@ -52,7 +53,10 @@ class Attention:
 
     @property
     def implies_causal(self) -> bool:
-        """Whether attention is causal without a mask tensor, by the option `is_causal`."""
+        """Whether attention is causal without a mask tensor, by the option `is_causal`, which eager functions do not
+        read."""
+        if self.is_eager:
+            return False
         option = self.options.get("is_causal")
         causal = getattr(self.module, "is_causal", True) if option is None else option
         return self.mask is None and bool(causal) and self.queries > 1
@@ -79,13 +83,14 @@ class Attention:
         return output, Rows(weights, mask, first, self.queries)
 
     def parts(self, *, whole: bool) -> Iterator[tuple[torch.Tensor, Rows]]:
-        """All queries in blocks, or at once where `whole` or where rows depend on others."""
-        size = self.block_size()
-        if whole or size >= self.queries or not self.rows_are_independent():
-            yield self.part(0, self.queries)
-            return
+        """All queries, `in_blocks` or at once."""
+        size = self.block_size() if self.in_blocks(whole=whole) else self.queries
         for first in range(0, self.queries, size):
             yield self.part(first, min(first + size, self.queries))
+
+    def in_blocks(self, *, whole: bool) -> bool:
+        """Whether the map is computed in blocks: it is large, not wanted `whole`, and no row depends on others."""
+        return not whole and self.block_size() < self.queries and self.rows_are_independent()
 
     def block_size(self) -> int:
         row = self.query.shape[0] * self.query.shape[1] * self.key.shape[-2] * 4
@@ -116,6 +121,11 @@ class Attention:
             a.shape == b.shape and torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
             for a, b in pairs
         )
+
+
+def allowed_keys(mask: torch.Tensor) -> torch.Tensor:
+    """An additive or bool mask as bool: True where a query may attend to a key."""
+    return mask if mask.dtype == torch.bool else mask > MASKED
 
 
 def additive(mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:

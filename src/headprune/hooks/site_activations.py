@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -60,32 +59,27 @@ def site_callbacks(
         yield
 
 
-@contextmanager
-def captured_outputs(modules: Sequence[tuple[str, nn.Module]], into: dict[str, Any]) -> Iterator[None]:
-    """Collect the outputs of modules by name."""
-
-    def keep(name: str) -> Callable[..., None]:
-        return lambda module, args, output: into.__setitem__(name, output)
-
-    with hooks([(module, keep(name)) for name, module in modules]):
-        yield
+def tracked_output(output: torch.Tensor) -> torch.Tensor:
+    """The output of a module, for its hook to return: with gradients enabled, one that requires a gradient. It is no
+    leaf, since the code of a model may add to it in place."""
+    if not torch.is_grad_enabled() or output.requires_grad:
+        return output
+    return output.detach().requires_grad_(True).clone()
 
 
-def _projection_hook(site: AnySite, path: str, callback: Callable[..., None]) -> Callable[..., None]:
-    def watch(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        callback(site, path, args[0], _tracked(output))
+def _projection_hook(site: AnySite, path: str, callback: Callable[..., None]) -> Callable[..., torch.Tensor]:
+    def watch(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        output = tracked_output(output)
+        callback(site, path, args[0], output)
+        return output
 
     return watch
 
 
 def _output_hook(site: AnySite, callback: Callable[..., None]) -> Callable[..., None]:
     def watch(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        callback(site, _tracked(args[0]))
+        if torch.is_grad_enabled() and not args[0].requires_grad:
+            args[0].requires_grad_(True)
+        callback(site, args[0])
 
     return watch
-
-
-def _tracked(tensor: torch.Tensor) -> torch.Tensor:
-    if torch.is_grad_enabled() and not tensor.requires_grad:
-        tensor.requires_grad_(True)
-    return tensor

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from headprune.hooks.layer_calls import NotLayerwiseError
 from headprune.hooks.module_paths import layer_path
-from headprune.layerwise.site_tokens import SiteTokens
+from headprune.layerwise.site_inputs import SiteTokens
 from headprune.layerwise.walker import Walker
 from headprune.tasks import Task, own_batches
 from headprune.units import Site

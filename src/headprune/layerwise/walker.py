@@ -29,7 +29,8 @@ from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.stop_forward import StopForwardError
 from headprune.layerwise.activation_store import ActivationStore
-from headprune.layerwise.site_tokens import SiteRecorder, SiteTokens
+from headprune.layerwise.site_inputs import SiteRecorder, SiteTokens
+from headprune.progress import tracked
 from headprune.tasks import Task, batch_size
 from headprune.units import Site
 
@@ -233,10 +234,14 @@ class Walker:
         *,
         before: Callable[[int], None] | None = None,
         after: Callable[[int, torch.Tensor], None] | None = None,
+        phase: str = "",
     ) -> None:
-        """Run all batches through the layer as it is now; `before` and `after` are called for each."""
+        """Run all batches through the layer as it is now; `before` and `after` are called for each. Progress is
+        reported as this `phase`."""
+        count = len(self.batches)
+        numbers = tracked(range(count), f"{phase} {layer.path}", count, unit="batch") if phase else range(count)
         with torch.no_grad(), evaluating(self.model):
-            for number in range(len(self.batches)):
+            for number in numbers:
                 if before is not None:
                     before(number)
                 hidden = hidden_of(self.run(layer, which, number))
@@ -290,3 +295,8 @@ def stacks_of(model: PreTrainedModel, sites: Sequence[Site]) -> dict[str, list[s
     if not stacks:
         raise NotLayerwiseError("it has no layers in a row")
     return stacks
+
+
+def layers_of(model: PreTrainedModel, sites: Sequence[Site]) -> list[str]:
+    """The paths of the layers of all stacks."""
+    return [path for stack in stacks_of(model, sites).values() for path in stack]

@@ -27,6 +27,7 @@ def shares(steps: Sequence[Step]) -> list[float]:
 def curve_rows(steps: Sequence[Step]) -> list[dict[str, Any]]:
     """A row of a table per step: what was removed, and what was measured then."""
     kinds = list(steps[0].units)
+    timed = any(step.latency is not None for step in steps)  # relative to the dense model, of which none is recorded
     return [
         {
             "step": step.step,
@@ -39,6 +40,7 @@ def curve_rows(steps: Sequence[Step]) -> list[dict[str, Any]]:
             "loss": step.loss,
             "parameters": step.parameters,
             "flops": step.flops,
+            **({"latency": step.latency if step.step else 1.0} if timed else {}),
         }
         for step, share in zip(steps, shares(steps), strict=True)
     ]

@@ -16,7 +16,7 @@ from headprune.hooks.offload import input_device, refuse_offloaded
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.site_activations import frozen
 from headprune.signals.objectives import logit_norms
-from headprune.surgery.check import check_removable
+from headprune.surgery.check_removable import check_removable
 from headprune.tasks import batch_size, task_of
 from headprune.units import Head, Site, as_members, resolve, widest
 from headprune.units.linear import is_transposed

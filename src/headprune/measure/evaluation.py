@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from headprune.display import data_frame, html_table
+from headprune.display import counted, data_frame, html_table
 from headprune.errors import DataError
 from headprune.measure.compare_curves import difference_json, interval_json
 from headprune.measure.intervals import Difference, Interval, paired_difference
@@ -98,7 +98,7 @@ class EvaluateResult:
         )
 
     def __repr__(self) -> str:
-        text = f"{self.metric.name} {_with_interval(self.model)} on {self.samples} samples"
+        text = f"{self.metric.name} {_with_interval(self.model)} on {counted(self.samples, 'sample')}"
         if self.dense is not None:
             text += f", dense {_with_interval(self.dense)}"
         if self.difference is not None:
@@ -126,7 +126,7 @@ class EvaluateResult:
             notes.append(f"Difference{log}: {gap.value:+.4g} {_ends(Interval(gap.low, gap.high))}")
         if self.agreement is not None:
             notes.append(f"Agreement with the dense model: {self.agreement:.4g} {_ends(self.agreement_interval)}")
-        where = f"{self.samples} samples" + (f" of {self.data}" if self.data else "")
+        where = counted(self.samples, "sample") + (f" of {self.data}" if self.data else "")
         return html_table(f"Evaluated on {where}", headings, rows, notes)
 
 

@@ -62,7 +62,7 @@ class Evaluator:
         parts: dict[int, Predictions] = {}
         device = input_device(forward_pass.model)
         free = self.cache_bytes
-        for number, _, batch in own_batches(self.batches):
+        for number, _, batch in own_batches(self.batches, "evaluating"):
             calls = cached.pop(number, {})
             cache = LayerCache(
                 {key: call for key, call in calls.items() if key[0] not in stale}, free, forward_pass.states

@@ -7,12 +7,13 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from headprune.display import data_frame, html_table
 from headprune.measure.costs import Flops, flops, head_parameters, parameters_by_module, total_parameters
 from headprune.units import Site, survey
-from headprune.units.resolve import neuron_sites
+from headprune.units.resolve import left_whole, neuron_sites
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
     model_type: str
     sites: list[Site]
@@ -36,6 +37,50 @@ class Inspection:
             "Its layout was measured by experiment, and removing heads was proven exact on a small random model of its "
             "class."
         )
+
+    def to_frame(self) -> Any:
+        """A pandas frame with a line per site, those of attention first."""
+        return data_frame(
+            {
+                "site": site.index,
+                "path": site.path,
+                "kind": site.kind,
+                "left": len(site.kept),
+                "original": site.original,
+                "applications": site.applications,
+            }
+            for site in (*self.sites, *self.feed_forward)
+        )
+
+    def __repr__(self) -> str:
+        units = "".join(f", {left} at {len(sites)} sites" for sites, left in self._sites_by_kind())
+        return f"<Inspection: {self.model_type}, {self.parameters:,} parameters{units}>"
+
+    def _repr_html_(self) -> str:
+        """The units of each kind, and the most that removing them could save."""
+        parameters = {"heads": self.head_parameters, "neurons": self.neuron_parameters}
+        rows = [
+            (
+                left,
+                f"{len(sites)}",
+                f"{parameters[sites[0].kind] / self.parameters:.1%}",
+                f"{self.flops.kinds.get(sites[0].kind, 0) / max(self.flops.total, 1):.1%}",
+            )
+            for sites, left in self._sites_by_kind()
+        ]
+        title = f"{self.model_type}: {self.parameters:,} parameters"
+        headings = ("", "sites", "of all parameters", f"of the FLOPs of {self.flops.tokens} tokens")
+        notes = [self.proof, *(f"Not pruned: {text}." for text in left_whole(self.left))]
+        return html_table(title, headings, rows, notes)
+
+    def _sites_by_kind(self) -> list[tuple[list[Site], str]]:
+        """The sites of each kind that the model has, and the units left there: "10 of 12 heads"."""
+        counted = []
+        for sites in filter(None, (self.sites, self.feed_forward)):
+            left, original = sum(len(site.kept) for site in sites), sum(site.original for site in sites)
+            before = "" if left == original else f" of {original:,}"
+            counted.append((sites, f"{left:,}{before} {sites[0].kind}"))
+        return counted
 
     def to_json(self) -> dict[str, Any]:
         fields = ("path", "kind", "place", "heads", "original_heads", "kv_heads", "head_dim", "applications")

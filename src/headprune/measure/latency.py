@@ -36,6 +36,7 @@ from headprune.measure.sublayers import (
     with_units,
 )
 from headprune.measure.timing import TimedCall, choose_clock, time_in_turns, using_threads
+from headprune.progress import Phase, report_phase
 from headprune.units import Kind, Site, all_sites
 
 REPEATS = 9
@@ -171,6 +172,7 @@ def _measure(
     parts = sublayers(model, sites, inputs)
     if not parts:
         raise UnsupportedModelError("No site of this model is reached by its inputs; give a batch that it works on.")
+    report_phase(Phase("preparing layers of several widths for timing"))
     calls = record_calls(model, inputs, {part.module for part in parts}).calls
     alone: dict[Any, TimedCall] = {
         (number, count): timed_sublayer(model, sites, part.module, calls[part.module], part.sites[0], count)
@@ -183,10 +185,8 @@ def _measure(
     }
     clock = choose_clock(torch.get_num_threads(), next(model.parameters()).device)
     # The shortest time is the one least disturbed by other programs.
-    seconds = {
-        name: min(times)
-        for name, times in time_in_turns({**alone, **wholes}, repeats, clock=clock, seconds_at_least=SECONDS).items()
-    }
+    times = time_in_turns({**alone, **wholes}, repeats, clock=clock, seconds_at_least=SECONDS, phase="timing layers")
+    seconds = {name: min(values) for name, values in times.items()}
     curves_alone = [
         _curve(sites, part, [seconds[number, count] for count in part.counts]) for number, part in enumerate(parts)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 import torch
@@ -166,7 +166,12 @@ def edit_distance(one: list[int], other: list[int]) -> int:
 
 def _fidelity(predictions: Predictions, reference: Predictions) -> MetricValue:
     """Fidelity to the dense model: the share of equal predictions, the correlation of numbers, or the cosine of
-    embeddings."""
+    embeddings. That of the dense model to itself is exact, so it has no interval."""
+    measured = _fidelity_of_samples(predictions, reference)
+    return replace(measured, interval=None) if predictions is reference else measured
+
+
+def _fidelity_of_samples(predictions: Predictions, reference: Predictions) -> MetricValue:
     if predictions.embeddings is not None and reference.embeddings is not None:
         cosines = torch.nn.functional.cosine_similarity(
             predictions.embeddings.double(), reference.embeddings.double(), dim=-1

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from headprune import distributed
-from headprune.errors import FormerName
+from headprune.errors import DataError, FormerName
 from headprune.tasks import IGNORED, Task, batch_size
 from headprune.tasks.spec import Parts, counted_parts, cross_entropies
 
@@ -95,6 +95,14 @@ class Predictions:
         if targets is not None:
             targets = targets[:, 0] if targets.is_floating_point() and targets.shape[1:] == (1,) else targets
             self._labels.append((targets if predicted.is_floating_point() else targets.long()).cpu())
+        self._check_labels()
+
+    def _check_labels(self) -> None:
+        """Predictions and labels are compared element by element, so either all batches have labels or none has."""
+        if 0 < len(self._labels) < len(self._values):
+            raise DataError(
+                "Some batches have labels and others have none; give labels to all of them, or leave them out."
+            )
 
     def __add__(self, other: Predictions) -> Predictions:
         """What one pass over both shards would have gathered."""
@@ -143,7 +151,8 @@ class Predictions:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss per sample, over the samples that have one."""
+        """Mean loss per sample, over the samples that have one; where tokens have labels, that of a sample is the mean
+        over its tokens."""
         if self.loss_parts is None:
             return None
         parts = Parts(*self.loss_parts)
@@ -151,8 +160,9 @@ class Predictions:
         return float(parts.per_sample()[counted].mean()) if counted.any() else None
 
     @property
-    def counted_loss(self) -> float | None:
-        """Mean loss per prediction: per token for language models."""
+    def token_loss(self) -> float | None:
+        """Mean loss per label: over all labelled tokens at once, as a model of transformers computes the loss of a
+        batch; where a sample has one label, the same as `loss`."""
         if self.loss_parts is None:
             return None
         sums, counts = (part.sum(0) for part in self.loss_parts)
@@ -166,6 +176,7 @@ def _in_order(task: Task, parts: Sequence[Predictions]) -> Predictions:
             getattr(whole, name).extend(getattr(part, name))
         whole._sample_ids += [sample_ids + whole.samples for sample_ids in part._sample_ids]
         whole.samples += part.samples
+    whole._check_labels()
     return whole
 
 

@@ -19,7 +19,8 @@ from headprune.hooks.outputs import evaluating
 from headprune.measure.costs import MEBIBYTE, Flops, flops, megabytes, parameters_by_module, total_parameters
 from headprune.measure.energy import energy_per_thousand
 from headprune.measure.timing import TimedCall, time_in_turns, using_threads
-from headprune.tasks import Task, batch_size, rows_of, task_of, to_device
+from headprune.progress import Phase, report_phase
+from headprune.tasks import Task, batch_size, task_of, to_device
 from headprune.units import Kind, Site, sites_of
 from headprune.units.cutting.record import removed_members
 
@@ -39,10 +40,11 @@ def savings(
     shares that are left, and a note where heads are not the bottleneck. `batch` is a full batch of real data; latency
     is also taken on its first sample alone. `folders` are the checkpoints of both, for their size on disk. The share of
     FLOPs is that of an input of the default length, as budgets count it."""
+    report_phase(Phase("measuring time and memory"))
     task = task or task_of(dense)
     sites, costs = _count_flops(dense, pruned, batch)
     tokens = costs["dense"].tokens
-    single = rows_of(batch, slice(0, 1))
+    single = task.select(batch, slice(0, 1))
     size = batch_size(batch)
     latency: dict[str, Any] = {
         "threads": torch.get_num_threads(),

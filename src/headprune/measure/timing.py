@@ -3,6 +3,7 @@ alike."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from headprune.progress import tracked
 
 WARM_UP = 2  # turns that are not counted
 MORE = 10  # times as many turns at most, where calls are short
@@ -50,16 +53,20 @@ def time_in_turns(
     *,
     clock: Clock = time.perf_counter,
     seconds_at_least: float = 0.0,
+    phase: str = "timing",
 ) -> dict[Any, list[float]]:
     """Seconds of every run in every turn: of `repeats` turns, or of up to `MORE` times as many until all of them
-    together took `seconds_at_least`."""
+    together took `seconds_at_least`. Progress is reported as this `phase`."""
     seconds: dict[Any, list[float]] = {name: [] for name in runs}
     with torch.no_grad():
-        for _ in range(WARM_UP):
-            for run in runs.values():
-                time_once(run, clock)
-        for turn in range(MORE * repeats):
-            if turn >= repeats and sum(map(sum, seconds.values())) >= seconds_at_least:
+        # Progress is that of the first turns: further ones together take `seconds_at_least`.
+        turns = list(itertools.product(range(WARM_UP + repeats), runs.items()))
+        for turn, (name, run) in tracked(turns, phase, len(turns), unit="pass"):
+            taken = time_once(run, clock)
+            if turn >= WARM_UP:
+                seconds[name].append(taken)
+        for _ in range((MORE - 1) * repeats):
+            if sum(map(sum, seconds.values())) >= seconds_at_least:
                 break
             for name, run in runs.items():
                 seconds[name].append(time_once(run, clock))

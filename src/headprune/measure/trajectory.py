@@ -12,12 +12,40 @@ import numpy
 import torch
 
 from headprune.errors import FormerName
+from headprune.forms import COUNT_BY_NAME, INTERVAL, NUMBER, check_form
 from headprune.measure.intervals import Interval
 from headprune.measure.journal_codec import Deciles, deciles, decode_neurons, encode_neurons
 from headprune.units import Member
 
 CURVE_COLUMNS = "Pruned_Heads,Accuracy,Step,Removed_Heads,Agreement,Loss,Parameters,Attention_FLOPs,Low,High"
 NEURON_COLUMNS = ",Removed_Neurons,Neurons"
+
+
+# A line of a journal. Older ones have fewer entries.
+LINE = {
+    "step": int,
+    "removed": [[int, int]],
+    "score": NUMBER,
+    "metric": NUMBER,
+    "agreement": NUMBER,
+    "loss": NUMBER,
+    "units?": COUNT_BY_NAME,
+    "applied?": COUNT_BY_NAME,
+    "heads?": int,
+    "applied_heads?": int,
+    "parameters": int,
+    "flops": int,
+    "model_flops?": (int, None),
+    "latency?": NUMBER,
+    "interval?": INTERVAL,
+    "compensation?": [{"site": int, "kind": str, "error": NUMBER, "error_without": NUMBER}],
+    "outcomes?": (str, None),
+    "scores": (None, [[NUMBER]]),
+    "attention?": [int, int],
+    "widths?": COUNT_BY_NAME,
+    "removed_neurons?": {str: str},
+    "neuron_scores?": (None, {str: (None, [NUMBER])}),
+}
 
 
 @dataclass(frozen=True)
@@ -141,6 +169,8 @@ class Step:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Step:
+        """The step in a line of a journal; raises `ValueError` where the line has another form, or `KeyError`."""
+        check_form(line, LINE)
         scores = line["scores"]
         if scores is not None:
             scores = torch.tensor([_numbers(row) for row in scores], dtype=torch.float64)
@@ -148,6 +178,8 @@ class Step:
         if summary is not None:
             summary = {int(site): _numbers(values) for site, values in summary.items()}
             if scores is not None:
+                if scores.numel() != math.prod(line["attention"]):
+                    raise ValueError(f"the table of scores is not {line['attention']}")
                 nothing = torch.full((len(summary), line["attention"][1]), math.nan, dtype=torch.float64)
                 scores = torch.cat([scores.reshape(*line["attention"]), nothing])
         interval, per_sample = line.get("interval"), line.get("outcomes")  # which older journals do not have
@@ -193,11 +225,35 @@ def decode_per_sample(text: str) -> torch.Tensor:
     form, count, content = text.split(":", 2)
     raw = base64.b64decode(content)
     if form == "bits":
-        bits = numpy.unpackbits(numpy.frombuffer(raw, numpy.uint8))[: int(count)]
-        return torch.from_numpy(bits.astype(numpy.float64))
-    if form != "float32":
+        values = numpy.unpackbits(numpy.frombuffer(raw, numpy.uint8))[: int(count)]
+    elif form == "float32":
+        values = numpy.frombuffer(raw, "<f4")
+    else:
         raise ValueError(f"values per sample are in a form that this version does not know: {form}")
-    return torch.from_numpy(numpy.frombuffer(raw, "<f4").astype(numpy.float64))
+    if len(values) != int(count):
+        raise ValueError(f"there are {len(values)} values per sample where {count} are announced")
+    return torch.from_numpy(values.astype(numpy.float64))
+
+
+def check_sequence(steps: Sequence[Step]) -> None:
+    """Raise `ValueError` unless these can be the steps of one run: numbered in order, with the same units, tables of
+    scores and samples, and removals that are in the table."""
+    shapes = {tuple(step.scores.shape) for step in steps if step.scores is not None}
+    samples = {len(step.per_sample) for step in steps if step.per_sample is not None}
+    kinds = {(tuple(step.units), tuple(step.applied), step.attention) for step in steps}
+    if len(shapes) > 1 or len(samples) > 1 or len(kinds) > 1:
+        raise ValueError("its steps are of several models, or of several sets of samples")
+    for number, step in enumerate(steps):
+        if step.step != number:
+            raise ValueError(f"step {number} has the number {step.step}")
+        for member in step.removed:
+            sites, heads = next(iter(shapes), (math.inf, math.inf)) if step.attention is None else step.attention
+            if (
+                member.site < 0
+                or member.index < 0
+                or (not step._is_neuron(member) and (member.site >= sites or member.index >= heads))
+            ):
+                raise ValueError(f"step {number} removes {tuple(member)}, which does not exist")
 
 
 def finite_or_none(value: float | None) -> float | None:

@@ -12,10 +12,10 @@ from headprune.extras import require
 from headprune.papers import gradients
 from headprune.papers.figures import figure3, figure4, figure5
 from headprune.papers.panels import Panel
+from headprune.papers.panels_from_runs import run_panels
 from headprune.papers.paper_models import MODELS, ReproductionError
 from headprune.papers.protocol import PROTOCOLS
 from headprune.papers.published import mask_of_order, published_panels, read_masks, read_orders
-from headprune.papers.runs import run_panels
 from headprune.papers.tables import make_tables
 from headprune.reports.save_figures import save_figure
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gettext
 import importlib.util
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from headprune.checkpoint.atomic_files import write_text
 from headprune.checkpoint.save_load import save
 from headprune.data import Examples, load_examples
 from headprune.extras import need
+from headprune.progress import tracked
 
 CATALOGUES = {"zh": "zh_Hans"}  # catalogue names that differ from the language code
 LANGUAGES = tuple("ar bg de el en es fr hi it ja nl pl pt ru sw th tr ur vi zh".split())  # noqa: SIM905
@@ -141,9 +142,9 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
     save(model, folder, processor=AutoTokenizer.from_pretrained(pretrained_folder()))
 
 
-def fine_tune(model: PreTrainedModel, examples: Examples, advance: Callable[[int], None] | None = None) -> None:
+def fine_tune(model: PreTrainedModel, examples: Examples) -> None:
     """Train for one epoch with frozen embeddings, which are half of the model, and without dropout: a single epoch does
-    not overfit. `advance` is called with the size of every batch."""
+    not overfit."""
     for parameter in model.base_model.embeddings.parameters():
         parameter.requires_grad_(False)
     batches = examples.batches(BATCH)
@@ -153,13 +154,11 @@ def fine_tune(model: PreTrainedModel, examples: Examples, advance: Callable[[int
         optimizer, lambda step: min((step + 1) / WARM_UP, 1 - step / (len(batches) + 1))
     )
     model.eval()
-    for batch in batches:
+    for batch in tracked(batches, "training", len(batches), unit="step"):
         model(**batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        if advance is not None:
-            advance(len(batch["labels"]))
     for parameter in model.parameters():
         parameter.requires_grad_(True)

@@ -84,7 +84,7 @@ def plan_repair(
         reason = (
             f"its {shared[0]} belongs to other modules as well"
             if shared
-            else "its calibration tokens are all padding"
+            else "no calibration token but padding reaches it"
             if moments is None
             else f"outputs of its {site.kind} are not finite"
         )

@@ -19,9 +19,9 @@ from headprune.hooks.logit_blocks import few_logits, forward, logits_of
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.residual_stream import streams
-from headprune.hooks.site_activations import frozen
+from headprune.hooks.site_activations import frozen, tracked_output
 from headprune.layerwise.activation_store import ActivationStore
-from headprune.layerwise.check import is_walkable
+from headprune.layerwise.check_walkable import is_walkable
 from headprune.layerwise.site_passes import SitePasses
 from headprune.repair.front_to_back import Target, repair_front_to_back
 from headprune.repair.regression import Repair, RepairKind
@@ -96,10 +96,11 @@ class TargetRecorder:
             batch, parts = self._batch, self._parts.setdefault(site.index, _Parts())
             parts.routed |= is_expert(site) and output.dim() == 2
             if self.kept:
-                parts.outputs.append(real_outputs(site, batch, output, self.task)[0].cpu())
+                # A copy, since the code of a model may add to it in place.
+                parts.outputs.append(real_outputs(site, batch, output, self.task)[0].to("cpu", copy=True))
             if not torch.is_grad_enabled():
                 return output
-            output = output if output.requires_grad else output.detach().requires_grad_(True)
+            output = tracked_output(output)
 
             def record_gradient(gradient: torch.Tensor) -> None:
                 tokens, _ = real_outputs(site, batch, gradient, self.task)
@@ -113,7 +114,7 @@ class TargetRecorder:
     def _see_stream(self, site: Site, stream: torch.Tensor) -> None:
         if self._batch is not None and self.kept:
             real, _ = real_outputs(site, self._batch, stream, self.task)
-            self._parts[site.index].streams.append(real.cpu())
+            self._parts[site.index].streams.append(real.to("cpu", copy=True))
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -139,7 +140,7 @@ class DenseTargets:
         self.walkable = is_walkable(model, sites, batches, task)
         recorder = TargetRecorder(task)
         with distributed.fail_together(), evaluating(model), frozen(model), torch.set_grad_enabled(weighted):
-            for number, _, raw in own_batches(batches):
+            for number, _, raw in own_batches(batches, "running the dense model for repairs"):
                 batch = task.prepare(raw, input_device(model))
                 recorder.begin(batch)
                 with recorder.watching(model, sites):

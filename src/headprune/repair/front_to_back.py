@@ -13,15 +13,15 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
-from headprune.batches import rows_of
 from headprune.hooks.logit_blocks import few_logits
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.site_activations import site_callbacks
 from headprune.layerwise.activation_store import ActivationStore
-from headprune.layerwise.check import is_walkable
+from headprune.layerwise.check_walkable import is_walkable
+from headprune.layerwise.site_inputs import SiteInputs
 from headprune.layerwise.site_passes import SitePasses
-from headprune.layerwise.site_tokens import SiteInputs
+from headprune.progress import tracked
 from headprune.repair.apply import apply_repair, count_uses, output_map, plan_repair
 from headprune.repair.regression import DENSE_RIDGES, SITE_RIDGES, Repair, RepairKind, Sums, fit, sums_of_all
 from headprune.signals.moments import FOLDS, Gathering
@@ -60,7 +60,7 @@ def repair_front_to_back(
     repairs = []
     if kind == "none":
         return []
-    for index in targets:
+    for index in tracked(targets, "repairing", len(targets), unit="site"):
         site = sites[index]
         output: Any = model.get_submodule(site.o)
         shared = any(count_uses(model, getattr(output, name, None)) > 1 for name in ("weight", "bias"))
@@ -132,7 +132,8 @@ def remove_front_to_back(
     ids_by_site = by_site(members)
     repairs: list[Repair] = []
     passes = SitePasses(model, sites, batches, task, walkable=is_walkable(model, sites, batches, task))
-    for index in running_order(model, [sites[index] for index in ids_by_site], batches[0], task):
+    order = running_order(model, [sites[index] for index in ids_by_site], batches[0], task)
+    for index in tracked(order, "repairing", len(order), unit="site"):
         leaving = [Member(index, member) for member in ids_by_site[index]]
         repairs.append(remove_from_site(model, sites[index], leaving, passes, kind, verify=verify))
         verify = None  # one check is enough
@@ -166,7 +167,7 @@ def remove_from_site(
 def running_order(model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any], task: Task) -> list[int]:
     """Indices of sites in the order in which a forward pass runs them; those that it does not run are last."""
     order: dict[int, None] = {}
-    sample = task.prepare(rows_of(batch, slice(0, 1)), input_device(model))
+    sample = task.prepare(task.select(batch, slice(0, 1)), input_device(model))
     with (
         torch.no_grad(),
         evaluating(model),

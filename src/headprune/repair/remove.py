@@ -7,27 +7,29 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from headprune.batches import rows_of
 from headprune.cache import remembered
 from headprune.errors import DataError, HeadSelectionError, UnsupportedModelError, warn_renamed
+from headprune.hooks.exclusive import exclusively
 from headprune.hooks.logit_blocks import comparable_outputs
 from headprune.hooks.offload import is_offloaded
 from headprune.measure.dummy_inputs import dummy_batch
 from headprune.repair.apply import apply_repairs, check_repair, plan_repairs
 from headprune.repair.regression import BUDGETS_ONLY, Repair, RepairKind
 from headprune.signals.moments import Moments
-from headprune.surgery.check import check_removable
+from headprune.surgery.check_removable import check_removable
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task, task_of
+from headprune.tasks.checks import checked_batches
 from headprune.units import Member, Site, all_sites, as_members, resolve
 from headprune.units.cutting.removal import remaining
-from headprune.units.dense_model import dense_class, structure_of
+from headprune.units.dense_model import changed_module, classes_of, dense_class, structure_of
 from headprune.units.families import family_of
-from headprune.units.linear import refuse_quantized
+from headprune.units.linear import refuse_inference_weights, refuse_quantized
 
 SAMPLES, TOKENS = 2, 8  # of dummy inputs to verify on
 
 
+@exclusively
 def remove(
     model: PreTrainedModel,
     heads: Iterable[tuple[int, int]] = (),
@@ -43,7 +45,8 @@ def remove(
     `heads` are (site, head) pairs in original ids, `neurons` (site, neuron) pairs; sites are numbered as `inspect`
     shows them, feed-forward layers after attention. The outputs on the batch `verify` are compared with those of the
     gated model; if they differ, the removal is undone and `EquivalenceError` says by how much. Without one that is
-    done once for a class and config of the table of families, on two samples of `batches` or dummy inputs.
+    done on two samples of `batches` or dummy inputs: once for a class and config of the table of families, and always
+    where modules of the model are not those that its class builds.
     With `repair="lstsq"` the output projection of the remaining heads is refitted by least squares on the calibration
     `batches`; with "mean" its bias absorbs the mean of what was removed; `compensate` is the former name of `repair`.
     Parameters are replaced by smaller ones, so make an optimizer after this and not before.
@@ -52,12 +55,18 @@ def remove(
         warn_renamed("compensate", "repair")
         repair = compensate
     refuse_quantized(model, "pruned")
+    refuse_inference_weights(model)
     chosen_heads, chosen_neurons = as_members(heads), as_members(neurons, "neuron")
     sites = _checked_sites(model, chosen_heads, chosen_neurons)
     if check_repair(repair) in BUDGETS_ONLY:
         raise DataError(f"repair={repair!r} goes with a budget of prune; use 'lstsq', 'mean' or 'none' here.")
     if repair != "none" and batches is None:
         raise DataError(f"repair={repair!r} needs calibration data; give it as batches=[...].")
+    if batches is not None:
+        checked = checked_batches(batches, model)
+        batches = list(checked) if isinstance(batches, Sequence) else checked
+    if verify is not None:
+        (verify,) = checked_batches([verify], model)
     chosen = [*chosen_heads, *chosen_neurons]
 
     def remove_now(batch: Mapping[str, Any] | None) -> bool:
@@ -65,11 +74,21 @@ def remove(
         return True
 
     kept = remaining(sites, chosen)
-    if verify is None and _needs_verification(model, [sites[index] for index in kept]):
-        batch = next(iter(batches), None) if isinstance(batches, Sequence) else None
-        _verified_once(model, sites, kept, batch, remove_now)
-    else:
+    batch = next(iter(batches), None) if isinstance(batches, Sequence) else None
+    if verify is not None or _has_no_weights(model):
         remove_now(verify)
+    elif changed_module(model) is not None:
+        inputs = _inputs(model, batch)
+        if not _is_finite(model, inputs):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has modules that its class does not build, and outputs that are not finite, "
+                "so the removal cannot be verified; pass a batch as verify=."
+            )
+        remove_now(inputs)
+    elif all(sites[index].proven for index in kept):
+        remove_now(None)
+    else:
+        _verified_once(model, sites, kept, batch, remove_now)
     return model
 
 
@@ -88,10 +107,21 @@ def _checked_sites(model: PreTrainedModel, heads: list[Member], neurons: list[Me
     return sites
 
 
-def _needs_verification(model: PreTrainedModel, sites: Sequence[Site]) -> bool:
-    """Whether removal has to be verified; without weights nothing can be computed."""
-    shapes_only = any(parameter.is_meta for parameter in model.parameters()) and not is_offloaded(model)
-    return not shapes_only and any(not site.proven for site in sites)
+def _has_no_weights(model: PreTrainedModel) -> bool:
+    """Whether the model is on the meta device, where nothing can be computed."""
+    return any(parameter.is_meta for parameter in model.parameters()) and not is_offloaded(model)
+
+
+def _inputs(model: PreTrainedModel, batch: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Two samples of the batch, or dummy inputs."""
+    if batch is None:
+        return _dummy_batch(model)
+    task = task_of(model)
+    return task.inputs(task.select(batch, slice(0, 2)))
+
+
+def _is_finite(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
+    return all(bool(output.isfinite().all()) for output in comparable_outputs(model, inputs))
 
 
 def _verified_once(
@@ -109,13 +139,14 @@ def _verified_once(
 
     def verified() -> bool | None:
         nonlocal removed
-        inputs = _dummy_batch(model) if batch is None else task_of(model).inputs(rows_of(batch, slice(0, 2)))
-        if not all(bool(output.isfinite().all()) for output in comparable_outputs(model, inputs)):
+        inputs = _inputs(model, batch)
+        if not _is_finite(model, inputs):
             return None  # outputs that are not finite verify nothing
         removed = remove_now(inputs)
         return removed
 
-    remembered(dense_class(model), f"removal {kinds} {entry} {structure_of(model.config)}", verified)
+    kind, settings = dense_class(model), f"removal {kinds} {entry} {structure_of(model.config)}"
+    remembered(kind, settings, verified, classes=classes_of(kind, model.config))
     if not removed:
         remove_now(None)
 

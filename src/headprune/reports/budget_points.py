@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headprune.config.groups import BUDGETS
+from headprune.errors import RunError
 
 MEASURE_TEXT = {
     "parameters": "of the parameters",
@@ -90,4 +91,7 @@ def points_of(record: Mapping[str, Any]) -> list[Point]:
 
 def _target_in(label: str) -> float:
     """The number in a label such as speedup-1.5."""
-    return float(label.split("-", 1)[1])
+    try:
+        return float(label.partition("-")[2])
+    except ValueError:
+        raise RunError(f"The point {label!r:.60} of a run names no number; run it again with --overwrite.") from None

@@ -14,6 +14,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from headprune.data.locations import TABLES, looks_like_a_path
+from headprune.display import counted
 from headprune.extras import require
 from headprune.measure.trajectory import Step, finite_or_none
 from headprune.reports import gate_training
@@ -189,8 +190,8 @@ def _method(record: Mapping[str, Any]) -> str:
         return gate_training.how(record)
     return (
         f"criterion `{settings['criterion']}`, repair `{settings.get('repair', 'none')}`, schedule "
-        f"`{settings['schedule']}`, seed {settings['seed']}, {samples['calibration']} calibration samples, "
-        f"{samples['evaluation']} evaluation samples" + (" (the same ones)" if settings["same_data"] else "")
+        f"`{settings['schedule']}`, seed {settings['seed']}, {counted(samples['calibration'], 'calibration sample')}, "
+        f"{counted(samples['evaluation'], 'evaluation sample')}" + (" (the same ones)" if settings["same_data"] else "")
     )
 
 

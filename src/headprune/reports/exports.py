@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headprune.display import counted
 from headprune.exports.runtime import TOKENS
+from headprune.forms import check_form
 from headprune.reports.format import interval_text, value_text
 from headprune.reports.recovery import recovery_of
 from headprune.reports.run_view import RunView
 from headprune.run_folder.exports import damaged, read_exports
+from headprune.run_folder.record_forms import EXPORT
 from headprune.run_folder.recovery import FOLDER
 from headprune.snippets.checkpoints import (
     headprune_snippet,
@@ -47,7 +50,8 @@ def exports_of(source: str | Path | RunView, of: str | None = None) -> list[dict
     folder = source.path if isinstance(source, RunView) else Path(source)
     records = read_exports(folder)
     try:
-        rows(records)
+        check_form(records, [EXPORT])
+        _ = rows(records), columns(records), how(records)
         for record in records:
             _use(record)
     except DAMAGED:
@@ -178,7 +182,7 @@ def _workloads(records: Sequence[Record]) -> list[str]:
 
 def _workload_text(name: str) -> str:
     what, _, number = name.rpartition("_")
-    return f"{number} tokens generated" if what == "generate" else f"batch of {number}"
+    return f"{counted(int(number), 'token')} generated" if what == "generate" else f"batch of {number}"
 
 
 def _use(record: Record) -> Use:

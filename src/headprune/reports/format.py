@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headprune import defaults
+from headprune.display import counted
 from headprune.measure.compare_at_budget import AtBudget, Lead
 from headprune.measure.compare_curves import USABLE, Ahead, Comparison
 from headprune.measure.intervals import Difference
@@ -21,12 +23,13 @@ def value_text(metric: str, value: float | None, nothing: str = "-") -> str:
 
 
 def interval_text(metric: str, interval: Sequence[float | None] | None) -> str:
-    """[low, high], in percent without the sign where the metric is a share; empty where there is none."""
+    """[low, high], in percent without the sign where the metric is a share; empty where there is none, or where both
+    ends read the same."""
     ends = [end for end in interval or () if end is not None and math.isfinite(end)]
     if len(ends) != 2:
         return ""
     low, high = (f"{100 * end:.1f}" if metric in SHARES_OF_ONE else f"{end:.4g}" for end in ends)
-    return f"[{low}, {high}]"
+    return f"[{low}, {high}]" if low != high else ""
 
 
 def measured_text(metric: str, value: float | None, interval: Sequence[float | None] | None, nothing: str = "-") -> str:
@@ -53,12 +56,21 @@ def difference_text(metric: Metric, gap: Difference) -> str:
 
 
 def stop_text(result: Mapping[str, Any]) -> str:
-    """The stopping rule and step of a run; empty where they were not recorded."""
+    """The stopping rule and step of a run, and sites that it left whole; empty where they were not recorded."""
     rule = result.get("rule")
     if not rule:
         return ""
     where = f"step {result['step']} of {result['steps']}"
-    return f"At {where}, {END}." if rule == END else f"Stopped at {where} by {rule}."
+    stopped = f"At {where}, {END}." if rule == END else f"Stopped at {where} by {rule}."
+    return f"{stopped} {_unreached_text(result)}".rstrip()
+
+
+def _unreached_text(result: Mapping[str, Any]) -> str:
+    paths = list((result.get("unreached") or {}).values())
+    if not paths:
+        return ""
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"No calibration sample reaches {paths[0]}{more}, so nothing was removed there."
 
 
 def removed_text(result: Mapping[str, Any]) -> str:
@@ -86,6 +98,21 @@ def vocabulary_text(record: Mapping[str, Any]) -> str:
     return (
         f"The vocabulary was shrunk to {shrunk['after']:,} of {shrunk['before']:,} tokens first, which removed "
         f"{shrunk['parameters']:,} parameters; dense is the model with that vocabulary and all its heads."
+    )
+
+
+def calibration_text(record: Mapping[str, Any]) -> str:
+    """A hint where the metric fell and there were fewer calibration rows than a run takes by default."""
+    result, settings = record["result"], record["settings"]
+    rows = (record.get("samples") or {}).get("calibration")
+    sign = 1 if result.get("higher_is_better", True) else -1
+    values = [result.get("dense"), result.get("pruned")]
+    fell = None not in values and sign * values[1] < sign * values[0]
+    if rows is None or rows >= defaults.CALIBRATION_SAMPLES or not fell or settings.get("repair", "none") == "none":
+        return ""
+    return (
+        f"Scores and repairs used {counted(rows, 'row')}; {defaults.CALIBRATION_SAMPLES} or more may keep the metric "
+        "closer to the dense model's: give further data, with or without labels, by --calibration FILE."
     )
 
 

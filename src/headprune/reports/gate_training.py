@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headprune.config.groups import ComputeOptions, DataOptions, EvaluationOptions, ModelOptions
 from headprune.config.option import only, options_of
 from headprune.config.training import TrainingOptions
+from headprune.display import counted
 from headprune.training.gate_config import TARGETS, GateConfig
 from headprune.training.gate_journal import FILE, read_lines
 
@@ -26,9 +27,10 @@ def how(record: Mapping[str, Any]) -> str:
     target = f"l0 {gates['l0']:g}" if gates["l0"] is not None else _target(gates)
     rate = gates["rate"] * training["learning_rate"]
     return (
-        f"learned gates ({target}, setting {gates['setting']}), epochs: {training['epochs']:g}, learning rate "
+        f"learned gates ({target}, setting {gates['setting']}), {counted(training['epochs'], 'epoch')}, learning rate "
         f"{training['learning_rate']:g} (gates {rate:.3g}), seed {training['seed']}, "
-        f"{record['samples']['training']:,} training samples, {record['samples']['evaluation']:,} evaluation samples"
+        f"{counted(record['samples']['training'], 'training sample')}, "
+        f"{counted(record['samples']['evaluation'], 'evaluation sample')}"
     )
 
 

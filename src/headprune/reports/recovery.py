@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headprune.display import counted
 from headprune.reports.format import measured_text
 from headprune.reports.run_view import RunView
 from headprune.run_folder.recovery import FOLDER, read_recovery
@@ -23,9 +24,8 @@ NO_VALUE = "\u2013"
 def recovery_of(run: RunView) -> dict[str, Any] | None:
     """The record of a run's recovery; None where there is none, or where it started from another model than the run has
     now."""
-    record = read_recovery(run.path)
-    fits = record is not None and "recovered" in record and record.get("of") == origin(run.record)
-    return record if fits else None
+    record = None if run.result is None else read_recovery(run.path)
+    return record if record is not None and record["of"] == origin(run.record) else None
 
 
 def origin(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,13 +59,22 @@ def how(record: Mapping[str, Any]) -> str:
     sources = [*(["labels"] if labels else []), *(["the dense model"] if has_teacher else [])]
     weights = f"LoRA of rank {settings['lora']}" if settings["lora"] else "all weights"
     cycles = len(record.get("rounds") or [])
-    in_cycles = f", in {cycles} cycles of pruning and training" if cycles else ""
+    in_cycles = f", in {counted(cycles, 'cycle')} of pruning and training" if cycles else ""
+    samples, steps = counted(record["samples"]["training"], "sample"), counted(record["steps"], "step")
     best = record["best_step"]
-    chosen = "the last" if best == record["steps"] else f"the best, {best}" if best else "none, as no step was better"
+    if best == record["steps"]:
+        kept = f"Kept the model after the last of its {steps}."
+    elif best:
+        kept = f"Kept the model after step {best} of {record['steps']}, which was the best on held-out training rows."
+    else:
+        kept = (
+            f"Kept the model as it was before training: on held-out training rows, no evaluation during its {steps} "
+            "was better."
+        )
     return (
-        f"Trained {weights} on {record['samples']['training']:,} samples from {' and '.join(sources)}{in_cycles}: "
-        f"{settings['epochs']:g} epochs, learning rate {settings['learning_rate']:g}, seed {settings['seed']}. "
-        f"Kept of its {record['steps']} steps: {chosen}."
+        f"Trained {weights} on {samples} from {' and '.join(sources)}{in_cycles}: "
+        f"{counted(settings['epochs'], 'epoch')}, learning rate {settings['learning_rate']:g}, seed "
+        f"{settings['seed']}. {kept}"
     )
 
 

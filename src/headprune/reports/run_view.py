@@ -15,11 +15,12 @@ from typing import Any
 
 from headprune.checkpoint.atomic_files import path_exists
 from headprune.errors import RunError
+from headprune.forms import check_form
 from headprune.measure.compare_curves import Curve
 from headprune.measure.metrics import METRICS, Metric
 from headprune.measure.trajectory import Step
 from headprune.reports import gate_training
-from headprune.run_folder import read_run
+from headprune.run_folder import read_run, record_forms
 from headprune.search.settings import command_words, migrated
 from headprune.units import Head
 
@@ -220,13 +221,14 @@ def comparison_command(runs: Sequence[RunView]) -> str | None:
     """The command of the comparison of these runs; None where they are not all the runs of one."""
     folder = runs[0].path.parent
     try:
-        content = json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
+        content = json.loads((folder / COMPARISON).read_bytes())
+        check_form(content, record_forms.COMPARISON)
         rows = content if isinstance(content, list) else content["criteria"]
         listed = {name: row["name"] for row in rows for name in row["runs"]}
         about = {} if isinstance(content, list) else content["compared"]
         names = about.get("criteria") or [row["name"] for row in rows]
         trials = about.get("trials") or max(len(row["runs"]) for row in rows)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, RecursionError):
         return None
     if {run.path.resolve() for run in runs} != {(folder / name).resolve() for name in listed}:
         return None
@@ -255,15 +257,17 @@ def load_runs(paths: Sequence[str | Path]) -> list[RunView]:
 
 
 def _load(folder: Path) -> RunView:
-    try:
-        record, steps = read_run(folder)
-        valid = isinstance(record["settings"], dict) and "model" in record["settings"]
-    except (ValueError, KeyError, TypeError):
-        valid = False
-    if not valid:
-        raise RunError(f"{folder / 'run.json'} is damaged; run it again with --overwrite.")
+    record, steps = read_run(folder)
+    if not {"model", "data", "calibration"} <= set(record["settings"]):
+        raise RunError(f"{folder / 'run.json'} names no model or data, so nothing can be reported; leave it out.")
     if not steps:
         raise RunError(f"{folder} has no step yet, so there is nothing to report; run it first.")
+    ends = [entry["step"] for entry in (record.get("result"), *(record.get("points") or ())) if entry]
+    if any(not 0 <= end < len(steps) for end in ends):
+        raise RunError(
+            f"{folder / 'steps.jsonl'} ends at step {len(steps) - 1}, and run.json names step {max(ends)}; run it "
+            "again with --overwrite."
+        )
     return RunView(folder.resolve().name, folder, record, steps)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from headprune.display import counted
 from headprune.units.resolve import KINDS
 
 
@@ -42,7 +43,7 @@ def savings_rows(savings: Mapping[str, Any]) -> list[SavingsRow]:
             milliseconds["pruned"],
         )
         for name, milliseconds in latency.items()
-        if name.startswith("batch_")
+        if isinstance(milliseconds, Mapping)
     ]
     return measured + latency_rows
 
@@ -50,8 +51,8 @@ def savings_rows(savings: Mapping[str, Any]) -> list[SavingsRow]:
 def how_timed(savings: Mapping[str, Any]) -> str:
     latency = savings["latency"]
     return (
-        f"Milliseconds: median of {latency['repeats']} repetitions, dense and pruned in turns, CPU threads: "
-        f"{latency['threads']}."
+        f"Milliseconds: median of {latency['repeats']} repetitions, dense and pruned in turns, "
+        f"{counted(latency['threads'], 'CPU thread')}."
     )
 
 

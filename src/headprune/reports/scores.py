@@ -9,6 +9,7 @@ from typing import Any
 
 from headprune.checkpoint.atomic_files import path_exists, write_bytes, write_text
 from headprune.criteria.scoring import ScoreResult
+from headprune.display import counted
 from headprune.errors import DataError
 from headprune.extras import require
 from headprune.units import Site
@@ -70,9 +71,9 @@ def scores_chart(name: str, result: ScoreResult) -> Any:
     )
     panels = []
     for kind, cells in (("heads", _head_cells), ("neurons", _decile_cells)):
-        sites = [site for site in result.sites if site.kind == kind]
+        sites = [site for site in result.with_scores if site.kind == kind]
         if any(site.kept for site in sites) or len(sites) == len(result.sites):
-            subtitle = f"{result.samples} samples{measured}"
+            subtitle = counted(result.samples, "sample") + measured
             title = alt.TitleParams(f"Scores of {kind} by {name}", subtitle=subtitle, anchor="start")
             panels.append(_panel(cells(result, sites), "head" if kind == "heads" else "decile", title))
     return panels[0] if len(panels) == 1 else alt.hconcat(*panels)

@@ -9,6 +9,8 @@ from typing import Any
 
 from headprune.checkpoint.atomic_files import write_text
 from headprune.errors import RunError
+from headprune.forms import check_form
+from headprune.run_folder.record_forms import EXPORTS
 
 NAME = "exports.json"
 FORMAT = 1
@@ -20,8 +22,10 @@ def read_exports(run: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     try:
-        return list(json.loads(file.read_text(encoding="utf-8"))["exports"])
-    except (ValueError, KeyError, TypeError):
+        content = json.loads(file.read_bytes())
+        check_form(content, EXPORTS)
+        return list(content["exports"])
+    except (ValueError, RecursionError):
         raise damaged(run) from None
     except OSError as error:
         raise RunError(f"{file} cannot be read: {error.strerror}.") from None

@@ -17,7 +17,9 @@ from filelock import FileLock, Timeout
 
 from headprune import distributed
 from headprune.checkpoint.atomic_files import write_text
+from headprune.checkpoint.paths import is_record
 from headprune.errors import RunBusyError, RunError
+from headprune.forms import Form, FormError, check_form
 from headprune.search.settings import default_settings, migrated, renamed
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class RunFolder:
     """
 
     record_name: ClassVar[str]
+    form: ClassVar[Form]  # of the record
     noun: ClassVar[str]  # what the folder holds, in messages
     is_inside: ClassVar[bool] = False  # whether it is inside a run, so that the user does not choose its path
 
@@ -90,7 +93,9 @@ class RunFolder:
 
     @classmethod
     def _refuse_other_content(cls, path: Path) -> None:
-        """Refuse a folder whose files would be mixed with those of the work."""
+        """Refuse a folder whose files would be mixed with those of the work, or removed with them."""
+        if (path / cls.record_name).is_file():
+            _refuse_foreign(path / cls.record_name)
 
     def _clear(self) -> None:
         """Remove the files of an earlier process; a kill meanwhile must leave nothing that looks complete."""
@@ -103,12 +108,8 @@ class RunFolder:
     @classmethod
     def _read_same(cls, path: Path, settings: Mapping[str, Any], free: Collection[str]) -> tuple[dict[str, Any], bool]:
         """The record, and whether free settings differ from it; any other difference is refused."""
-        file = path / cls.record_name
-        record = read_record(file)
-        try:
-            recorded = dict(record["settings"])
-        except (KeyError, TypeError, ValueError):
-            raise RunError(f"{file} is damaged; start again with --overwrite.") from None
+        record = read_record(path / cls.record_name, cls.form)
+        recorded = dict(record["settings"])
         defaults: dict[str, Any] = {}
         if "repair" in settings:  # of an experiment, whose settings had other names in earlier versions
             recorded, settings, defaults = migrated(recorded), migrated(settings), default_settings()
@@ -195,14 +196,24 @@ def _acquire(path: Path, *, movable: bool, timeout: float = 0) -> FileLock:
     return lock
 
 
-def read_record(file: Path) -> dict[str, Any]:
-    """The record in a JSON file, with settings of earlier versions under the names that they have now."""
+def _refuse_foreign(file: Path) -> None:
+    """Refuse a file that headprune has not written; its folder may hold somebody else's files."""
+    if not is_record(file):
+        raise RunError(
+            f"{file} is damaged, or was written by another program; move its folder away, or choose another one."
+        )
+
+
+def read_record(file: Path, form: Form) -> dict[str, Any]:
+    """The record in a JSON file, which must have this form, with settings of earlier versions under the names that
+    they have now."""
+    _refuse_foreign(file)
+    record: dict[str, Any] = json.loads(file.read_bytes())
+    record["settings"] = renamed(record["settings"])
     try:
-        record = json.loads(file.read_text())
-        if isinstance(record.get("settings"), dict):
-            record["settings"] = renamed(record["settings"])
-    except (ValueError, AttributeError):
-        raise RunError(f"{file} is damaged; start again with --overwrite.") from None
+        check_form(record, form)
+    except FormError as error:
+        raise RunError(f"{file} is damaged: {error}; start again with --overwrite.") from None
     return record
 
 

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headprune.forms import check_form
 from headprune.run_folder.folder import RunFolder
+from headprune.run_folder.record_forms import RECOVERED, RECOVERY
 
 FOLDER, RECORD = "finetuned", "finetune.json"
 
@@ -22,17 +24,14 @@ FOLDER, RECORD = "finetuned", "finetune.json"
 class RecoveryFolder(RunFolder):
     """An open folder of a recovery."""
 
-    record_name, noun, is_inside = RECORD, "recovery", True
+    record_name, noun, is_inside, form = RECORD, "recovery", True, RECOVERY
 
     @classmethod
     def _is_complete(cls, path: Path, record: Mapping[str, Any]) -> bool:
         return "recovered" in record
 
     def _clear(self) -> None:
-        (self.path / RECORD).unlink(missing_ok=True)  # first: without it, the rest is removed at the next start
-        for entry in self.path.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry)
+        remove_recovery(self.path)
 
     @property
     def finished(self) -> bool:
@@ -42,10 +41,19 @@ class RecoveryFolder(RunFolder):
         self._write_record(result)
 
 
+def remove_recovery(path: Path) -> None:
+    """Remove the files of a recovery; others in its folder stay."""
+    (path / RECORD).unlink(missing_ok=True)  # first: without it, the rest is removed at the next start
+    for folder in (path / "model", path / "trainer", *path.glob("round-*")):
+        if folder.is_dir():
+            shutil.rmtree(folder)
+
+
 def read_recovery(run: Path) -> dict[str, Any] | None:
-    """The record of a run's recovery; None where there is none, or none that can be read."""
+    """The record of a run's recovery that has ended; None where there is none, or none that can be read."""
     try:
-        record = json.loads((run / FOLDER / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        record = json.loads((run / FOLDER / RECORD).read_bytes())
+        check_form(record, RECOVERED)
+    except (OSError, ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) else None
+    return dict(record)

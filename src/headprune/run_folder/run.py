@@ -18,8 +18,9 @@ from typing import Any
 
 from headprune.checkpoint.atomic_files import path_exists
 from headprune.errors import RunError
-from headprune.measure.trajectory import Step, curve_csv
+from headprune.measure.trajectory import Step, check_sequence, curve_csv
 from headprune.run_folder.folder import LOCK, RunFolder, read_record, truncate
+from headprune.run_folder.record_forms import ENDED, RUN, SAMPLES
 from headprune.search.observers import Journal
 
 RECORD, STEPS, TIMING = "run.json", "steps.jsonl", "timing.jsonl"
@@ -30,7 +31,7 @@ LAYERS, FORMER_LAYERS = "layers", "sweep"  # the folder of a layer-wise run, and
 class Run(RunFolder, Journal):
     """An open run directory, which keeps a journal of the steps of a pruner."""
 
-    record_name, noun = RECORD, "run"
+    record_name, noun, form = RECORD, "run", RUN
     steps: list[Step]
 
     @classmethod
@@ -44,6 +45,7 @@ class Run(RunFolder, Journal):
             raise RunError(f"{path} is a file; choose a directory for the run.")
         if path.is_dir() and not (path / RECORD).is_file() and not _is_blank(path):
             raise RunError(f"{path} exists and holds something that is not a run; choose a new directory.")
+        super()._refuse_other_content(path)
 
     def _clear(self) -> None:
         # The record stays until it is replaced in one step, so that a kill in between leaves a run, without its steps.
@@ -57,34 +59,12 @@ class Run(RunFolder, Journal):
 
     def _read_journal(self) -> None:
         """The complete lines of the journal; a torn last line, from a kill while it was written, is removed."""
-        self.steps = []
         journal, timing = self.path / STEPS, self.path / TIMING
-        if not journal.is_file():
-            return
-        content = journal.read_bytes()
-        complete = 0  # bytes
-        for line in content.splitlines(keepends=True):
-            try:
-                if not line.endswith(b"\n"):
-                    break
-                step = Step.from_json(json.loads(line))
-            except (KeyError, TypeError, ValueError):
-                break
-            if step.step != len(self.steps):
-                raise self._damaged()
-            self.steps.append(step)
-            complete += len(line)
-        if content[complete:].count(b"\n") > 1:
-            raise self._damaged()
-        if complete < len(content):
+        self.steps, complete = _read_steps(journal)
+        if journal.is_file() and complete < journal.stat().st_size:
             truncate(journal, complete)
         if timing.is_file() and not (lines := timing.read_bytes()).endswith(b"\n"):
             truncate(timing, lines.rfind(b"\n") + 1)
-
-    def _damaged(self) -> RunError:
-        return RunError(
-            f"{self.path / STEPS} is damaged after step {len(self.steps) - 1}; start again with --overwrite."
-        )
 
     @property
     def finished(self) -> bool:
@@ -123,15 +103,36 @@ def read_run(path: str | Path) -> tuple[dict[str, Any], list[Step]]:
     folder = Path(path)
     if not (folder / RECORD).is_file():
         raise RunError(f"{folder} is not a run directory: it has no run.json.")
-    record = read_record(folder / RECORD)
-    lines = (folder / STEPS).read_text().splitlines() if (folder / STEPS).is_file() else []
-    steps = []
-    for line in lines:
+    record = read_record(folder / RECORD, RUN)
+    if record.get("result"):
+        samples = SAMPLES["train" if record["settings"].get("gates") else "prune"]
+        for form in (ENDED, samples):
+            read_record(folder / RECORD, form)
+    return record, _read_steps(folder / STEPS)[0]
+
+
+def _read_steps(journal: Path) -> tuple[list[Step], int]:
+    """The steps of a journal, and how many of its bytes these are: a torn last line, from a kill while it was written,
+    does not count, and a journal that is damaged before its last line is refused."""
+    steps: list[Step] = []
+    content, complete = journal.read_bytes() if journal.is_file() else b"", 0
+    reason = ""
+    for line in content.splitlines(keepends=True):
         try:
+            if not line.endswith(b"\n"):
+                break
             steps.append(Step.from_json(json.loads(line)))
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except (KeyError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
             break
-    return record, steps
+        complete += len(line)
+    try:
+        check_sequence(steps)
+    except ValueError as error:
+        raise RunError(f"{journal} is damaged: {error}; start again with --overwrite.") from None
+    if content[complete:].count(b"\n") > 1:
+        raise RunError(f"{journal} is damaged after step {len(steps) - 1} ({reason}); start again with --overwrite.")
+    return steps, complete
 
 
 def finished_record(path: str | Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from headprune.extras import need_report
 from headprune.measure.compare_at_budget import AtBudget
 from headprune.measure.curves import curve_rows
 from headprune.measure.trajectory import Step
-from headprune.progress import progress_bar
+from headprune.progress import Phase, describe_phase, progress_bar
 from headprune.reports.format import interval_text, measured_text, value_text, verdict_of
 from headprune.reports.plots import plot_runs
 from headprune.reports.run_view import RunView, load_runs
@@ -140,11 +140,14 @@ def compare(
     return CompareResult(Path(out), tuple(result.rows), tuple(verdict_of(result.rows)), runs)
 
 
+TITLE = "Comparing"
+
+
 class _Bar(Observer):
     """A progress bar of finished runs, with the metric of the current one."""
 
     def __init__(self, runs: int, shared: bool | None) -> None:
-        self.bar = progress_bar("Comparing", runs, unit="runs", show=shared)
+        self.bar = progress_bar(TITLE, runs, unit="runs", show=shared)
         self.name = ""
 
     def __enter__(self) -> _Bar:
@@ -164,7 +167,11 @@ class _Bar(Observer):
         self.replayed(step)
 
     def replayed(self, step: Step) -> None:
-        self.bar.set_postfix(run=self.name, heads=step.heads, metric=f"{step.metric:.4g}")
+        self.bar.set_postfix(run=self.name, heads=step.heads, metric=f"{step.metric:.4g}", refresh=False)
+        describe_phase(self.bar, TITLE, "")
+
+    def phase(self, phase: Phase) -> None:
+        describe_phase(self.bar, TITLE, f"{self.name}, {phase}")
 
     def end(self, error: Exception | None = None) -> None:
         self.bar.update()

@@ -3,7 +3,6 @@ same samples."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,26 +18,29 @@ from headprune.data import Examples
 from headprune.data.examples import own_processor
 from headprune.data.locations import refuse_missing_data
 from headprune.errors import DataError, HeadpruneError, RunError
+from headprune.hooks.exclusive import exclusively
 from headprune.measure.costs import total_parameters
 from headprune.measure.evaluation import EvaluateResult, evaluate_predictions
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS, MetricFunction
 from headprune.measure.predictions import Predictions
-from headprune.progress import progress_bar
+from headprune.progress import phase_bar
 from headprune.run_folder import finished_record
+from headprune.run_folder.folder import read_record
+from headprune.run_folder.record_forms import TRAINED
 from headprune.run_folder.recovery import FOLDER, RECORD
-from headprune.runs.experiment import experiment_of, split_data
+from headprune.runs.experiment import calibration_count, experiment_of, split_data
 from headprune.runs.loading import dtype_named, find_device, load_dense, read_examples
 from headprune.runs.recovery_job import separate_rows
 from headprune.search.config import Experiment
 from headprune.tasks import Task, task_of
-from headprune.tasks import batch_size as samples_in
 from headprune.tasks.checks import checked_batches
 
 log = logging.getLogger(__name__)
 Batches = Iterable[Mapping[str, Any]]
 
 
+@exclusively
 def evaluate(
     model: PreTrainedModel | str | Path,
     data: str | Path | Examples | Batches,
@@ -256,7 +258,7 @@ def _batches(
     else:
         if samples is not None:
             raise DataError("samples= draws from a file or from examples, not from batches; leave it out.")
-        batches = list(checked_batches(data))
+        batches = list(checked_batches(data, model))
         if not batches:
             raise DataError("There are no batches to evaluate on; give at least one.")
         return batches, []
@@ -296,7 +298,9 @@ def _used_rows(
     settings, pruning = evaluated_model.record["settings"], evaluated_model.pruning
     evaluated, current = evaluated_model.experiment, fingerprint(evaluated_model.experiment.data)
 
-    def read_source(read_settings: Experiment, recorded: str | None) -> tuple[Examples, bool] | None:
+    def read_source(
+        read_settings: Experiment, recorded: str | None, *, labels: bool = True
+    ) -> tuple[Examples, bool] | None:
         fingerprint_now = fingerprint(read_settings.data)
         if recorded is not None and fingerprint_now != recorded:
             change = "does not exist any more" if fingerprint_now is None else "has changed since"
@@ -306,9 +310,9 @@ def _used_rows(
             )
             return None
         same = current == recorded if recorded is not None else read_settings.data == evaluated.data
-        return read_examples(read_settings, model, task, read_settings.data, evaluated_model.processor), same and (
-            read_settings.split == evaluated.split
-        )
+        processor, same_split = evaluated_model.processor, read_settings.split == evaluated.split
+        rows = read_examples(read_settings, model, task, read_settings.data, processor, labels=labels)
+        return rows, same and same_split
 
     if (source := read_source(pruning, settings.get("data_fingerprint"))) is not None:
         for rows in split_data(pruning, source[0]):
@@ -316,8 +320,9 @@ def _used_rows(
                 yield _UsedRows(pruning.data, rows, source[1])
     if pruning.calibration is not None and not settings.get("training"):
         read_settings = pruning.with_options(data=pruning.calibration, calibration=None)
-        if (source := read_source(read_settings, settings.get("calibration_fingerprint"))) is not None:
-            yield _UsedRows(read_settings.data, source[0].sample(pruning.calibration_samples, pruning.seed), source[1])
+        if (source := read_source(read_settings, settings.get("calibration_fingerprint"), labels=False)) is not None:
+            count = calibration_count(pruning, len(source[0]))
+            yield _UsedRows(read_settings.data, source[0].sample(count, pruning.seed), source[1])
     for training in filter(None, (settings.get("training"), _recovery(evaluated_model))):
         options = {name: value for name, value in (training.get("reading") or {}).items() if value is not None}
         read_settings = pruning.with_options(data=training["data"], calibration=None, **options)
@@ -331,10 +336,9 @@ def _recovery(evaluated_model: _EvaluatedModel) -> dict[str, Any] | None:
     folder = evaluated_model.run.absolute() / FOLDER
     if evaluated_model.folder is None or folder not in Path(evaluated_model.folder).absolute().parents:
         return None
-    try:
-        settings: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))["settings"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise RunError(f"{folder / RECORD} is damaged; recover the model again with --overwrite.") from None
+    if not (folder / RECORD).is_file():
+        raise RunError(f"{folder / RECORD} is missing; recover the model again with --overwrite.")
+    settings: dict[str, Any] = read_record(folder / RECORD, {"settings": TRAINED})["settings"]
     return settings
 
 
@@ -346,15 +350,8 @@ def _measure(
     description: str,
     progress: bool | None,
 ) -> _ModelPredictions:
-    with progress_bar(description, sum(map(samples_in, batches)), unit="samples", show=progress) as bar:
-
-        def batches_with_progress() -> Iterator[Mapping[str, Any]]:
-            for batch in batches:
-                yield batch
-                bar.update(samples_in(batch))
-
-        # Without a cache the evaluator reads the batches once.
-        predictions = Evaluator(batches_with_progress(), task, cache_bytes=0)(model, ())  # type: ignore[arg-type]
+    with phase_bar(description, progress):
+        predictions = Evaluator(batches, task, cache_bytes=0)(model, ())
     return _ModelPredictions(name, predictions, total_parameters(model), _tokens(model))
 
 

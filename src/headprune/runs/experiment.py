@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import distributed
+from headprune import defaults, distributed
 from headprune.checkpoint.atomic_files import write_text
 from headprune.checkpoint.config_files import stored_dtype
 from headprune.checkpoint.fingerprint import fingerprint
 from headprune.checkpoint.layer_files import limit_memory_growth
-from headprune.checkpoint.paths import model_folder
+from headprune.checkpoint.paths import is_run, model_folder
 from headprune.checkpoint.save_load import load as load_model
 from headprune.checkpoint.save_load import save
 from headprune.data import Examples
@@ -29,6 +29,7 @@ from headprune.measure.metrics import choose_metric
 from headprune.measure.predictions import Predictions
 from headprune.measure.savings import savings, shares
 from headprune.measure.trajectory import Step, finite_or_none
+from headprune.progress import Phase, report_phase
 from headprune.repair.apply import check_repair
 from headprune.reports.card import model_card
 from headprune.reports.page import write_report
@@ -36,16 +37,18 @@ from headprune.run_folder import Run
 from headprune.run_folder.exports import forget_exports
 from headprune.runs.layerwise import check_prunable, clear_parts, prune_on_disk, refuse_unsupported
 from headprune.runs.loading import RunInputs, find_device, load_run_inputs, read_examples
+from headprune.search.candidates import check_named_sites
 from headprune.search.config import Experiment, stop_settings
-from headprune.search.observers import Observer
+from headprune.search.observers import Observer, reporting_phases
 from headprune.search.pruner import PruneResult, prune
+from headprune.search.reachable import refuse_unreachable, refuse_unreachable_with
 from headprune.search.rescore import AUTO, EVERY
-from headprune.search.schedules.rounds import refuse_unreachable
 from headprune.search.settings import migrated
 from headprune.tasks import Task, task_of
 from headprune.units import kept_mask, resolve, sites_of, survey
 from headprune.vocabulary.shrink import RECORD, Shrunk
 
+EARLIER_CALIBRATION_SAMPLES = 128  # the default of earlier versions
 __all__ = ["Experiment", "load", "run_experiment", "settings_of"]
 
 
@@ -67,27 +70,46 @@ def load(experiment: Experiment, *, on_disk: Path | None = None) -> tuple[RunInp
     Calibration and evaluation examples are disjoint samples of the same data by the seed, or come from two files.
     """
     inputs = load_run_inputs(experiment, on_disk=on_disk)
-    inputs.check_labels(experiment.criterion, experiment.labels)
     if experiment.calibration is None:
+        inputs.check_labels(experiment.criterion, experiment.labels)
         return inputs, *split_data(experiment, inputs.examples)
-    converted = read_examples(experiment, inputs.model, inputs.task, experiment.calibration, inputs.processor)
-    calibration = converted.sample(experiment.calibration_samples, experiment.seed)
+    converted = read_calibration(experiment, inputs.model, inputs.task, inputs.processor)
+    inputs.check_labels(experiment.criterion, experiment.labels, converted)
+    calibration = converted.sample(calibration_count(experiment, len(converted)), experiment.seed)
     return inputs, calibration, split_data(experiment, inputs.examples)[1]
+
+
+def read_calibration(experiment: Experiment, model: PreTrainedModel, task: Task, processor: Any) -> Examples:
+    """The examples of the calibration data, which need no labels where the criterion needs none."""
+    assert experiment.calibration is not None
+    labels = experiment.criterion.needs_labels and experiment.labels == "given"
+    return read_examples(experiment, model, task, experiment.calibration, processor, labels=labels)
+
+
+def calibration_count(experiment: Experiment, rows: int) -> int:
+    """How many of these rows, of the data to calibrate on, a run calibrates on."""
+    wanted = experiment.calibration_samples
+    if experiment.calibration is not None or experiment.same_data:
+        return min(wanted or defaults.CALIBRATION_SAMPLES, rows)
+    if wanted is None:
+        share = max(int(defaults.CALIBRATION_SHARE * rows), defaults.FEW_CALIBRATION_SAMPLES)
+        wanted = min(share, defaults.CALIBRATION_SAMPLES)
+    return min(wanted, rows // 2)
 
 
 def split_data(experiment: Experiment, examples: Examples) -> tuple[Examples, Examples | None]:
     """The calibration examples of the data (none, where there is other data for calibration), and the evaluation
     examples; None where these are the same."""
-    wanted, seed = experiment.calibration_samples, experiment.seed
+    count, seed = calibration_count(experiment, len(examples)), experiment.seed
     if experiment.calibration is not None:
         return examples.select([]), examples.sample(experiment.evaluation_samples, seed)
     if experiment.same_data:
-        return examples.sample(wanted, seed), None
+        return examples.sample(count, seed), None
     if len(examples) < 2:
         raise DataError(
             f"{experiment.data} has too few rows to split them into calibration and evaluation; use --same-data."
         )
-    calibration, rest = examples.split(min(wanted, len(examples) // 2), seed)
+    calibration, rest = examples.split(count, seed)
     return calibration, rest.sample(experiment.evaluation_samples, seed)
 
 
@@ -102,10 +124,10 @@ def check(experiment: Experiment, inputs: RunInputs, evaluated: Examples) -> Non
     """Raise the errors that the run would, before anything is written or overwritten."""
     model, task = inputs.model, inputs.task
     sites = sites_of(model, experiment.units)
-    experiment.stop.units_left(sum(site.size for site in sites if site.kind in experiment.units))
     if experiment.schedule == "layerwise":
         check_prunable(experiment, model, task)
-    refuse_unreachable(model, experiment)
+    check_named_sites(experiment, sites)
+    refuse_unreachable(model, experiment, sites)
     check_repair(experiment.repair, model, published=experiment.method is not None)
     sample = Predictions(task)
     with torch.no_grad(), evaluating(model):
@@ -130,24 +152,31 @@ def run_experiment(
     A finished run is extended, or shortened, when only its stopping rules differ. Several processes share the work;
     only the first one writes. In a layer-wise run the weights stay on disk.
     """
+    observer = observer or Observer()
     if experiment.schedule != "layerwise":
-        return _run(experiment, out, overwrite, measure, publish, observer or Observer())
+        with reporting_phases(observer):
+            return _run(experiment, out, overwrite, measure, publish, observer)
     refuse_unsupported(experiment)
     limit_memory_growth()
-    with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
-        return _run(experiment, out, overwrite, False, publish, observer or Observer(), Path(folder))
+    with tempfile.TemporaryDirectory(prefix="headprune-") as folder, reporting_phases(observer):
+        return _run(experiment, out, overwrite, False, publish, observer, Path(folder))
 
 
-def _with_earlier_default(experiment: Experiment, out: Path) -> Experiment:
-    """The experiment, with the default of the version that started the run in `out`: earlier versions scored before
-    every step."""
-    if experiment.explicit["rescore"] is not None or experiment.rescore != AUTO:
+def with_earlier_defaults(experiment: Experiment, out: Path) -> Experiment:
+    """The experiment, with the defaults of the version that started the run in `out`: earlier versions scored before
+    every step, and calibrated on 128 samples."""
+    if not is_run(out):  # something else is refused later
         return experiment
-    try:
-        settings = migrated(json.loads((out / "run.json").read_text())["settings"])
-    except (OSError, ValueError, KeyError, TypeError):  # no run, or a damaged one, which is refused later
-        return experiment
-    return experiment.with_options(rescore=EVERY) if settings["rescore"] == EVERY else experiment
+    settings = migrated(json.loads((out / "run.json").read_text())["settings"])
+    earlier: dict[str, Any] = {"rescore": EVERY, "calibration_samples": EARLIER_CALIBRATION_SAMPLES}
+    if experiment.rescore != AUTO:
+        del earlier["rescore"]
+    changes = {
+        name: value
+        for name, value in earlier.items()
+        if experiment.explicit[name] is None and settings.get(name) == value
+    }
+    return experiment.with_options(**changes) if changes else experiment
 
 
 def _run(
@@ -159,13 +188,15 @@ def _run(
     observer: Observer,
     on_disk: Path | None = None,
 ) -> dict[str, Any]:
-    experiment = experiment if overwrite else distributed.on_main(lambda: _with_earlier_default(experiment, out))
+    experiment = experiment if overwrite else distributed.on_main(lambda: with_earlier_defaults(experiment, out))
     with distributed.fail_together():
         inputs, calibration, evaluation = load(experiment, on_disk=on_disk)
         check(experiment, inputs, evaluation or calibration)
         # Rows are prepared lazily; an error in one must not leave an incomplete run behind.
         calibrating = calibration.batches(experiment.batch_size, full=experiment.criterion.by_batch)
         held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
+    if experiment.schedule != "layerwise":  # whose model is not in memory as a whole
+        refuse_unreachable_with(inputs.model, experiment, calibrating, inputs.task)
     # The layer-wise schedule decides everything at its start, so its stopping rules cannot change later.
     free = () if experiment.schedule == "layerwise" else stop_settings()
     with Run.open_on_main(out, lambda: settings_of(experiment), overwrite=overwrite, free=free) as run:
@@ -227,8 +258,9 @@ def _finish(
     out = run.path
     task = task_of(result.model, experiment.task)
     forget_exports(out)
+    report_phase(Phase("saving the model"))
     if experiment.schedule != "layerwise":  # whose layers are written already
-        save(cast_like_checkpoint(model_folder(experiment.model), result.model), out / "model")
+        save(cast_like_checkpoint(model_folder(experiment.model), result.model), out / "model", overwrite=True)
     record["result"] = result_json(result)
     points = _steps_of_points(result)
     for number in set(points) - set(result.points):
@@ -251,7 +283,7 @@ def _save_point(out: Path, label: str, experiment: Experiment, model: PreTrained
     """Save the model at one point of a budget, unless an earlier process did."""
     folder = out / "models" / label
     if again or not folder.is_dir():
-        save(cast_like_checkpoint(model_folder(experiment.model), model), folder)
+        save(cast_like_checkpoint(model_folder(experiment.model), model), folder, overwrite=True)
 
 
 def _steps_of_points(result: PruneResult) -> dict[int, str]:
@@ -308,6 +340,7 @@ def publish_run(out: Path, record: dict[str, Any]) -> None:
     if not (out / "model" / "README.md").is_file():
         write_text(out / "model" / "README.md", model_card(record, out / "model"))
     if not (out / "report.html").is_file():
+        report_phase(Phase("writing the report"))
         write_report([out], out / "report.html")
 
 
@@ -347,6 +380,7 @@ def result_json(result: PruneResult) -> dict[str, Any]:
         "original_heads": [site.original for site in survey(result.model).sites],
         "mask": _attention(dense, result.mask).int().tolist(),
         **_widths(dense, pruned),
+        **({"unreached": {str(site): path for site, path in result.unreached.items()}} if result.unreached else {}),
     }
 
 

@@ -20,7 +20,7 @@ from headprune.checkpoint.paths import enclosing_run, local_folder, model_in, re
 from headprune.checkpoint.save_load import load
 from headprune.data import Examples
 from headprune.errors import ExportError, HeadpruneError, RunError
-from headprune.exports.export_model import RECORD, dummy_batches, export, runtime_of
+from headprune.exports.export_model import dummy_batches, export, files_of_export, runtime_of
 from headprune.reports.card import CARD, RECOVERED, run_card
 from headprune.reports.exports import exports_of
 from headprune.run_folder import finished_record, held_lock
@@ -101,8 +101,10 @@ def check_request(request: ExportRequest, *, overwrite: bool) -> None:
         refuse_missing_model(request.dense)
     if request.quantize is not None and request.run is None and request.data is None:
         raise ExportError("A quantised model is checked by its metric, which needs data; name some with --data.")
-    if path_exists(request.target, ExportError) and not overwrite and (request.target / RECORD).is_file():
-        raise ExportError(f"{request.target} has an export already; use --overwrite, or choose another folder.")
+    if path_exists(request.target, ExportError) and request.target.is_dir() and any(request.target.iterdir()):
+        files_of_export(request.target)  # raises where it is something else
+        if not overwrite:
+            raise ExportError(f"{request.target} has an export already; use --overwrite, or choose another folder.")
 
 
 def run_export(request: ExportRequest, *, overwrite: bool = False) -> dict[str, Any]:

@@ -3,6 +3,7 @@ training."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shutil
@@ -15,14 +16,17 @@ from transformers import PreTrainedModel
 from headprune import distributed
 from headprune.checkpoint.atomic_files import write_text
 from headprune.checkpoint.save_load import save
-from headprune.errors import TrainingError
+from headprune.errors import RunError, TrainingError
+from headprune.forms import check_form
 from headprune.measure.trajectory import finite_or_none
 from headprune.reports.card import RECOVERED, run_card
 from headprune.reports.format import left_text
 from headprune.reports.recovery import origin
 from headprune.run_folder import RecoveryFolder
 from headprune.run_folder.exports import forget_exports
+from headprune.run_folder.record_forms import CYCLE
 from headprune.run_folder.recovery import FOLDER
+from headprune.runs.cycle_targets import split_target
 from headprune.runs.experiment import cast_like_checkpoint, publish_run, run_experiment
 from headprune.runs.recovery_job import (
     RecoveryInputs,
@@ -32,8 +36,7 @@ from headprune.runs.recovery_job import (
     metric_json,
     refuse_changes,
 )
-from headprune.runs.split_target import split_target
-from headprune.search.observers import Observer
+from headprune.search.observers import Observer, reporting_phases
 from headprune.training.fit import FitResult, fit, need_training
 from headprune.training.schedule import Evaluation, LogCallback
 
@@ -52,6 +55,11 @@ def run_finetune(
     trained.
     """
     observer = observer or Observer()
+    with reporting_phases(observer):
+        return _run_finetune(request, observer, overwrite=overwrite)
+
+
+def _run_finetune(request: RecoveryRequest, observer: Observer, *, overwrite: bool) -> dict[str, Any]:
     need_training(request.config)
     experiment = request.experiment
     if request.rounds > 1 and request.record["settings"].get("gates"):
@@ -87,7 +95,7 @@ def _save_result(
     """Save the recovered model with its card, and the record."""
     assert folder is not None
     forget_exports(request.run, f"{folder.path.name}/model")
-    save(cast_like_checkpoint(request.source, model), folder.path / "model")
+    save(cast_like_checkpoint(request.source, model), folder.path / "model", overwrite=True)
     card = run_card(request.run, RECOVERED, recovery={**folder.record, **result})
     write_text(folder.path / "model" / "README.md", card)
     folder.finish(result)
@@ -107,7 +115,7 @@ Recovery = tuple[list[FitResult], PreTrainedModel, list[dict[str, Any]]]
 
 def _recover_once(inputs: RecoveryInputs, folder: Path, targets: Any, observer: Observer) -> Recovery:
     model = load_model(inputs.request.source, inputs.request.experiment)
-    return [_fit(inputs, model, folder / "trainer", observer)], model, []
+    return [_fit(inputs, model, inputs.pruned.value, folder / "trainer", observer)], model, []
 
 
 def _in_cycles(
@@ -133,7 +141,7 @@ def _in_cycles(
         record = run_experiment(settings, cycle_folder, measure=False, publish=False, observer=observer_of_cycle)
         model = load_model(cycle_folder / "model", experiment)
         before = inputs.measure(model)
-        fitted = _fit(inputs, model, cycle_folder / "trainer", observer_of_cycle)
+        fitted = _fit(inputs, model, before.value, cycle_folder / "trainer", observer_of_cycle)
         units = {kind: count for kind, (count, _) in inputs.request.record["result"]["units"].items()}
         left = {kind: count for kind, (_, count) in record["result"]["units"].items()}
         about = {
@@ -149,15 +157,23 @@ def _in_cycles(
 
 
 def _read_cycle(cycle_folder: Path) -> dict[str, Any] | None:
-    return json.loads((cycle_folder / ROUND).read_text()) if (cycle_folder / ROUND).is_file() else None
+    file = cycle_folder / ROUND
+    if not file.is_file():
+        return None
+    try:
+        record: dict[str, Any] = json.loads(file.read_bytes())
+        check_form(record, CYCLE)
+    except (ValueError, RecursionError):
+        raise RunError(f"{file} is damaged; recover the model again with --overwrite.") from None
+    return record
 
 
 def _save_cycle(cycle_folder: Path, model: PreTrainedModel, about: Mapping[str, Any]) -> None:
-    save(cast_like_checkpoint(cycle_folder / "model", model), cycle_folder / "recovered")
+    save(cast_like_checkpoint(cycle_folder / "model", model), cycle_folder / "recovered", overwrite=True)
     write_text(cycle_folder / ROUND, json.dumps(about) + "\n")
 
 
-def _fit(inputs: RecoveryInputs, model: PreTrainedModel, folder: Path, observer: Observer) -> FitResult:
+def _fit(inputs: RecoveryInputs, model: PreTrainedModel, before: float, folder: Path, observer: Observer) -> FitResult:
     return fit(
         model,
         inputs.training,
@@ -165,7 +181,7 @@ def _fit(inputs: RecoveryInputs, model: PreTrainedModel, folder: Path, observer:
         config=inputs.request.config,
         folder=folder,
         teacher=inputs.teacher,
-        callbacks=[LogCallback(observer, inputs.metric.name)],
+        callbacks=[LogCallback(observer, inputs.metric.name, before)],
         metric=inputs.metric.name,
     )
 
@@ -207,4 +223,5 @@ def _fit_json(fitted: FitResult) -> dict[str, Any]:
 
 
 def _fit_from_json(value: Mapping[str, Any]) -> FitResult:
-    return FitResult(**{**value, "evaluations": [Evaluation(*evaluation) for evaluation in value["evaluations"]]})
+    values = {field.name: value[field.name] for field in dataclasses.fields(FitResult)}
+    return FitResult(**{**values, "evaluations": [Evaluation(*evaluation) for evaluation in value["evaluations"]]})

@@ -11,7 +11,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
 
-from headprune.checkpoint.paths import local_folder, refuse_bad_config
+from headprune.checkpoint.paths import is_run, local_folder, refuse_bad_config
 from headprune.errors import CheckpointError
 from headprune.reports.card import plain_card, run_card
 from headprune.reports.page import charts, render
@@ -108,7 +108,7 @@ def _files(folder: Path, run: Path | None) -> dict[str, Path | bytes]:
 def _run_of(folder: Path) -> Path | None:
     """The run that a model belongs to: RUN/model, RUN/models/POINT, RUN/finetuned/model."""
     parents = [folder.resolve().parent, folder.resolve().parent.parent]
-    return next((parent for parent in parents if (parent / "run.json").is_file()), None)
+    return next((parent for parent in parents if is_run(parent)), None)
 
 
 def _card_of(card: Path | bytes, name: str) -> bytes:

@@ -23,7 +23,8 @@ from headprune.checkpoint.layer_files import LayerFiles, scratch_folder
 from headprune.checkpoint.paths import model_folder
 from headprune.checkpoint.save_load import load_structure, save_weights_of
 from headprune.errors import DataError, RunError, ScheduleError
-from headprune.layerwise.walker import stacks_of
+from headprune.forms import COUNT_BY_NAME, NUMBER, check_form
+from headprune.layerwise.walker import layers_of
 from headprune.measure.metrics import choose_metric
 from headprune.measure.trajectory import Step
 from headprune.repair.regression import Repair
@@ -44,6 +45,8 @@ from headprune.units.cutting.record import from_ranges, to_ranges
 from headprune.units.members import by_site
 
 Batches = Sequence[Mapping[str, Any]]
+REPAIR = {"site": int, "kind": str, "error_without": NUMBER, "error": NUMBER}
+LINE = {"layer": str, "removed": {str: str}, "repairs": [REPAIR]}  # of layers.jsonl
 
 
 def prune_on_disk(
@@ -61,7 +64,7 @@ def prune_on_disk(
     is written to model/."""
     structure = load_structure(experiment.model)
     precision = stored_dtype(str(model_folder(experiment.model)))
-    layers = [path for stack in stacks_of(model, sites_of(model, experiment.units)).values() for path in stack]
+    layers = layers_of(model, sites_of(model, experiment.units))
     storage = LayerFolder(run, model, layers, stored=precision, device=device)
     started = time.perf_counter()
     with scratch_folder(storage.parts / "activations") as scratch:
@@ -113,7 +116,7 @@ def _record_steps(
         observer.step(step, {"seconds": seconds if step.step else 0.0})
     mask = kept_mask(sites_of(structure, experiment.units))
     rule = pruning.budget.rule() if experiment.budget is not None else f"keep {experiment.keep:g}"
-    return PruneResult(structure, None, steps, 1, metric, mask, rule)
+    return PruneResult(structure, None, steps, 1, metric, mask, rule, unreached=pruning.candidates.unreached)
 
 
 class LayerFolder(LayerFiles):
@@ -136,12 +139,12 @@ class LayerFolder(LayerFiles):
         self.run = run
         self.finished: dict[str, PrunedLayer] = {}
         file = folder / "layers.jsonl"
-        for line in file.read_text().splitlines() if file.is_file() else ():
+        for line in file.read_bytes().splitlines() if file.is_file() else ():
             try:
                 pruned = _from_json(json.loads(line))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, RecursionError):
                 break  # cut off by a kill; the rest is written again
-            if not self.part(pruned.layer).is_file():
+            if pruned.layer not in layers or not self.part(pruned.layer).is_file():
                 break  # its weights are missing, and later layers depend on them
             self.finished[pruned.layer] = pruned
         write_text(file, "".join(json.dumps(_to_json(pruned)) + "\n" for pruned in self.finished.values()))
@@ -151,8 +154,10 @@ class LayerFolder(LayerFiles):
         file = self.parts / "widths.json"
         if file.is_file():
             try:
-                return {int(site): int(count) for site, count in json.loads(file.read_text()).items()}
-            except (ValueError, AttributeError):
+                counts = json.loads(file.read_bytes())
+                check_form(counts, COUNT_BY_NAME)
+                return {int(site): count for site, count in counts.items()}
+            except (ValueError, RecursionError):
                 raise RunError(f"{file} is damaged; start again with --overwrite.") from None
         widths = make()
         write_text(file, json.dumps(widths) + "\n")
@@ -175,8 +180,10 @@ def _to_json(pruned: PrunedLayer) -> dict[str, Any]:
 
 
 def _from_json(line: Mapping[str, Any]) -> PrunedLayer:
+    check_form(line, LINE)
     removed = [Member(int(site), member) for site, ids in line["removed"].items() for member in from_ranges(ids)]
-    return PrunedLayer(line["layer"], tuple(removed), tuple(Repair(**repair) for repair in line["repairs"]))
+    repairs = [Repair(*(repair[name] for name in REPAIR)) for repair in line["repairs"]]
+    return PrunedLayer(line["layer"], tuple(removed), tuple(repairs))
 
 
 def check_prunable(experiment: Experiment, model: PreTrainedModel, task: Task) -> None:

@@ -18,6 +18,7 @@ from headprune.data import Columns, Examples, load_examples
 from headprune.data.tokenizers import load_tokenizer
 from headprune.data.vocabulary_texts import refuse_changed_tokens, texts_of, tokens_in
 from headprune.errors import DataError
+from headprune.progress import Phase, report_phase
 from headprune.search.config import InputConfig
 from headprune.tasks import Task, task_of
 from headprune.vocabulary.shrink import shrink_vocabulary
@@ -35,12 +36,13 @@ class RunInputs:
     examples: Examples
     processor: Any = None  # of the data, where it is not the one in the folder of the model
 
-    def check_labels(self, criterion: Criterion, labels: str) -> None:
-        """Refuse a criterion that needs labels where neither the data nor the task has them."""
+    def check_labels(self, criterion: Criterion, labels: str, calibration: Examples | None = None) -> None:
+        """Refuse a criterion that needs labels where neither the data that it scores nor the task has them."""
         implied = self.task.name in ("causal-lm", "image-text-to-text")
-        if criterion.needs_labels and labels == "given" and not self.examples.has_labels and not implied:
+        scored = self.examples if calibration is None else calibration
+        if criterion.needs_labels and labels == "given" and not scored.has_labels and not implied:
             raise DataError(
-                f"Criterion {criterion.name!r} needs labels and the data has none; name their column with "
+                f"Criterion {criterion.name!r} needs labels and the calibration data has none; name their column with "
                 "--label-column, or take the model's own predictions with --labels self."
             )
 
@@ -50,6 +52,7 @@ def load_run_inputs(config: InputConfig, *, on_disk: Path | None = None) -> RunI
     `on_disk`, for weights that have to be converted, the weights stay on disk."""
     dtype = dtype_named(config.dtype)
     device = find_device(config.device)
+    report_phase(Phase("loading the model"))
     if on_disk is not None:
         model = load_on_disk(config.model, on_disk, dtype=dtype)
     else:
@@ -67,7 +70,7 @@ def _shrink_vocabulary(config: InputConfig, inputs: RunInputs) -> RunInputs:
     rows_of(model)  # raises for a model without tokens before a tokenizer is loaded
     before = {config.data: inputs.examples}
     if config.calibration is not None:
-        before[config.calibration] = read_examples(config, model, task, config.calibration)
+        before[config.calibration] = read_examples(config, model, task, config.calibration, labels=False)
     tokenizer = load_tokenizer(config.processor or str(model_folder(config.model)))
     texts = [
         text
@@ -76,7 +79,9 @@ def _shrink_vocabulary(config: InputConfig, inputs: RunInputs) -> RunInputs:
     ]
     used = set().union(*(tokens_in(examples, task) for examples in before.values()))
     smaller, kept = shrink_vocabulary(model, tokenizer, texts, keep=used)
-    after = {source: read_examples(config, model, task, source, smaller) for source in before}
+    after = {
+        source: read_examples(config, model, task, source, smaller, labels=source == config.data) for source in before
+    }
     for source, examples in before.items():
         refuse_changed_tokens(source, examples, after[source], task, kept)
     return RunInputs(model, task, after[config.data], smaller)
@@ -89,27 +94,35 @@ def load_dense(config: InputConfig, dtype: torch.dtype = torch.float32) -> PreTr
     return load(model_folder(config.model), dtype=dtype)
 
 
-def columns_of(config: InputConfig) -> Columns:
+def columns_of(config: InputConfig, *, labels: bool = True) -> Columns:
     return Columns(
         config.text_column,
         config.pair_column,
-        config.label_column,
+        config.label_column if labels else None,
         config.context_column,
         config.choices_column,
     )
 
 
 def read_examples(
-    config: InputConfig, model: PreTrainedModel, task: Task, source: str, processor: Any = None
+    config: InputConfig,
+    model: PreTrainedModel,
+    task: Task,
+    source: str,
+    processor: Any = None,
+    *,
+    labels: bool = True,
 ) -> Examples:
-    """The examples in a source, prepared by this processor, or by that of the config."""
+    """The examples in a source, prepared by this processor, or by that of the config. Where `labels` are not needed,
+    the source may be without the column that the config names for them; target texts are needed as inputs."""
     options: dict[str, Any] = {
-        "columns": columns_of(config),
+        "columns": columns_of(config, labels=labels or task.name == "seq2seq-lm"),
         "split": config.split,
         "max_length": config.max_length,
         "seed": config.seed,
         "task": task,
     }
+    report_phase(Phase(f"reading {source}"))
     default_processor = config.processor or str(model_folder(config.model))
     return load_examples(model, source, processor=default_processor if processor is None else processor, **options)
 

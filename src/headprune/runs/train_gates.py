@@ -25,6 +25,7 @@ from headprune.checkpoint.fingerprint import fingerprint
 from headprune.checkpoint.paths import model_folder
 from headprune.checkpoint.save_load import save
 from headprune.data import Examples
+from headprune.display import counted
 from headprune.errors import DataError, TrainingError
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, choose_metric
@@ -32,12 +33,13 @@ from headprune.measure.predictions import Predictions
 from headprune.measure.savings import savings
 from headprune.run_folder import Run
 from headprune.run_folder.exports import forget_exports
+from headprune.run_folder.recovery import FOLDER, remove_recovery
 from headprune.runs.experiment import cast_like_checkpoint, publish_run, result_json, settings_of, split_data
 from headprune.runs.finetune import run_finetune
 from headprune.runs.loading import RunInputs, load_run_inputs, read_examples
 from headprune.runs.recovery_job import RecoveryRequest, separate_rows
 from headprune.search.config import Experiment
-from headprune.search.observers import Observer
+from headprune.search.observers import Observer, reporting_phases
 from headprune.search.pruner import PruneResult
 from headprune.search.schedules.schedule import Removal
 from headprune.search.step import describe
@@ -108,6 +110,11 @@ def run_training(
     """Train gates into the run folder `out`, remove closed units, and fine-tune, resuming what an earlier process
     began. Returns the record of the run, with that of the fine-tuning under "recovery"."""
     observer = observer or Observer()
+    with reporting_phases(observer):
+        return _run_training(request, out, observer, overwrite=overwrite)
+
+
+def _run_training(request: TrainRequest, out: Path, observer: Observer, *, overwrite: bool) -> dict[str, Any]:
     need_training(request.config)
     finetuning = replace(request.config, epochs=request.finetune_epochs) if request.finetune_epochs else None
     with distributed.fail_together():
@@ -122,7 +129,7 @@ def run_training(
     with Run.open_on_main(out, lambda: _settings(request, inputs, learned.config), overwrite=overwrite) as run:
         if run is not None and overwrite and not run.steps:
             shutil.rmtree(out / "training", ignore_errors=True)
-            shutil.rmtree(out / "finetuned", ignore_errors=True)
+            remove_recovery(out / FOLDER)
         if distributed.broadcast(run is not None and run.finished):
             for step in run.steps if run is not None else ():
                 observer.replayed(step)
@@ -175,7 +182,7 @@ def _learn(
         config=replace(request.config, validation=0.0, patience=None),
         folder=out / "training",
         teacher=dense,
-        callbacks=[*callbacks, LogCallback(observer, metric.name)],
+        callbacks=[*callbacks, LogCallback(observer, metric.name, metric.of(reference, reference).value)],
     )
     learned.total = fitted.steps  # not set where an earlier process finished the training
     gate_report, scores = learned.report(), _scores(learned, model)
@@ -208,7 +215,7 @@ def _finish(
 ) -> None:
     source = model_folder(inputs.experiment.model)
     forget_exports(run.path)
-    save(cast_like_checkpoint(source, model), run.path / "model")
+    save(cast_like_checkpoint(source, model), run.path / "model", overwrite=True)
     mask = kept_mask(sites_of(model, request.gates.kinds))
     result = PruneResult(model, dense, run.steps, len(run.steps) - 1, metric, mask, _rule(request.gates))
     folders = {"dense": source, "pruned": run.path / "model"}
@@ -234,8 +241,8 @@ def _load(request: TrainRequest) -> _TrainInputs:
         held_out = experiment.evaluation_samples or max(1, min(len(inputs.examples) // HELD_OUT_PART, MAX_HELD_OUT))
         if held_out >= len(inputs.examples):
             raise DataError(
-                f"{request.data} has {len(inputs.examples)} rows, and {held_out} for evaluation leave none to train "
-                "on; name other data with --eval-data, or use fewer --evaluation-samples."
+                f"{request.data} has {counted(len(inputs.examples), 'row')}, and {held_out} for evaluation leave none "
+                "to train on; name other data with --eval-data, or use fewer --evaluation-samples."
             )
         experiment = experiment.with_options(evaluation_samples=held_out, calibration_samples=1)
         training = inputs.examples

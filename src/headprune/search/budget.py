@@ -16,6 +16,7 @@ from headprune.measure.costs import flops, total_parameters, unit_bytes, unit_co
 from headprune.measure.trajectory import Step
 from headprune.search.config import PruneConfig
 from headprune.units import Kind, Site
+from headprune.units.resolve import left_whole
 
 UNBOUNDED_SHARE = 0.1  # share of the FLOPs at which a run without a budget ends
 
@@ -51,7 +52,9 @@ def points(value: Any, name: str) -> tuple[float, ...]:
         raise ScheduleError(
             f"{name} takes a number such as {_example(name)}, or several with commas, not {value!r}."
         ) from None
-    valid = (number > 1 for number in numbers) if name == "speedup" else (0 < number < 1 for number in numbers)
+    valid = (
+        (1 < number < math.inf for number in numbers) if name == "speedup" else (0 < number < 1 for number in numbers)
+    )
     if not numbers or not all(valid):
         numbers_text = ",".join(f"{number:g}" for number in numbers)
         between = "above 1" if name == "speedup" else "between 0 and 1"
@@ -147,7 +150,9 @@ def check_reachable(
         fast = budget.measure == "latency"
         target = f"a speed-up of {1 / budget.last:.3g}" if fast else f"{budget.last:.3g} of the dense model"
         most = f"a speed-up of {1 / floor:.3g}" if fast else f"{math.ceil(floor * 1000) / 1000:.3g}"
+        whole = left_whole([(site.path, site.obstacle) for site in sites if site.kept and site.obstacle])
+        stays = f" (left whole: {'; '.join(whole)})" if whole else ""
         raise ScheduleError(
-            f"The budget is {target}, and with nothing but {what} left it would still be {most}; set a larger budget, "
-            "or prune more kinds of units (--units heads,neurons)."
+            f"The budget is {target}, and with nothing but {what} left it would still be {most}{stays}; set a larger "
+            "budget, or prune more kinds of units (--units heads,neurons)."
         )

@@ -7,6 +7,7 @@ in a report and the keywords of `prune` and `compare` are made from the same fie
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,7 +29,7 @@ from headprune.config.groups import (
     StopOptions,
     VocabularyOptions,
 )
-from headprune.config.option import field_of
+from headprune.config.option import check_numbers, field_of
 from headprune.errors import ScheduleError, warn_renamed
 
 # The command line imports this file for every command, so torch is not imported here until a config is created.
@@ -63,6 +64,7 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
         for name, value in current_names({**values, "compensate": compensate}).items():
             if value is not None:
                 object.__setattr__(self, name, value)
+        check_numbers(self)
         object.__setattr__(
             self, "explicit", {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         )
@@ -103,6 +105,7 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
         resolve("criterion", make(self.criterion or criterion), always=True)
         both = budgeted and "neurons" in self.criterion.kinds
         resolve("units", as_kinds(self.units or ("heads,neurons" if both else "heads")), always=True)
+        resolve("sites", _site_numbers(self.sites), always=True)
         resolve("schedule", "rounds" if budgeted or "neurons" in self.units else "greedy")
         budget = self.schedule in ("rounds", "layerwise")
         resolve("repair", defaults.BUDGET_REPAIR if budget else defaults.REPAIR)
@@ -172,8 +175,11 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
 
     def settings(self) -> dict[str, Any]:
         """Its values in the order of declaration, for JSON."""
+        from headprune.units.cutting.record import to_ranges
+
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["criterion"], values["units"] = str(self.criterion), ",".join(self.units)
+        values["sites"] = None if self.sites is None else to_ranges(self.sites)
         for name in BUDGETS:
             values[name] = None if values[name] is None else list(values[name])
         for name in NO_SETTINGS:
@@ -181,6 +187,21 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
         if callable(self.metric):
             values["metric"] = getattr(self.metric, "__name__", "metric")
         return values
+
+
+def _site_numbers(sites: Any) -> tuple[int, ...] | None:
+    """The numbers of sites, from a text such as "0-11,24" or a list of them."""
+    from headprune.units.cutting.record import from_ranges
+
+    if sites is None:
+        return None
+    try:
+        numbers = sorted({operator.index(number) for number in from_ranges(sites)})
+    except (TypeError, ValueError):
+        numbers = []
+    if not numbers or numbers[0] < 0:
+        raise ScheduleError(f"sites takes numbers of sites, such as '0-11,24' or [0, 1], not {sites!r:.60}.")
+    return tuple(numbers)
 
 
 def current_repair(word: str, options: Mapping[str, Any]) -> str:

@@ -16,14 +16,17 @@ from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.display import data_frame, html_table
-from headprune.errors import DataError, ReplayError, UnsupportedModelError
+from headprune.errors import DataError, ReplayError
+from headprune.hooks.exclusive import exclusive, exclusively
 from headprune.measure.curves import curve_rows
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, MetricValue, choose_metric
 from headprune.measure.predictions import Predictions
 from headprune.measure.trajectory import Step
+from headprune.progress import Phase, reporting_to, tracked
 from headprune.repair.apply import check_repair
 from headprune.search.budget import left_after
+from headprune.search.candidates import sites_and_candidates
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.memory import cache_bytes
 from headprune.search.observers import Callback, Journal, Observer, OnStep, ProgressBar
@@ -37,12 +40,13 @@ from headprune.search.schedules.schedule import Removal, RunState, Schedule
 from headprune.search.scorer import Scorer
 from headprune.search.step import describe
 from headprune.search.stop import THE_END, Decision
-from headprune.surgery.check import check_removable
-from headprune.tasks import rows_of, task_of
+from headprune.surgery.check_removable import check_removable
+from headprune.tasks import task_of
 from headprune.tasks.checks import checked_batches, warn_of_precision
-from headprune.units import Kind, Member, Site, kept_mask, sites_of, survey
+from headprune.units import Member, kept_mask
 from headprune.units.cutting.undo import Undo
-from headprune.units.linear import refuse_quantized
+from headprune.units.dense_model import changed_module
+from headprune.units.linear import refuse_inference_weights, refuse_quantized
 
 AtPoint = Callable[[str], None]  # called with the label of a point of a budget when the model has reached it
 log = logging.getLogger(__name__)
@@ -60,6 +64,9 @@ class PruneResult:
     mask: torch.Tensor  # bool [sites x heads], True = kept
     rule: str = ""  # what decided where to stop
     points: Mapping[int, str] = field(default_factory=dict)  # steps at the points of a budget, where there are several
+    unreached: Mapping[int, str] = field(
+        default_factory=dict
+    )  # sites left whole, as no sample reaches them; their paths
 
     @property
     def result(self) -> Step:
@@ -84,6 +91,7 @@ class PruneResult:
             *([interval] if first.interval is not None else []),
             *([("agreement", "1", f"{last.agreement:.4g}")] if last.agreement is not None else []),
             ("parameters", f"{first.parameters:,}", f"{last.parameters:,}"),
+            *([("time of a forward pass", "1", f"{last.latency:.3g}")] if last.latency is not None else []),
         ]
         where = f"step {self.stopped_at} of {len(self.trajectory) - 1}, {self.rule or 'the end of the curve'}"
         return html_table(f"Pruned: {where}", ("", "dense", "pruned"), rows)
@@ -126,29 +134,40 @@ class Pruner:
         known: Sequence[Step] = (),
         at_point: AtPoint | None = None,
     ) -> None:
+        self.observers, self.known, self.at_point = list(observers), list(known), at_point
+        self.metric: Metric | None = None
+        self._verified_empty = self._stopped = False
+        with exclusive(model):
+            self._prepare(model, batches, config or PruneConfig(), evaluation)
+
+    def _prepare(
+        self,
+        model: PreTrainedModel,
+        batches: Iterable[Mapping[str, Any]],
+        config: PruneConfig,
+        evaluation: Iterable[Mapping[str, Any]] | None,
+    ) -> None:
         refuse_quantized(model, "pruned")
+        refuse_inference_weights(model)
         warn_of_precision(model)
-        self.at_point = at_point
-        self.config = config = config or PruneConfig()
-        calibration = list(checked_batches(batches))
+        calibration = list(checked_batches(batches, model))
         if not calibration:
             raise DataError("There are no calibration batches; give at least one.")
         check_repair(config.repair, model, published=config.method is not None)
-        self.observers = list(observers)
-        self.known = list(known)
-        self.metric: Metric | None = None
         task = task_of(model, config.task)
-        held_out = None if evaluation is None else list(checked_batches(evaluation))
+        held_out = None if evaluation is None else list(checked_batches(evaluation, model))
         if held_out is None and config.rescore not in (EVERY, AUTO):
             held_out = calibration  # evaluated separately, as a step that does not score again has no pass to share
         self._evaluator = (
             None if held_out is None else Evaluator(held_out, task, cache_bytes=cache_bytes(config.memory))
         )
-        self._verified_empty = self._stopped = False
-        sites = _prunable_sites(model, config.units)
-        self.state = RunState(model, config, task, calibration, Scorer(model, calibration, config, task), sites)
+        self.config = config
+        scorer = Scorer(model, calibration, config, task)
         schedules: dict[str, Callable[[RunState], Schedule]] = {"rounds": Rounds, "layerwise": Layerwise}
-        self.schedule: Schedule = schedules.get(config.schedule, Greedy)(self.state)
+        with reporting_to(self._report_phase):  # a budget of time measures a table
+            sites, candidates = sites_and_candidates(model, config, calibration, task)
+            self.state = RunState(model, config, task, calibration, scorer, sites, candidates, observers=self.observers)
+            self.schedule: Schedule = schedules.get(config.schedule, Greedy)(self.state)
         self._removals = self.schedule.removals(self.state)
         self._remover = remover_for(config.schedule)
 
@@ -163,12 +182,13 @@ class Pruner:
         return self
 
     def __next__(self) -> Step:
-        if not self.steps:
-            return self._start()
-        self._stopped = distributed.broadcast(self._stopped)  # decided by observers, which are in the first process
-        if self._stopped or not self._continues():
-            raise StopIteration
-        return self._take_step()
+        with exclusive(self.state.model), reporting_to(self._report_phase):
+            if not self.steps:
+                return self._start()
+            self._stopped = distributed.broadcast(self._stopped)  # decided by observers, which are in the first process
+            if self._stopped or not self._continues():
+                raise StopIteration
+            return self._take_step()
 
     def stop(self) -> None:
         """Take no further step."""
@@ -239,25 +259,31 @@ class Pruner:
         its errors must be those in the journal."""
         self._remover = remover_for(self.config.schedule)
         self.state.refresh()
-        for step in steps[1:]:
-            check_removable(self.state.sites, step.removed)
-            check_replay(step, self._apply(Removal(step.removed), verify=False).repairs)
-            self._report_point(step.step)
-        if self.schedule.stopwatch is not None and len(steps) > 1:
-            self.schedule.stopwatch.share(self.state.model, self.state.sites)  # which corrects its table
+        with reporting_to(self._report_phase):
+            for step in tracked(steps[1:], "repeating known steps", len(steps) - 1, unit="step"):
+                check_removable(self.state.sites, step.removed)
+                check_replay(step, self._apply(Removal(step.removed), verify=False).repairs)
+                self._report_point(step.step)
+            if self.schedule.stopwatch is not None and len(steps) > 1:
+                self.schedule.stopwatch.share(self.state.model, self.state.sites)  # which corrects its table
 
     def _apply(self, removal: Removal, *, verify: bool) -> Removal:
         return self._remover.apply(self.state, removal, self._verification(removal.members) if verify else None)
 
     def _verification(self, chosen: Sequence[Member]) -> dict[str, Any] | None:
-        """Two samples on which to check masked == removed: at the first removal, and at the first that empties a
-        site."""
+        """Two samples on which to check masked == removed: at the first removal, at the first that empties a site, and
+        always where modules are not as the class builds them, so that sites may differ."""
         leaving = Counter(member.site for member in chosen)
         empties = any(self.state.sites[site].size == count for site, count in leaving.items())
-        if len(self.steps) > 1 and (self._verified_empty or not empties):
+        known = len(self.steps) > 1 and (self._verified_empty or not empties)
+        if known and changed_module(self.state.model) is None:
             return None
         self._verified_empty |= empties
-        return self.state.task.inputs(rows_of(self.state.calibration[0], slice(0, 2)))
+        return self.state.task.inputs(self.state.task.select(self.state.calibration[0], slice(0, 2)))
+
+    def _report_phase(self, phase: Phase) -> None:
+        for observer in self.observers:
+            observer.phase(phase)
 
     def _report_point(self, step: int) -> None:
         """Call `at_point` where the model has reached a point of its budget."""
@@ -298,21 +324,7 @@ class Pruner:
         return step
 
 
-def _prunable_sites(model: PreTrainedModel, kinds: Sequence[Kind]) -> Sequence[Site]:
-    """The sites of the dense model; raises where no unit of these kinds can be removed."""
-    survey_result = survey(model)
-    sites = sites_of(model, kinds)
-    if survey_result.left and "heads" in kinds:
-        reasons = "; ".join(survey_result.left_whole())
-        log.warning("Some attention modules are not pruned, as their heads cannot be removed exactly: %s.", reasons)
-    present = [site for site in sites if site.kept and site.kind in kinds]
-    if present and all(site.obstacle for site in present):
-        raise UnsupportedModelError(
-            f"No {present[0].word} of this model can be removed exactly: at {present[0].path}, {present[0].obstacle}."
-        )
-    return sites
-
-
+@exclusively
 def prune(
     model: PreTrainedModel,
     batches: Iterable[Mapping[str, Any]],
@@ -349,24 +361,39 @@ def prune(
     known = distributed.broadcast([] if run is None else list(run.steps))
     if not distributed.is_main():
         all_observers, at_point = [], None
-    pruner = Pruner(
-        model, batches, settings, evaluation=evaluation, observers=all_observers, known=known, at_point=at_point
-    )
-    dense = copy.deepcopy(model) if keep_dense else None
-    undo = Undo(model)
-    try:
-        with ProgressBar(settings, show=progress if distributed.is_main() else False) as bar:
-            pruner.observers.append(bar)
+    with ProgressBar(settings, show=progress if distributed.is_main() else False) as bar:
+        pruner = Pruner(
+            model,
+            batches,
+            settings,
+            evaluation=evaluation,
+            observers=[*all_observers, bar],
+            known=known,
+            at_point=at_point,
+        )
+        dense = copy.deepcopy(model) if keep_dense else None
+        undo = Undo(model)
+        try:
             for _ in pruner:
                 pass
-        decision = pruner.decide()
-        if decision.step < len(pruner.steps) - 1:
+            decision = pruner.decide()
+            if decision.step < len(pruner.steps) - 1:
+                undo()
+                pruner.replay(pruner.steps[: decision.step + 1])
+        except BaseException:
             undo()
-            pruner.replay(pruner.steps[: decision.step + 1])
-    except BaseException:
-        undo()
-        raise
+            raise
     assert pruner.metric is not None
     mask = kept_mask(pruner.state.sites)
     points = {step: label for step, label in pruner.schedule.points.items() if step < len(pruner.steps)}
-    return PruneResult(model, dense, pruner.steps, decision.step, pruner.metric, mask, decision.rule, points)
+    return PruneResult(
+        model,
+        dense,
+        pruner.steps,
+        decision.step,
+        pruner.metric,
+        mask,
+        decision.rule,
+        points,
+        pruner.state.candidates.unreached,
+    )

@@ -30,8 +30,13 @@ def choose(
     min_per_site: int = 0,
     widths: str = "global",
 ) -> list[Member]:
-    """The members to remove so that the price of the model is at most `target`, least important first at every site."""
-    orders = {site.index: ranked(scores, site) for site in sites if competes(site, kinds)}
+    """The members to remove so that the price of the model is at most `target`, least important first at every site. A
+    site without scores stays whole."""
+    orders = {
+        site.index: ranked(scores, site)
+        for site in sites
+        if competes(site, kinds) and not scores[site.index, list(site.kept)].isnan().any()
+    }
     fixed = prices_of_sites.rest + sum(
         prices_of_sites.of(site, units(site)) for site in sites if site.index not in orders
     )

@@ -77,7 +77,8 @@ def migrated(settings: Mapping[str, Any]) -> dict[str, Any]:
 def default_settings() -> dict[str, Any]:
     """The values of settings that are missing in runs of earlier versions."""
     before = {"units": "heads", "schedule": "greedy", "rescore": "every", "widths": "global", "rounds": 6}
-    return {**{f.name: f.default for f in dataclasses.fields(Experiment)}, **before}
+    samples = {"calibration_samples": 128}
+    return {**{f.name: f.default for f in dataclasses.fields(Experiment)}, **before, **samples}
 
 
 def _full_name(criterion: Any) -> Any:

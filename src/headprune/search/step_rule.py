@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from headprune.errors import ScheduleError
 from headprune.units import Member, Site
 
 
@@ -17,12 +17,6 @@ class StepRule:
 
     every: int = 1
     min_per_site: int = 0
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ScheduleError(f"At least one unit must be removed per step, but every is {self.every}.")
-        if self.min_per_site < 0:
-            raise ScheduleError(f"min_per_site must not be negative, but it is {self.min_per_site}.")
 
     def choose(self, scores: torch.Tensor, sites: Sequence[Site], most: int | None = None) -> list[Member]:
         """The members of the next units to remove, least important first; empty if none can be removed.
@@ -46,11 +40,12 @@ class StepRule:
 
 
 def ranked_units(scores: torch.Tensor, sites: Sequence[Site]) -> list[tuple[float, tuple[Member, ...]]]:
-    """The removable units with their scores, least important first."""
+    """The removable units with their scores, least important first; those without a score stay."""
     values = scores.double().tolist()  # in one call: thousands of scalar tensors take seconds
-    return sorted(
+    ranked = (
         (sum(values[member.site][member.index] for member in unit) / len(unit), unit)
         for site in sites
         if not site.obstacle
         for unit in site.units()
     )
+    return sorted((value, unit) for value, unit in ranked if not math.isnan(value))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from headprune.display import counted
 from headprune.errors import DataError, ScheduleError
 from headprune.measure.curves import isotonic
 from headprune.measure.intervals import Z, paired_difference, standard_error
@@ -72,7 +73,7 @@ class Stop:
             return 0
         if isinstance(self.keep, int):
             if self.keep > total:
-                raise ScheduleError(f"The model has {total} heads, so {self.keep} cannot be kept.")
+                raise ScheduleError(f"The model has {counted(total, 'head')}, so {self.keep} cannot be kept.")
             return self.keep
         return math.ceil(self.keep * total - 1e-9)
 

@@ -54,5 +54,6 @@ class Stopwatch:
         with using_threads(self.threads) as used, evaluating(model), evaluating(self.dense):
             clock = choose_clock(used, input_device(model))
             runs = {"dense": TimedCall(self.dense, (), inputs), "pruned": TimedCall(model, (), inputs)}
-            seconds = {name: min(times) for name, times in time_in_turns(runs, REPEATS, clock=clock).items()}
+            times = time_in_turns(runs, REPEATS, clock=clock, phase="timing the model")
+            seconds = {name: min(values) for name, values in times.items()}
         return seconds["pruned"] / seconds["dense"]

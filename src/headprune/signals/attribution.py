@@ -48,6 +48,10 @@ class _AttributionMeter(Meter):
         super().__init__(request, view)
         self.largest = view.blank()
 
+    def rows(self, site: Site, rows: Rows) -> None:
+        # Before the passes of `after`, since samples that cannot be separated have to run one at a time.
+        self.view.rows.per_sample(site.o, len(rows.probabilities))
+
     def after(self, targets: torch.Tensor | None) -> None:
         if self.view.task.rows(self.view.batch) > 1:
             raise UnsupportedModelError(
@@ -76,9 +80,12 @@ def _site_attribution(view: View, site: Site, steps: int, targets: torch.Tensor)
             [site],
             lambda _, rows: maps.append((rows.probabilities, _counted(site, view, rows))),
             whole=True,
+            check=True,
         ),
     ):
         model(**few_logits(model, inputs))
+    if not maps:  # the site does not run on this batch
+        return torch.zeros(view.size, site.size)
     sums = [torch.zeros_like(widened(weights)) for weights, _ in maps]
     for step in range(1, steps + 1):
         # Later applications of a tied site have other values than in the unchanged run; those of this run are used.
@@ -102,6 +109,7 @@ def _site_attribution(view: View, site: Site, steps: int, targets: torch.Tensor)
     for (weights, counted), mean in zip(maps, sums, strict=True):
         attribution = widened(weights) * mean
         largest = attribution.masked_fill(~counted, -torch.inf).flatten(2).max(-1).values
+        largest = largest.unflatten(0, (view.size, -1)).amax(1)  # of several windows of an image
         best = largest if best is None else torch.maximum(best, largest)
     assert best is not None
     return best

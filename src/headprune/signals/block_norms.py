@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from headprune.batches import widened
-from headprune.signals.gradient_norms import gram_is_cheaper, gram_matrix, squared_block_norms
+from headprune.signals.block_norms_math import gram_is_cheaper, gram_matrix, squared_block_norms
 from headprune.signals.projection_gradients import Call, ProjectionMeter
 from headprune.signals.spec import GradientRequest, Meter, Objective, View
 from headprune.units import Axis, Site

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from headprune.batches import widened
-from headprune.hooks.attention_blocks import Rows
+from headprune.hooks.attention_blocks import Rows, allowed_keys
 from headprune.signals.spec import Meter, Request, View
 from headprune.units import Site
 
@@ -34,7 +34,7 @@ def real_entries(site: Site, view: View, rows: Rows) -> tuple[torch.Tensor, torc
     key_mask = task.key_tokens(site, batch, keys)
     valid = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=weights.device)
     if mask is not None:
-        valid = valid & (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2)
+        valid = valid & allowed_keys(mask)
     if key_mask is not None and key_mask.shape == (weights.shape[0], keys):
         valid = valid & key_mask[:, None, None, :]
     real = torch.ones(weights.shape[0], 1, queries, dtype=torch.bool, device=weights.device)
@@ -113,8 +113,8 @@ class _RowMeter(Meter):
     def rows(self, site: Site, rows: Rows) -> None:
         weights = widened(rows.probabilities)
         real, valid = real_entries(site, self.view, rows)
-        copies = self.view.task.rows(self.view.batch)
-        if copies > 1:  # a sample is several rows of the model
+        copies = self.view.rows.per_sample(site.o, len(weights))
+        if copies > 1:  # a sample is several rows of the model, or several windows of its image
             weights, real, valid = (
                 part.expand(len(weights), *part.shape[1:]).unflatten(0, (-1, copies)).transpose(1, 2)
                 for part in (weights, real, valid)

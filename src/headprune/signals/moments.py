@@ -156,7 +156,7 @@ def gather(
     gathering = Gathering()
     stopping = suppress(StopForwardError)
     with distributed.fail_together():
-        for _, first, raw in own_batches(batches if sites_with_units else ()):
+        for _, first, raw in own_batches(batches if sites_with_units else (), "gathering activations"):
             batch = task.prepare(raw, device)
             left = {site.index: site.applications for site in sites_with_units}
 
@@ -180,13 +180,20 @@ def _counted(moments: Moments, samples: int) -> Moments:
 
 
 def real_outputs(
-    site: Site, batch: Mapping[str, Any], outputs: torch.Tensor, task: Task
+    site: Site, batch: Mapping[str, Any], outputs: torch.Tensor, task: Task, counts: Sequence[int] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs of the output map for tokens that are not padding, [tokens x width], and the sample of each."""
+    """Inputs of the output map for tokens that are not padding, [tokens x width], and the sample of each.
+
+    `counts` are the rows of each sample. Without them every sample has as many, which for vision towers with images of
+    all samples in one row is only about right: enough to divide the data into folds.
+    """
     flat = outputs.detach().flatten(0, -2)
     flat = flat.cpu() if flat.device.type == "mps" else flat  # which has no float64
     size = batch_size(batch)
-    rows = torch.arange(len(flat), device=flat.device) * size // max(len(flat), 1)
+    if counts is None:
+        rows = torch.arange(len(flat), device=flat.device) * size // max(len(flat), 1)
+    else:
+        rows = torch.arange(size).repeat_interleave(torch.tensor(counts)).to(flat.device)
     mask = task.site_tokens(site, batch, len(flat) // (size * task.rows(batch)))
     if mask is None or mask.numel() != len(flat):
         return flat, rows

@@ -7,7 +7,7 @@ the logits, which matters for a large vocabulary.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from headprune.tasks import IGNORED, Labels, Task
 
 BLOCK = 1 << 18  # signs that are drawn together
 STRIDE = 0x9E3779B1  # between the seeds of two draws; the generator uses 32 bits
+WITH_MASK = ("input_ids", "input_values", "input_features")  # inputs that the attention mask is for
 NOT_CONTENT = ("labels", "attention_mask", "token_type_ids", "decoder_attention_mask", "pixel_mask")
 
 
@@ -169,7 +170,7 @@ def sign_gradient(task: Task, logits: torch.Tensor, batch: Mapping[str, Any], dr
         return TokenSigns(task, logits, batch, draw).gradient(logits.detach())
     gradient = torch.zeros_like(logits.detach())
     real = task.real_tokens(batch, logits) if task.per_token and logits.dim() == 3 else None
-    for row, generator in enumerate(_generators(batch, len(logits), draw)):
+    for row, generator in enumerate(_generators(task, batch, len(logits), draw)):
         if real is None:
             gradient[row] = vector_signs(logits[row].numel(), generator).view(logits.shape[1:]).to(gradient)
         else:
@@ -185,7 +186,7 @@ class TokenSigns:
 
     def __init__(self, task: Task, logits: torch.Tensor, batch: Mapping[str, Any], draw: int) -> None:
         self.real = task.real_tokens(batch, logits)
-        self.generators = _generators(batch, len(logits), draw)
+        self.generators = _generators(task, batch, len(logits), draw)
 
     def gradient(self, logits: torch.Tensor, window: slice = slice(None)) -> torch.Tensor:
         """The gradient of the logits of these tokens, which follow those of the last call."""
@@ -199,8 +200,9 @@ class TokenSigns:
         return gradient
 
 
-def _generators(batch: Mapping[str, Any], rows: int, draw: int) -> list[torch.Generator]:
-    seeds = [(content_seed(batch, row) + draw * STRIDE) % 2**32 for row in range(rows)]
+def _generators(task: Task, batch: Mapping[str, Any], rows: int, draw: int) -> list[torch.Generator]:
+    samples = [task.select(batch, slice(row, row + 1)) for row in range(rows)]
+    seeds = [(content_seed(sample) + draw * STRIDE) % 2**32 for sample in samples]
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
@@ -223,13 +225,28 @@ def token_signs(tokens: int, classes: int, generator: torch.Generator) -> torch.
     return _SIGNS_OF_BYTE[drawn.long()].flatten(1)[:, :classes]
 
 
-def content_seed(batch: Mapping[str, Any], row: int) -> int:
-    """A seed from a sample's content, whatever its batch and padding."""
-    name, value = next((n, v) for n, v in batch.items() if isinstance(v, torch.Tensor) and n not in NOT_CONTENT)
-    mask = batch.get("attention_mask")
-    content = value[row]
-    if isinstance(mask, torch.Tensor) and name == "input_ids":
-        real = mask.bool() if mask.shape == value.shape else real_keys(mask)
-        if real is not None and real.shape == value.shape:
-            content = content[real[row]]
-    return zlib.crc32(content.detach().cpu().double().numpy().tobytes())
+def content_seed(sample: Mapping[str, Any]) -> int:
+    """A seed from the content of a sample, a batch of one, whatever batch and padding it comes from."""
+    return zlib.crc32(next(_contents(sample)))
+
+
+def content_key(sample: Mapping[str, Any]) -> int:
+    """A number from all the content of a sample, to sort samples by."""
+    key = 0
+    for content in _contents(sample):
+        key = zlib.crc32(content, key)
+    return key
+
+
+def _contents(sample: Mapping[str, Any]) -> Iterator[bytes]:
+    """The entries of a sample that are its content, without padding."""
+    mask = sample.get("attention_mask")
+    for name, value in sample.items():
+        if not isinstance(value, torch.Tensor) or not value.dim() or name in NOT_CONTENT:
+            continue
+        content = value[0] if len(value) == 1 else value
+        if isinstance(mask, torch.Tensor) and name in WITH_MASK:
+            real = mask.bool() if mask.dim() == 2 or mask.shape == value.shape else real_keys(mask)
+            if real is not None and real.shape == value.shape[: real.dim()]:
+                content = content[real[0]]
+        yield content.detach().cpu().double().numpy().tobytes()

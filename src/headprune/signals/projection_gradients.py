@@ -42,23 +42,23 @@ class ProjectionMeter(Meter):
         self.states = {site.index: _Site() for site in view.sites}
 
     def projection(self, site: Site, path: str, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
-        call = Call(self._tokens(site, inputs), self._tokens(site, outputs) if self.keep_outputs else None)
+        call = Call(self._tokens(site, path, inputs), self._tokens(site, path, outputs) if self.keep_outputs else None)
         calls = self.states[site.index].calls.setdefault(path, [])
         calls.append(call)
 
         def read(gradient: torch.Tensor) -> None:
             if self.is_current:
-                call.delta = self._tokens(site, gradient)
+                call.delta = self._tokens(site, path, gradient)
                 if all(other.delta is not None for other in calls):
                     self._contract(site, path)
 
         at_gradient(outputs, read)
 
-    def _tokens(self, site: Site, tensor: torch.Tensor) -> torch.Tensor:
+    def _tokens(self, site: Site, path: str, tensor: torch.Tensor) -> torch.Tensor:
         """[samples, tokens, features]; for a gradient of the whole batch, all tokens are one sample's."""
         if self.request.aggregation == "batch":
             return tensor.detach().flatten(0, -2).unsqueeze(0)
-        return self.view.per_sample(tensor, site)
+        return self.view.per_sample(tensor, site, path)
 
     def finish(self) -> None:
         """Contract projections of which some application got no gradient."""

@@ -101,7 +101,7 @@ def residual_errors(model: PreTrainedModel, site: Site, tokens: Tokens) -> torch
         return _contributions(site, weight.to(residual.device), residual)
 
     errors = tokens.per_sample(of_units, site.size // site.group)
-    if tokens.streams:
+    if sum(map(len, tokens.streams.values())) == len(errors):  # known in every batch
         sizes = torch.cat([tokens.streams[first] for first in sorted(tokens.streams)]).double()
         errors /= sizes.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
     return errors.mean(0).repeat_interleave(site.group)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from headprune.batches import widened
+from headprune.signals.moments import FOLDS
 from headprune.signals.tokens import Tokens
 
 FLOOR = 0.1  # weight of a token with gradient zero, relative to one with the average gradient
@@ -19,17 +20,20 @@ class Sensitivity:
     inputs: torch.Tensor  # [tokens x in]
     gradients: list[torch.Tensor]  # per draw [tokens x out]; empty without gradients
     samples: torch.Tensor  # [tokens]: the sample of each
+    folds: torch.Tensor  # [tokens]: the fold of its sample, for errors on held-out samples
 
     @classmethod
     def of(cls, tokens: Tokens) -> Sensitivity:
         applications = tokens.applications
+        samples = torch.cat([application.samples for application in applications])
         return cls(
             torch.cat([widened(application.inputs) for application in applications]),
             [
                 torch.cat([widened(application.output_gradients[draw]) for application in applications])
                 for draw in range(len(applications[0].output_gradients))
             ],
-            torch.cat([application.samples for application in applications]),
+            samples,
+            tokens.folds()[samples] if tokens.keys else samples % FOLDS,
         )
 
     @property

@@ -17,16 +17,13 @@ from transformers import PreTrainedModel
 
 from headprune.hooks.attention_blocks import Rows
 from headprune.hooks.module_paths import pattern
+from headprune.signals.row_samples import NotPerSampleError, RowSamples
 from headprune.tasks import Labels, Task
 from headprune.units import Kind, Site, kept_mask
 
 Objective = Literal["logit-norm", "loss", "logit-signs"]
 Aggregation = Literal["sample", "batch"]
 Backward = tuple[Objective, Aggregation]
-
-
-class NotPerSampleError(Exception):
-    """The inputs of a projection have no sample axis, so gradients cannot be separated by sample."""
 
 
 @dataclass
@@ -37,12 +34,17 @@ class View:
     task: Task
     sites: Sequence[Site]
     batch: Mapping[str, Any]  # on the model's device, with the decoder's inputs
-    size: int  # samples
+    rows: RowSamples  # of this batch
     labels: Labels = "given"
     number: int = 0  # of the batch
     first: int = 0  # number of its first sample in all the data
     backward: Backward | None = None  # the backward pass that runs now
     draw: int = 0  # of random signs, for this backward pass
+
+    @property
+    def size(self) -> int:
+        """The number of samples."""
+        return self.rows.size
 
     def blank(self, *lead: int, size: int | None = None) -> torch.Tensor:
         """Zeros [lead x batch x sites x members]."""
@@ -50,23 +52,20 @@ class View:
         dtype = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
         return torch.zeros(*lead, self.size if size is None else size, *kept.shape, dtype=dtype)
 
-    def per_sample(self, tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
-        """[samples, tokens, features], whatever the axes before the features.
+    def per_sample(self, tensor: torch.Tensor, site: Site, path: str | None = None) -> torch.Tensor:
+        """[samples, tokens, features] of an activation at the output map of a site, or at the map at `path`, whatever
+        the axes before the features; samples with fewer tokens than others have zeros after them.
 
         A sample may be several rows of the model (multiple choice): they are its tokens one after the other. An
         expert's tokens are in no order of samples, so they need a batch of one sample.
         """
-        tensor = tensor.detach()
-        rows = self.task.rows(self.batch)
-        if site is not None and tensor.dim() == 2 and is_expert(site) and self.size > 1:
+        self.check_order(site, tensor)
+        return self.rows.split(path or site.o, tensor.detach())
+
+    def check_order(self, site: Site, tensor: torch.Tensor) -> None:
+        """Raise where the rows of an activation are in no order of samples: tokens that were sent to an expert."""
+        if tensor.dim() == 2 and is_expert(site) and self.size > 1:
             raise NotPerSampleError
-        if not len(tensor):
-            return tensor.reshape(self.size, 0, tensor.shape[-1])
-        if tensor.dim() >= 3 and tensor.shape[0] == self.size * rows:
-            return tensor.reshape(self.size, -1, tensor.shape[-1])
-        if tensor.dim() == 2 and tensor.shape[0] % self.size == 0:
-            return tensor.unflatten(0, (self.size, -1))
-        raise NotPerSampleError
 
     def real(self, site: Site, tokens: int) -> torch.Tensor | None:
         """Bool [samples x tokens], for tokens as `per_sample` gives them; None where all count."""

@@ -20,9 +20,10 @@ from headprune.hooks.attach import at_gradient, hooks
 from headprune.hooks.logit_blocks import States
 from headprune.hooks.module_paths import layer_path
 from headprune.hooks.offload import input_device
-from headprune.hooks.site_activations import captured_outputs
+from headprune.hooks.site_activations import tracked_output
 from headprune.signals.moments import FOLDS, Moments, real_outputs
-from headprune.signals.spec import Backward, NotPerSampleError, SiteMeter, SiteRequest, View, is_expert
+from headprune.signals.objectives import content_key
+from headprune.signals.spec import Backward, SiteMeter, SiteRequest, View
 from headprune.tasks import batch_size
 from headprune.units import Site
 from headprune.units.linear import out_features
@@ -54,6 +55,7 @@ class Tokens:
 
     batches: dict[int, list[Application]] = field(default_factory=dict)  # by the number of the batch's first sample
     streams: dict[int, torch.Tensor] = field(default_factory=dict)  # |x|^2 of samples, x the residual stream
+    keys: dict[int, list[int]] = field(default_factory=dict)  # of samples, from their content
     samples: int = 0  # of these batches, those without a real token included
     device: str = "cpu"  # on which the model computes; tokens are stored in main memory
 
@@ -62,12 +64,17 @@ class Tokens:
 
     def __add__(self, other: Tokens) -> Tokens:
         batches, streams = {**self.batches, **other.batches}, {**self.streams, **other.streams}
-        return Tokens(batches, streams, self.samples + other.samples, self.device)
+        return Tokens(batches, streams, {**self.keys, **other.keys}, self.samples + other.samples, self.device)
 
     @property
     def applications(self) -> list[Application]:
         """In the order of the data."""
         return [application for first in sorted(self.batches) for application in self.batches[first]]
+
+    def folds(self) -> torch.Tensor:
+        """The fold of each sample: alternating in the order of keys, so that the order of the data does not matter."""
+        keys = torch.tensor([key for first in sorted(self.keys) for key in self.keys[first]])
+        return keys.argsort(stable=True).argsort() % FOLDS
 
     def moments(self) -> Moments:
         """Moments of the inputs; there must be at least one token."""
@@ -171,16 +178,29 @@ class _TokenMeter(SiteMeter):
         super().__init__(request, view)
         device = str(input_device(view.model))
         device = "cpu" if device.startswith("mps") else device  # which has no float64
-        self.gathered.update({site.index: Tokens(samples=view.size, device=device) for site in self.sites})
-        self.layers: dict[str, Any] = {}  # their outputs
+        samples = [view.task.select(view.batch, slice(row, row + 1)) for row in range(view.size)]
+        keys = {view.first: [content_key(sample) for sample in samples]} if request.at_outputs else {}
+        self.gathered.update({site.index: Tokens(keys=keys, samples=view.size, device=device) for site in self.sites})
+        self.streams: dict[str, torch.Tensor | None] = {}  # by layer: |x|^2 of its output, [samples x tokens]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         model, paths = self.view.model, dict.fromkeys(layer_path(site.path) for site in self.view.sites)
-        layers = [(path, model.get_submodule(path)) for path in paths] if self.request.streams else []
+        layers = [(model.get_submodule(path), self._measure_stream(path)) for path in paths]
         pairs = [(model.get_submodule(site.o), self._keep(site)) for site in self.sites]
-        with hooks(pairs), captured_outputs(layers, self.layers):
+        with hooks(pairs), hooks(layers if self.request.streams else []):
             yield
+
+    def _measure_stream(self, path: str) -> Callable[..., None]:
+        def measure(module: Any, args: Any, output: Any) -> None:
+            stream = output[0] if isinstance(output, (tuple, list)) else output
+            if isinstance(stream, torch.Tensor) and stream.dim() > 1:
+                squares = widened(stream.detach()).square().sum(-1, keepdim=True)
+                self.streams[path] = self.view.rows.split(path, squares).squeeze(-1)
+            else:
+                self.streams[path] = None
+
+        return measure
 
     def _keep(self, site: Site) -> Callable[..., torch.Tensor]:
         request, view = self.request, self.view
@@ -189,10 +209,11 @@ class _TokenMeter(SiteMeter):
             return real_outputs(site, view.batch, tensor, view.task)[0].cpu()
 
         def keep(module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-            per_sample = request.streams or request.backward is not None
-            if per_sample and args[0].dim() == 2 and is_expert(site) and view.size > 1:
-                raise NotPerSampleError  # tokens routed to an expert are in no order of samples
-            rows = real_outputs(site, view.batch, args[0], view.task)[1].cpu()
+            counts: list[int] | None = None
+            if request.streams or request.backward is not None:
+                view.check_order(site, args[0])
+                counts = view.rows.counts(site.o, args[0].shape)
+            rows = real_outputs(site, view.batch, args[0], view.task, counts)[1].cpu()
             application = Application(view.number, real(args[0]), rows + view.first)
             self.gathered[site.index].batches.setdefault(view.first, []).append(application)
 
@@ -203,15 +224,15 @@ class _TokenMeter(SiteMeter):
                         gradient.clone() if leaf else gradient
                     )  # backward passes add to that of a leaf
 
-            def record_output_gradient(leaf: bool, gradient: torch.Tensor) -> None:
+            def record_output_gradient(gradient: torch.Tensor) -> None:
                 if self.is_current:
-                    application.output_gradients.append(real(gradient.clone() if leaf else gradient))
+                    application.output_gradients.append(real(gradient))
 
             if request.at_inputs and torch.is_grad_enabled():
                 at_gradient(args[0], functools.partial(record_input_gradient, args[0].is_leaf))
             if request.at_outputs and torch.is_grad_enabled():
-                output = output if output.requires_grad else output.detach().requires_grad_(True)
-                at_gradient(output, functools.partial(record_output_gradient, output.is_leaf))
+                output = tracked_output(output)
+                at_gradient(output, record_output_gradient)
             return output
 
         return keep
@@ -229,13 +250,13 @@ class _TokenMeter(SiteMeter):
     def after(self, targets: torch.Tensor | None) -> None:
         """The size of the residual stream; none where the output of some layer is not a hidden state."""
         sizes: dict[int, torch.Tensor] = {}
-        rows = self.view.size * self.view.task.rows(self.view.batch)
         for site in self.view.sites if self.request.streams else ():
-            stream = self.layers.get(layer_path(site.path))
-            stream = stream[0] if isinstance(stream, (tuple, list)) else stream
-            if not isinstance(stream, torch.Tensor) or stream.shape[0] != rows:
+            if layer_path(site.path) not in self.streams:  # it does not run on this batch, so that nothing is divided
+                sizes[site.index] = torch.ones(self.view.size)
+                continue
+            squares = self.streams[layer_path(site.path)]
+            if squares is None:
                 return
-            squares = widened(stream.detach()).square().sum(-1).reshape(self.view.size, -1)
             real = self.view.real(site, squares.shape[1])
             sizes[site.index] = (squares if real is None else squares * real.to(squares)).sum(1).cpu()
         for index, tokens in self.gathered.items():

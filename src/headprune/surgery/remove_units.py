@@ -14,7 +14,7 @@ from headprune.hooks.gates import InstalledGates, gate_sites
 from headprune.hooks.logit_blocks import comparable_outputs
 from headprune.hooks.offload import input_device, is_dispatched
 from headprune.hooks.outputs import largest_difference
-from headprune.surgery.check import check_removable
+from headprune.surgery.check_removable import check_removable
 from headprune.units import Member, Site, all_sites, as_members, survey, widest
 from headprune.units.cutting.removal import remaining, slice_weights
 from headprune.units.cutting.undo import Undo

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from headprune.errors import HeadSelectionError, UnsupportedModelError
-from headprune.surgery.check import check_removable
+from headprune.surgery.check_removable import check_removable
 from headprune.units import Kind, Member, sites_of
 from headprune.units.cutting.plan import plan
 from headprune.units.cutting.record import write_record

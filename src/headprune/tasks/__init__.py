@@ -1,6 +1,6 @@
 """What a model predicts: its inputs, targets, loss per sample, predictions and metrics, one class per task."""
 
-from headprune.batches import IGNORED, batch_size, own_batches, rows_of, samples_of, to_device
+from headprune.batches import IGNORED, batch_size, own_batches, to_device
 from headprune.tasks.resolve import task_of
 from headprune.tasks.spec import TASKS, Labels, Task
 
@@ -11,8 +11,6 @@ __all__ = [
     "Task",
     "batch_size",
     "own_batches",
-    "rows_of",
-    "samples_of",
     "task_of",
     "to_device",
 ]

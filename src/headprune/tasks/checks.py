@@ -6,25 +6,67 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
 from headprune.batches import batch_size
 from headprune.errors import DataError
+from headprune.tasks.spec import forward_arguments
 
 # Inputs of a model, and their minimal number of axes, including that of the samples.
-AXES = {"input_ids": 2, "attention_mask": 2, "decoder_input_ids": 2, "inputs_embeds": 3}
+AXES = {
+    **dict.fromkeys(
+        ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "decoder_attention_mask"), 2
+    ),
+    "inputs_embeds": 3,
+}
+LABELS = ("labels", "start_positions", "end_positions")
+# Options that transformers' wrappers of a forward take, although its signature does not have them.
+OPTIONS = ("output_attentions", "output_hidden_states", "return_dict")
 
 log = logging.getLogger(__name__)
 
 
-def checked_batches(batches: Any) -> Iterator[Mapping[str, Any]]:
-    """The batches one by one; raises for one that is invalid."""
+def checked_batches(batches: Any, model: nn.Module) -> Iterator[Mapping[str, Any]]:
+    """The batches one by one, with tensors where inputs or labels are lists or arrays; raises for one that is
+    invalid."""
     if isinstance(batches, Mapping) or not isinstance(batches, Iterable):
         raise DataError("batches must be an iterable of batches, such as [batch] for a single one.")
+    takes = forward_arguments(model)
     for number, batch in enumerate(batches):
-        _check_batch(number, batch)
-        yield batch
+        converted = _converted(number, batch) if isinstance(batch, Mapping) else batch
+        _check_batch(number, converted)
+        for name in converted:
+            if takes is not None and name not in (*takes, *LABELS, *OPTIONS):
+                raise DataError(
+                    f"Batch {number} has an entry {name!r}, which {type(model).__name__} does not take; leave it out."
+                )
+        yield converted
+
+
+def _converted(number: int, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The batch, with other values where tensors are needed."""
+    changed = {name: _tensor(number, name, value) for name, value in batch.items()}
+    same = all(changed[name] is value for name, value in batch.items())
+    return batch if same else changed
+
+
+def _tensor(number: int, name: str, value: Any) -> Any:
+    array = isinstance(value, numpy.ndarray) and value.dtype.kind in "biuf"  # not of texts
+    if array or (isinstance(value, (list, tuple)) and name in (*AXES, *LABELS)):
+        try:
+            value = torch.tensor(value)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{name} of batch {number} cannot become a tensor ({error}); give numbers, in rows of equal length."
+            ) from None
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_inference():  # made under torch.inference_mode, which no backward pass can use
+        value = value.clone()
+    # Losses take classes as int64 only.
+    return value.long() if name in LABELS and not value.is_floating_point() else value
 
 
 def _check_batch(number: int, batch: Any) -> None:

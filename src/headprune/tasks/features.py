@@ -63,6 +63,13 @@ class Features(PerToken):
             return (values * real).sum(1) / real.sum(1).clamp_min(1)
         return values.flatten(1)
 
+    def own_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
+        if logits.dim() != 3:
+            raise DataError(
+                'A model without a head predicts no labels, so labels="self" has none; use a criterion without a loss.'
+            )
+        return super().own_targets(batch, logits)
+
 
 @task
 class Similarity(Features):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from headprune.batches import IGNORED, real_keys, to_device, widened
+from headprune.batches import IGNORED, real_keys, rows_of, to_device, widened
+from headprune.display import counted
 from headprune.errors import DataError
+from headprune.tasks.packed import packed_rows
 from headprune.units import Site
 
 Labels = Literal["given", "self"]
@@ -49,7 +53,11 @@ class Task:
         self.config: Any = getattr(model, "config", None)
         self.encoder_decoder = bool(getattr(self.config, "is_encoder_decoder", False))
         self._decoder_inputs = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-        self._lengths = _frame_lengths(model)
+        self._length_rules = _length_rules(model)
+        takes = forward_arguments(model)
+        text = getattr(self.config, "get_text_config", lambda: None)()  # of a model of images and text
+        caches = any(getattr(config, "use_cache", False) for config in (self.config, text))
+        self._has_cache = caches and (takes is None or "use_cache" in takes)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -82,7 +90,7 @@ class Task:
         inputs = {name: value for name, value in batch.items() if name not in self.label_names}
         if self.encoder_decoder and "decoder_input_ids" not in batch and "labels" in batch:
             inputs["labels"] = batch["labels"]
-        if getattr(self.config, "use_cache", False):
+        if self._has_cache:
             inputs["use_cache"] = False
         return inputs
 
@@ -92,6 +100,14 @@ class Task:
     def rows(self, batch: Mapping[str, Any]) -> int:
         """The number of rows of the model per sample."""
         return 1
+
+    def packed_rows(self, batch: Mapping[str, Any]) -> dict[str, list[int]]:
+        """The rows of each sample in entries that hold the images or sounds of all samples one after the other."""
+        return packed_rows(batch, self.config)
+
+    def select(self, batch: Mapping[str, Any], rows: slice) -> dict[str, Any]:
+        """These samples of a batch, with their images and sounds."""
+        return rows_of(batch, rows, self.packed_rows(batch))
 
     # --- outputs ---
 
@@ -183,7 +199,8 @@ class Task:
         wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= classes))]
         if wrong.numel():
             raise DataError(
-                f"Label {int(wrong[0])} is out of range: the model has {classes} labels, numbered 0 to {classes - 1}."
+                f"Label {int(wrong[0])} is out of range: the model has {counted(classes, 'label')}, numbered "
+                f"0 to {classes - 1}."
             )
 
     # --- masks of padding ---
@@ -224,24 +241,51 @@ class Task:
         """The mask if it has this many tokens; for audio, a mask of frames computed from one of input samples."""
         if mask is None or mask.shape[-1] == tokens:
             return mask
-        if self._lengths is None or mask.dim() != 2:
+        missing = -mask.shape[-1] % _window(self.config)
+        if missing and mask.shape[-1] + missing == tokens:  # the model pads texts to whole windows
+            return nn.functional.pad(mask, (0, missing))
+        if mask.dim() != 2:
             return None
-        lengths = self._lengths(mask.sum(-1)).to(mask.device)
-        return torch.arange(tokens, device=mask.device) < lengths[:, None]
+        for rule in self._length_rules:
+            # A class may inherit the rule of another: that of its own gives the number of frames that there are.
+            if _frames(rule, mask.new_tensor(mask.shape[-1], dtype=torch.long)) == tokens:
+                lengths = [_frames(rule, length) for length in mask.sum(-1)]
+                return torch.arange(tokens, device=mask.device) < mask.new_tensor(lengths, dtype=torch.long)[:, None]
+        return None
 
 
-def _frame_lengths(model: nn.Module) -> Any:
-    """The method of the model that maps the length of audio to a number of frames, if it has one."""
-    for owner in (
-        model,
-        getattr(model, "base_model", None),
-        getattr(getattr(model, "base_model", None), "encoder", None),
-    ):
-        for name in ("_get_feat_extract_output_lengths", "_get_subsampling_output_length"):
-            rule = getattr(owner, name, None)
-            if callable(rule):
-                return rule
-    return None
+def forward_arguments(model: nn.Module) -> set[str] | None:
+    """The names of the arguments of the model's forward; None where it takes any."""
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if takes_any else {*parameters}
+
+
+def _window(config: Any) -> int:
+    """The tokens of a window of local attention; 1 where there are none."""
+    window = getattr(config, "attention_window", None) or getattr(config, "block_size", None)
+    window = max(window) if isinstance(window, (list, tuple)) else window
+    return window if isinstance(window, int) else 1
+
+
+LengthRule = Callable[[torch.Tensor], Any]
+
+
+def _length_rules(model: nn.Module) -> list[LengthRule]:
+    """Methods of the model that map the length of a sound to a number of frames."""
+    owners = (model, getattr(model, "base_model", None), getattr(getattr(model, "base_model", None), "encoder", None))
+    names = ("_get_feat_extract_output_lengths", "_get_subsampling_output_length")
+    rules = [rule for owner in owners for name in names if callable(rule := getattr(owner, name, None))]
+    return [*rules, *(functools.partial(rule, add_adapter=False) for rule in rules)]  # of layers before an adapter
+
+
+def _frames(rule: LengthRule, length: torch.Tensor) -> int:
+    """The number of frames of a sound of this length, a scalar: some rules take nothing else. -1 where the rule is for
+    other inputs."""
+    try:
+        return int(rule(length))
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return -1
 
 
 def cross_entropies(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -59,7 +59,7 @@ def as_examples(data: Any, model: nn.Module) -> Examples:
     elif _is_dataset(data):
         examples = Examples(RowSubset(data, range(len(data))), _padding(model))
     else:
-        examples = Examples(_rows_of(data), _padding(model))
+        examples = Examples(_rows_of(data, model), _padding(model))
     if not len(examples):
         raise DataError("There is no training data; give at least one sample.")
     return examples
@@ -100,10 +100,10 @@ def _as_tensors(row: Any) -> Row:
     return tensors
 
 
-def _rows_of(batches: Iterable[Mapping[str, Any]]) -> list[Row]:
+def _rows_of(batches: Iterable[Mapping[str, Any]], model: nn.Module) -> list[Row]:
     """Every sample of the batches as a row, with its padding."""
     rows: list[Row] = []
-    for number, batch in enumerate(checked_batches(batches)):
+    for number, batch in enumerate(checked_batches(batches, model)):
         size = batch_size(batch)
         for name, value in batch.items():
             if not isinstance(value, torch.Tensor) or value.shape[:1] != (size,):

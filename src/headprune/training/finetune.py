@@ -12,17 +12,21 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 
+from headprune import distributed
 from headprune.checkpoint.save_load import load
+from headprune.display import counted, data_frame
+from headprune.hooks.exclusive import exclusively
 from headprune.hooks.offload import refuse_offloaded
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, MetricFunction, MetricValue, choose_metric
 from headprune.measure.predictions import Predictions
+from headprune.search.observers import TrainingBar
 from headprune.tasks import Task, task_of
 from headprune.training.config import TrainConfig, train_config
 from headprune.training.dataset import as_examples
 from headprune.training.fit import FitResult, fit
-from headprune.training.schedule import Evaluation
-from headprune.units.linear import refuse_quantized
+from headprune.training.schedule import Evaluation, LogCallback
+from headprune.units.linear import drop_gguf_quantizer, refuse_inference_weights, refuse_quantized
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,8 +57,16 @@ class FinetuneResult:
     def seconds(self) -> float:
         return self.fitted.seconds
 
+    def to_frame(self) -> Any:
+        """A pandas frame with a line per logged step: its losses, and the metric where the model was evaluated."""
+        lines: dict[int, dict[str, Any]] = {entry["step"]: dict(entry) for entry in self.fitted.history}  # type: ignore[misc]
+        for evaluation in self.evaluations:
+            line = lines.setdefault(evaluation.step, {"step": evaluation.step})
+            line[self.fitted.metric or "metric"] = evaluation.value
+        return data_frame(lines[step] for step in sorted(lines))
+
     def __repr__(self) -> str:
-        training = f"{self.fitted.steps} steps, at step {self.best_step}, {self.seconds:.0f} s"
+        training = f"{counted(self.fitted.steps, 'step')}, at step {self.best_step}, {self.seconds:.0f} s"
         if self.metric is None or self.before is None or self.after is None:
             return f"<FinetuneResult: {training}>"
         dense = "" if self.dense is None else f" (dense {self.dense.value:.4g})"
@@ -62,6 +74,7 @@ class FinetuneResult:
         return f"<FinetuneResult: {change}, {training}>"
 
 
+@exclusively
 def finetune(
     model: PreTrainedModel,
     data: Any,
@@ -74,6 +87,7 @@ def finetune(
     folder: str | Path | None = None,
     config: TrainConfig | None = None,
     callbacks: Sequence[TrainerCallback] = (),
+    progress: bool | None = None,
     **options: Any,
 ) -> FinetuneResult:
     """Train a pruned model, in place, on labels, on the dense model's predictions, or on both.
@@ -83,21 +97,30 @@ def finetune(
     match, its hidden states; without labels these alone. `evaluation` batches, which are not trained on, measure the
     model before and after. The best model is chosen on `validation` data, or on a share of `data` that is held out,
     where there is more than one evaluation. `folder` holds checkpoints, from which the same call resumes after a kill;
-    without it there are none. `options` are the fields of `TrainConfig`: epochs, learning_rate, lora, patience, ...
+    without it there are none. A `progress` bar is shown as by `prune`. `options` are the fields of `TrainConfig`:
+    epochs, learning_rate, lora, patience, ...
     """
     settings = train_config(options, config)
     refuse_quantized(model, "trained")
+    refuse_inference_weights(model)
+    drop_gguf_quantizer(model)
     refuse_offloaded(model, "trained")
     resolved = task if isinstance(task, Task) else task_of(model, task)
     dense = load(teacher, dtype=model.dtype).to(model.device) if isinstance(teacher, (str, Path)) else teacher
     batches = None if evaluation is None else as_examples(evaluation, model).batches(settings.batch_size)
     chosen: Metric | None = None
     before = after = reference = None
-    if batches is not None:
-        before = _predictions(model, batches, resolved)
-        reference = None if dense is None else _predictions(dense, batches, task_of(dense, resolved.transferable_name))
-        chosen = choose_metric(metric, before)
-    with tempfile.TemporaryDirectory() if folder is None else nullcontext(str(folder)) as output_dir:
+    value_before = None
+    with (
+        TrainingBar(progress if distributed.is_main() else False) as bar,
+        tempfile.TemporaryDirectory() if folder is None else nullcontext(str(folder)) as output_dir,
+    ):
+        if batches is not None:
+            teacher_task = None if dense is None else task_of(dense, resolved.transferable_name)
+            before = _predictions(model, batches, resolved)
+            reference = None if teacher_task is None else _predictions(dense, batches, teacher_task)
+            chosen = choose_metric(metric, before)
+            value_before = chosen.of(before, reference or before).value
         fitted = fit(
             model,
             data,
@@ -106,13 +129,14 @@ def finetune(
             folder=output_dir,
             teacher=dense,
             validation=validation,
-            callbacks=callbacks,
+            callbacks=[*callbacks, LogCallback(bar, "metric" if chosen is None else chosen.name, value_before)],
             metric=metric,
         )
-    if batches is None or chosen is None or before is None:
+        if batches is not None:
+            after = _predictions(model, batches, resolved)
+    if chosen is None or before is None or after is None:
         return FinetuneResult(model, fitted, settings)
     baseline = reference or before  # fidelity without the dense model is to the model before training
-    after = _predictions(model, batches, resolved)
     return FinetuneResult(
         model,
         fitted,

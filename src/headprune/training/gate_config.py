@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headprune.config.option import check_numbers
 from headprune.config.training import GateBudgetOptions, GateOptions
 from headprune.errors import GateError, ScheduleError
 
@@ -37,10 +36,7 @@ class GateConfig(GateOptions, GateBudgetOptions):
         for name, value in SETTINGS[self.setting].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise GateError(f"{field.name} must be a finite number, not {value}.")
+        check_numbers(self, GateError)
         object.__setattr__(self, "keep", Stop(self.keep).keep)
         targets = [name for name in TARGETS if getattr(self, name) is not None]
         if len(targets) + (self.l0 is not None) != 1:
@@ -53,9 +49,8 @@ class GateConfig(GateOptions, GateBudgetOptions):
             raise GateError(f"The weight l0 must not be negative, but it is {self.l0}.")
         if not 0 <= self.warmup <= 1:
             raise GateError(f"warmup is a share of the training between 0 and 1, not {self.warmup}.")
-        for name in ("rate", "group"):
-            if not getattr(self, name) > 0:
-                raise GateError(f"{name} must be above 0, but it is {getattr(self, name)}.")
+        if not self.rate > 0:
+            raise GateError(f"rate must be above 0, but it is {self.rate}.")
         if not self.difference >= 0:
             raise GateError(f"The weight difference must not be negative, but it is {self.difference}.")
         _ = self.kinds, self.budget, self.distribution

@@ -13,9 +13,12 @@ from typing import Any
 from transformers import TrainerCallback
 
 from headprune.checkpoint.atomic_files import write_text
+from headprune.forms import check_form
 from headprune.training.learned_gates import LearnedGates
 
 FILE = "gates.jsonl"
+HEADER = {"gates": [[int, str, int, int]]}  # site, kind, first member and number of members of each gate
+LINE = {"step": int, "open": [float]}
 
 
 class GateJournal(TrainerCallback):
@@ -48,11 +51,15 @@ class GateJournal(TrainerCallback):
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The complete lines of a file whose last one may be cut off."""
+    """The complete lines of a file whose last one may be cut off; the first lists the gates."""
     lines: list[dict[str, Any]] = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+    for text in file.read_bytes().splitlines() if file.is_file() else ():
         try:
-            lines.append(json.loads(line))
-        except ValueError:
+            line = json.loads(text)
+            check_form(line, LINE if lines else HEADER)
+            if lines and len(line["open"]) != len(lines[0]["gates"]):
+                break
+        except (ValueError, RecursionError):
             break
+        lines.append(line)
     return lines

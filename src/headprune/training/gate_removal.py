@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from headprune.batches import rows_of
 from headprune.errors import EquivalenceError, GateError
 from headprune.hooks.outputs import evaluating, largest_difference, run
 from headprune.surgery.remove_units import remove_units
+from headprune.tasks import task_of
 from headprune.units import Member, Site
 from headprune.units.cutting.undo import Undo
 from headprune.units.linear import is_transposed
@@ -28,7 +28,7 @@ def remove_gates(gates: LearnedGates, verify: Mapping[str, Any] | None) -> Any:
         raise GateError("These gates are not on their model any more, so there is nothing to remove.")
     if verify is None and gates.last_inputs is not None:
         tensors = {name: value for name, value in gates.last_inputs.items() if isinstance(value, torch.Tensor)}
-        verify = rows_of(tensors, slice(0, 2)) if tensors else None
+        verify = task_of(model).select(tensors, slice(0, 2)) if tensors else None
     gates.ended = True
     expected = None if verify is None else run(model, verify)
     with torch.no_grad(), evaluating(model):

@@ -18,7 +18,7 @@ from headprune.training.gate_budget import gate_target
 from headprune.training.gate_config import GateConfig
 from headprune.training.gate_layout import SiteGates, gate_layout, without_adapters
 from headprune.training.hard_concrete import THRESHOLD
-from headprune.training.output_change import OutputChanges
+from headprune.training.unit_output_change import OutputChanges
 from headprune.units import Member, Site, sites_of
 from headprune.units.linear import refuse_quantized
 

@@ -95,13 +95,14 @@ class ScheduleCallback(TrainerCallback):
 
 
 class LogCallback(TrainerCallback):
-    """Passes the log of the Trainer on to an observer: the step, the number of steps, losses and evaluations, and the
-    name of the metric of evaluations."""
+    """Passes the log of the Trainer on to an observer: the step, the number of steps, losses and evaluations, the name
+    of the metric, and its value `before` training where that is known."""
 
-    def __init__(self, observer: Observer, metric: str) -> None:
-        self.observer, self.metric = observer, metric
+    def __init__(self, observer: Observer, metric: str, before: float | None) -> None:
+        self.observer, self.metric, self.before = observer, metric, before
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if state.is_world_process_zero:
             steps = {"step": state.global_step, "steps": state.max_steps}
-            self.observer.log({**(logs or {}), **steps, "metric": self.metric})
+            before = {} if self.before is None else {"before": self.before}
+            self.observer.log({**(logs or {}), **steps, "metric": self.metric, **before})

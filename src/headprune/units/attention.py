@@ -15,7 +15,7 @@ from headprune.hooks.module_paths import absolute, submodule
 from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
 from headprune.units.cutting.record import removed_members
 from headprune.units.families import Family, Layout
-from headprune.units.linear import in_features, is_plain, is_transposed, out_features
+from headprune.units.linear import in_features, is_plain, is_transposed, out_features, refuse_computed
 from headprune.units.quirks import is_empty
 from headprune.units.spec import ROLES, Axis, Blocks, ForwardNeeds, Role, Site
 
@@ -145,7 +145,7 @@ def _needs(module: Any, family: Family, heads: int, group: int, width: int, dele
 
 def stack_of(model: Any, path: str, family: Family | None) -> Any:
     """Which part of the model a path belongs to."""
-    if not hasattr(model, "config"):
+    if not isinstance(model, PreTrainedModel):
         return "encoder"
     for word in ("vision", "text", "decoder", "encoder"):
         if word == "encoder" and family is None:
@@ -172,6 +172,8 @@ def _linear(modules: Mapping[str, nn.Module], path: str, name: str) -> nn.Module
     module = modules.get(name)
     if module is not None and is_plain(module):
         return module
+    if module is not None:
+        refuse_computed(module, name)
     what = "is missing" if module is None else f"is a {type(module).__name__}"
     fix = "; merge the adapter or dequantise the model first" if module is not None else f"; {HOW_TO_REGISTER}"
     raise UnsupportedModelError(f"Stopped at {path}: its projection {name} {what}, not a Linear or Conv1D{fix}.")

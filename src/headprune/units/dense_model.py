@@ -1,24 +1,34 @@
-"""The dense counterpart of a model that may be pruned: its class, its config, and a text of its structure."""
+"""The dense counterpart of a model that may be pruned: its class, its config, a text of its structure, and its modules
+on the meta device."""
 
 from __future__ import annotations
 
 import copy
 import json
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from headprune.units.cutting.record import NAMES, dense_numbers_of, put_numbers, with_numbers
+from headprune.units.module_facts import facts_of
+from headprune.units.placeholders import is_placeholder
+from headprune.units.quirks import is_empty
 
 # Settings that do not change what the model computes.
 NOT_STRUCTURE = (
     *(*NAMES.values(), "headprune", "_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"),
     *("id2label", "label2id", "auto_map", "headprune_vocabulary"),
 )
+CACHED_MODELS = 8  # without weights
+
+_on_meta: OrderedDict[tuple[Any, str], nn.Module] = OrderedDict()
 
 
 def dense_class(model: nn.Module) -> Any:
@@ -53,6 +63,50 @@ def structure_of(config: Any) -> str:
 
     settings = with_numbers(config.to_dict(), dense_numbers_of(config))
     return json.dumps(without_other_settings(settings), sort_keys=True, default=str)
+
+
+def dense_on_meta(kind: Any, config: Any) -> nn.Module | None:
+    """The model that this class builds from the dense config, without weights, to be read only; None where the class
+    cannot be built from a config alone."""
+    key = kind, structure_of(config)
+    if key not in _on_meta:
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"), quiet():
+                _on_meta[key] = kind(dense_config(config))
+        except Exception:  # whatever a class raises that needs other arguments
+            return None
+        while len(_on_meta) > CACHED_MODELS:
+            _on_meta.popitem(last=False)
+    _on_meta.move_to_end(key)
+    return _on_meta[key]
+
+
+def classes_of(kind: Any, config: Any) -> set[type]:
+    """The classes of all modules of the dense model; none where it cannot be built."""
+    dense = dense_on_meta(kind, config)
+    return set() if dense is None else {type(module) for module in dense.modules()}
+
+
+def changed_module(model: nn.Module) -> str | None:
+    """The path of the first module that is not as the class of a transformers model builds it: of another class, with
+    other functions or with hooks; None where all are, so that what holds for the class holds for the model. Other
+    models are discovered on a copy of themselves, not of their class."""
+    if not isinstance(model, PreTrainedModel):
+        return None
+    dense = dense_on_meta(dense_class(model), model.config)
+    if dense is None:
+        return ""
+    expected, present = dict(dense.named_modules()), dict(model.named_modules())
+    for path, module in present.items():
+        if path and not is_placeholder(module):
+            other = expected.get(path)
+            if other is None or facts_of(module) != facts_of(other):
+                return path
+    for path in expected.keys() - present.keys():
+        parent = path.rpartition(".")[0]
+        if parent in present and not is_empty(present[parent]) and not is_placeholder(present[parent]):
+            return path
+    return "" if facts_of(model)[1:] != facts_of(dense)[1:] else None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch import nn
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.module_paths import absolute, pattern, submodule
 from headprune.units.families import FeedForward
-from headprune.units.linear import in_features, is_plain, is_transposed, out_features
+from headprune.units.linear import in_features, is_plain, is_transposed, out_features, refuse_computed
 from headprune.units.placeholders import is_bias
 from headprune.units.spec import Axis, Blocks, ForwardNeeds, Site
 
@@ -121,6 +121,7 @@ def _linear(model: nn.Module, path: str, name: str) -> Any:
     module = model.get_submodule(name)
     if is_plain(module):
         return module
+    refuse_computed(module, name)
     kind = type(module).__name__
     raise UnsupportedModelError(
         f"Stopped at {path}: its projection {name} is a {kind}, not a Linear or Conv1D; merge the adapter or "

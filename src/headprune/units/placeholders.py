@@ -29,7 +29,7 @@ class Bias(nn.Module):
     """The output projection of a site without units: no matrix is left, the bias stays."""
 
     weight = None  # forward code may read its dtype
-    headprune_bias = True
+    headprune_bias = headprune_placeholder = True
 
     def __init__(self, features: int, bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -48,6 +48,7 @@ class Nothing(nn.Module):
     """A projection of a feed-forward layer without neurons: its outputs have no columns."""
 
     weight = bias = None
+    headprune_placeholder = True
 
     def forward(self, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return inputs[..., :0]
@@ -59,8 +60,15 @@ def is_bias(module: nn.Module) -> bool:
     return hasattr(module, "headprune_bias")
 
 
+def is_placeholder(module: nn.Module) -> bool:
+    """Whether a removal put this module in the place of another."""
+    return hasattr(module, "headprune_placeholder")
+
+
 class Zeros(nn.Module):
     """A projection of a site that runs without heads: it returns zeros."""
+
+    headprune_placeholder = True
 
     def __init__(self, features: int) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
@@ -17,7 +18,9 @@ from headprune.units.attention import HOW_TO_REGISTER, applications_of, attentio
 from headprune.units.cutting.record import removed_members
 from headprune.units.families import FeedForward, family_of
 from headprune.units.feed_forward import feed_forward_sites
+from headprune.units.linear import refuse_computed
 from headprune.units.placeholders import Bias, Zeros
+from headprune.units.record_check import check_record
 from headprune.units.spec import Kind, Site
 
 KINDS: tuple[Kind, ...] = ("heads", "neurons")
@@ -75,7 +78,11 @@ def survey(model: nn.Module) -> Survey:
     if not isinstance(model, PreTrainedModel):
         return _discovered(model)
     family = family_of(model.config.model_type)
-    return _discovered(model) if family is None else Survey(attention_sites(model, family), "table")
+    if family is None:
+        return _discovered(model)
+    sites = attention_sites(model, family)
+    check_record(model, "heads", sites)
+    return Survey(sites, "table")
 
 
 def _discovered(model: Any) -> Survey:
@@ -108,6 +115,7 @@ def _discovered(model: Any) -> Survey:
                 applications=uses[id(model.get_submodule(dense.path))],
             )
         )
+    check_record(model, "heads", sites)
     return Survey(sites, "experiment", discovery.left)
 
 
@@ -118,6 +126,8 @@ def _refuse_other_classes(model: nn.Module, dense: Any, empty: bool) -> None:
         if empty and (module is None or isinstance(module, (Bias, Zeros))):
             continue
         kind = type(None) if module is None else original_class(module)
+        if module is not None and is_parametrized(module):
+            refuse_computed(module, path)
         if f"{kind.__module__}.{kind.__qualname__}" != expected:
             raise UnsupportedModelError(
                 f"Stopped at {path}: it is a {kind.__name__} and not the {expected.rpartition('.')[2]} that the model "
@@ -152,7 +162,7 @@ def neuron_sites(model: nn.Module, attention: Sequence[Site]) -> list[Site]:
         from headprune.discovery import discover_feed_forward
 
         layouts = discover_feed_forward(model, attention)
-    return feed_forward_sites(
+    sites = feed_forward_sites(
         model,
         layouts,
         removed_members(model, "neurons"),
@@ -162,3 +172,5 @@ def neuron_sites(model: nn.Module, attention: Sequence[Site]) -> list[Site]:
         times=applications_of(model, family),
         family=known_by,
     )
+    check_record(model, "neurons", sites)
+    return sites

@@ -1,7 +1,10 @@
-"""Token ids in configs: finds them, and replaces them by new ids."""
+"""Token ids in configs: finds them, and replaces them by new ids.
+
+Suppressed tokens, bad words and biased sequences that have a removed token are dropped: it cannot be generated."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,9 +13,9 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 ID_NAMES = re.compile(r"(.*_)?token_(id|ids|index)|(bos|eos|pad|unk|mask|sep|cls)_index")
-FORBIDDEN = ("suppress_tokens", "begin_suppress_tokens")  # ids of removed tokens are dropped from these lists
-SEQUENCES = ("bad_words_ids", "force_words_ids", "forced_decoder_ids")
-BY_NAME = ("lang_to_id", "task_to_id")
+SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
+FORCED = ("force_words_ids", "forced_decoder_ids")  # whose tokens are kept
+BY_NAME = ("lang_to_id", "task_to_id", "text_decoder_lang_to_code_id")
 SIZES = ("vocab_size", "decoder_vocab_size")
 
 
@@ -44,47 +47,67 @@ def _nested_configs(config: Any) -> Iterator[Any]:
 
 
 def special_ids(config: Any) -> set[int]:
-    """The ids of special tokens in a config."""
+    """The ids in a config of tokens that must be kept: special tokens, and those that generation forces."""
     ids: set[int] = set()
     for name, value in vars(config).items():
         if ID_NAMES.fullmatch(name):
-            ids |= {entry for entry in (value if isinstance(value, list) else [value]) if _is_id(entry)}
+            ids |= set(_ids_in(value))
         elif name in BY_NAME and isinstance(value, dict):
-            ids |= {entry for entry in value.values() if _is_id(entry)}
+            ids |= set(_ids_in(list(value.values())))
+        elif name == "forced_decoder_ids" and value:
+            ids |= set(_ids_in([token for _, token in value]))
+        elif name in FORCED:
+            ids |= set(_ids_in(value))
     return ids
+
+
+def _ids_in(value: Any) -> Iterator[int]:
+    """The ids in a value of a config: one, or nested lists of them."""
+    if isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _ids_in(entry)
+    elif _is_id(value):
+        yield value
 
 
 def renumber(config: Any, new: Mapping[int, int], rows: int, count: int) -> None:
     """Replace the token ids of a config by the new ones. Ids beyond the vocabulary are no tokens, and stay."""
 
-    def new_id(entry: Any) -> Any:
-        return new.get(entry, entry) if _is_id(entry) and entry < rows else entry
+    def new_ids(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(new_ids(entry) for entry in value)
+        return new.get(value, value) if _is_id(value) and value < rows else value
+
+    def is_removed(token: int) -> bool:
+        return 0 <= token < rows and token not in new
 
     for name in SIZES:
         if getattr(config, name, None) == rows:
             setattr(config, name, count)
     for name, value in list(vars(config).items()):
         if ID_NAMES.fullmatch(name):
-            setattr(config, name, [new_id(entry) for entry in value] if isinstance(value, list) else new_id(value))
-        elif name in FORBIDDEN and value:
-            setattr(config, name, [new_id(entry) for entry in value if entry in new or not 0 <= entry < rows])
-        elif name in SEQUENCES and value:
-            setattr(config, name, _sequences(name, value, new, rows))
+            setattr(config, name, new_ids(value))
         elif name in BY_NAME and isinstance(value, dict):
-            setattr(config, name, {key: new_id(entry) for key, entry in value.items()})
+            setattr(config, name, {key: new_ids(entry) for key, entry in value.items()})
+        elif not value:
+            continue
+        elif name in SUPPRESSED:
+            setattr(config, name, [new_ids(token) for token in value if not is_removed(token)])
+        elif name == "forced_decoder_ids":
+            setattr(config, name, [[position, new_ids(token)] for position, token in value])
+        elif name in FORCED:
+            setattr(config, name, new_ids(value))
+        elif name == "bad_words_ids":
+            setattr(config, name, [new_ids(ids) for ids in value if not any(map(is_removed, ids))] or None)
+        elif name == "sequence_bias":
+            biases = [(new_ids(ids), bias) for ids, bias in _biases(value) if not any(map(is_removed, ids))]
+            setattr(config, name, (dict(biases) if isinstance(value, dict) else [list(b) for b in biases]) or None)
 
 
-def _sequences(name: str, value: Any, new: Mapping[int, int], rows: int) -> Any:
-    """Lists of ids; a list with a removed token is dropped. Entries of forced_decoder_ids are (position, id)."""
-    if name == "forced_decoder_ids":
-        return [[position, new.get(token, token)] for position, token in value]
-    sequences = []
-    for entry in value:
-        if entry and isinstance(entry[0], list):
-            sequences.append(_sequences(name, entry, new, rows))
-        elif all(token in new or token >= rows for token in entry):
-            sequences.append([new.get(token, token) for token in entry])
-    return sequences or None
+def _biases(value: Any) -> Iterator[tuple[Any, float]]:
+    """Sequences of ids with their biases: from a list of pairs, or a dict, whose keys are text after JSON."""
+    for ids, bias in value.items() if isinstance(value, dict) else value:
+        yield ast.literal_eval(ids) if isinstance(ids, str) else ids, bias
 
 
 def _is_id(entry: Any) -> bool:

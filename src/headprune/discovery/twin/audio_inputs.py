@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from .block_inputs import widths
-from .signature import BATCH, Facts
+from .module_facts import BATCH, Facts
 
 AUDIO = r"audio|speech|encoder|sound"
 FEATURES = ("input_features", "audio_input_features", "audio_mel", "spectrogram", "mel_spectrogram", "input_values")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .config_patterns import HEAD_WIDTH
-from .signature import BATCH, TOKENS, Facts
+from .module_facts import BATCH, TOKENS, Facts
 
 STATES = (
     "hidden_states",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .signature import BATCH, Facts
+from .module_facts import BATCH, Facts
 
 VISION = r"vision|visual|image|vit|backbone|encoder"
 NAMES = (

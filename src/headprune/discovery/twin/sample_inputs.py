@@ -18,7 +18,7 @@ from headprune.hooks.attach import hooks
 from .audio_inputs import Sounds
 from .block_inputs import block_inputs
 from .images import Images
-from .signature import BATCH, TOKENS, Facts
+from .module_facts import BATCH, TOKENS, Facts
 from .text_inputs import OTHER, TEXT
 
 ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)

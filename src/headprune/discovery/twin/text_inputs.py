@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .signature import BATCH, Facts
+from .module_facts import BATCH, Facts
 
 # Makers of all inputs but ids, images and audio; `count` is the number of tokens.
 Maker = Callable[[Facts, int], Any]

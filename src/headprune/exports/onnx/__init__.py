@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headprune.exports.exported_model import ProgramRunner
 from headprune.exports.onnx.run import open_folder
 from headprune.exports.onnx.write import write_programs
+from headprune.exports.program_runner import ProgramRunner
 from headprune.exports.programs import programs_of
 from headprune.exports.runtime import Runtime, Source, runtime
 from headprune.exports.sample_input import write_sample

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headprune.exports.exported_model import Part, ProgramRunner
+from headprune.exports.program_runner import Part, ProgramRunner
 from headprune.exports.programs.spec import Tensors
 from headprune.extras import require
 

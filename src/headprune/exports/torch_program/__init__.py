@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from headprune.exports.exported_model import ProgramRunner
+from headprune.exports.program_runner import ProgramRunner
 from headprune.exports.programs import programs_of
 from headprune.exports.runtime import Runtime, Source, runtime
 from headprune.exports.sample_input import read_sample, write_sample

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from headprune.errors import ExportError
-from headprune.exports.exported_model import Part, ProgramRunner
+from headprune.exports.program_runner import Part, ProgramRunner
 from headprune.exports.programs.spec import Tensors
 from headprune.exports.quiet import quiet
 from headprune.exports.torch_program.write import read_shapes

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from headprune.checkpoint.atomic_files import write_text
 from headprune.criteria.registry import split_suffix
+from headprune.errors import StudyError
 from headprune.measure.compare_at_budget import AtBudget, rank_at_budget
 from headprune.measure.compare_curves import Comparison, rank_curves
 from headprune.reports.format import verdict_of
 from headprune.reports.page import write_report
 from headprune.reports.run_view import COMPARISON, curve_of, load_runs
 from headprune.run_folder import read_run
+from headprune.run_folder.run import REPORT
 from headprune.runs.studies.study_runs import Group
 
 FORMAT = 2  # of comparison.json; 1 was the list of rows alone
@@ -32,6 +34,22 @@ def compare_group(group: Group) -> list[Row]:
     return list(rank_at_budget([replace(curve, trials=ends[curve.name]) for curve in curves]))
 
 
+def refuse_other_files(folders: Iterable[Path], record: str, beside: str) -> None:
+    """Refuse folders where the results would replace files of other programs: `record` is the JSON file with the
+    criteria, written first, and `beside` the other file."""
+    for folder in folders:
+        try:
+            content = json.loads((folder / record).read_text(encoding="utf-8"))
+            is_ours = all("name" in row for row in (content if isinstance(content, list) else content["criteria"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            is_ours = False
+        present = [folder / name for name in (record, beside) if (folder / name).exists()]
+        if present and not is_ours:
+            raise StudyError(
+                f"{present[0]} would be replaced, and is not of an earlier comparison; choose another directory."
+            )
+
+
 def write_comparison(out: Path, rows: Sequence[Row]) -> None:
     """comparison.json, best first, and report.html beside the runs."""
     first = rows[0]
@@ -42,7 +60,7 @@ def write_comparison(out: Path, rows: Sequence[Row]) -> None:
         content["usable_until"] = first.usable_until
     content |= {"verdict": verdict_of(rows), "criteria": [row.to_json() for row in rows]}
     write_text(out / COMPARISON, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    write_report([out / name for row in rows for name in row.runs], out / "report.html")
+    write_report([out / name for row in rows for name in row.runs], out / REPORT)
 
 
 def _settings_json(out: Path, rows: Sequence[Row]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headprune import defaults
 from headprune.errors import HeadpruneError, RunBusyError, RunError, StudyError
 from headprune.extras import need
 from headprune.runs.plugins import import_plugins
@@ -286,7 +287,7 @@ def _memory_of_layerwise(job: Job) -> int:
     from headprune.search.forecast import Calibration, forecast
 
     experiment = job.experiment
-    samples = experiment.calibration_samples
+    samples = experiment.calibration_samples or defaults.CALIBRATION_SAMPLES
     evaluation = experiment.evaluation_samples or samples
     data = Calibration(
         samples, experiment.max_length, experiment.batch_size, evaluation, DTYPES[experiment.dtype], experiment.memory

@@ -11,9 +11,11 @@ import torch
 
 from headprune import distributed
 from headprune.errors import HeadpruneError, RunError
+from headprune.reports.run_view import COMPARISON
 from headprune.run_folder import Run
+from headprune.run_folder.run import REPORT
 from headprune.runs.experiment import check, load, run_experiment, settings_of
-from headprune.runs.studies.comparison import compare_group, write_comparison
+from headprune.runs.studies.comparison import compare_group, refuse_other_files, write_comparison
 from headprune.runs.studies.study_runs import Group, Job
 from headprune.runs.studies.summary import GroupResult
 from headprune.search.config import stop_settings
@@ -41,6 +43,7 @@ def run_study(
 ) -> list[GroupResult]:
     """Run or resume all runs, compare those of each group, and write the comparisons."""
     jobs = [job for group in groups for job in group.jobs]
+    distributed.on_main(lambda: refuse_other_files([group.folder for group in groups], COMPARISON, REPORT))
     run_jobs(jobs, executor, observer=observer or Observer(), overwrite=overwrite)
 
     def compare_all() -> list[GroupResult]:
@@ -102,7 +105,7 @@ def check_model_and_data(jobs: Sequence[Job]) -> None:
     with tempfile.TemporaryDirectory(prefix="headprune-") as folder:
         inputs, calibration, evaluation = load(jobs[0].experiment, on_disk=Path(folder) if layerwise else None)
         for job in jobs:
-            inputs.check_labels(job.experiment.criterion, job.experiment.labels)
+            inputs.check_labels(job.experiment.criterion, job.experiment.labels, calibration)
             check(job.experiment, inputs, evaluation or calibration)
 
 

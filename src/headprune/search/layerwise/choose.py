@@ -13,7 +13,7 @@ from headprune.criteria.elimination import Elimination
 from headprune.criteria.elimination_math import eliminate
 from headprune.criteria.scoring_pass import finite, only
 from headprune.errors import NonFiniteError, ScheduleError
-from headprune.layerwise.site_tokens import SiteInputs
+from headprune.layerwise.site_inputs import SiteInputs
 from headprune.search.selection import ranked
 from headprune.signals.columns import Columns, add_columns, output_weight
 from headprune.signals.moments import Gathering

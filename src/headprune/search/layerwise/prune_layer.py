@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.layerwise.walker import Layer, Walker
+from headprune.progress import Phase, report_phase
 from headprune.repair.dense_targets import TargetRecorder
 from headprune.repair.front_to_back import Target, remove_from_site, repair_front_to_back
 from headprune.repair.regression import DENSE_RIDGES, FEW_RIDGES, SITE_RIDGES, Repair
@@ -62,6 +63,7 @@ class LayerPruner:
         if index in self.chosen:
             leaving = list(self.chosen[index])
         else:
+            report_phase(Phase(f"choosing units of {site.path}"))
             count = len(site.units()) - self.widths.get(index, len(site.units()))
             leaving = choose_units(self.config.criterion, self.model, sites, site, self.walker, count)
         if self.config.repair in ("lstsq", "mean"):
@@ -95,5 +97,6 @@ class LayerPruner:
                 "dense",
                 before=lambda number: recorder.begin(walker.prepared(number) if number < walker.calibration else None),
                 after=lambda number, hidden: recorder.end(number),
+                phase="running the dense",
             )
         return recorder.targets

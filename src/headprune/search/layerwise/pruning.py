@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -16,21 +14,20 @@ from transformers import PreTrainedModel
 from headprune.errors import ScheduleError, UnsupportedModelError
 from headprune.hooks.layer_calls import NotLayerwiseError
 from headprune.hooks.logit_blocks import forward
-from headprune.layerwise.check import require_walkable
+from headprune.layerwise.check_walkable import require_walkable
 from headprune.layerwise.walker import InMemory, LayerWeights, Walker, Which
 from headprune.measure.evaluator import add_output
 from headprune.measure.predictions import Predictions
 from headprune.search.budget import Budget, budget_of, check_reachable, prices
+from headprune.search.candidates import candidates_of, check_named_sites, warn_unreached
 from headprune.search.config import PruneConfig
 from headprune.search.layerwise.choose import check_local
 from headprune.search.layerwise.prune_layer import LayerPruner, PrunedLayer
 from headprune.search.layerwise.widths import errors_of, widths
 from headprune.search.selection import least_units
-from headprune.tasks import Task, rows_of
+from headprune.signals.reach import named_sites
+from headprune.tasks import Task
 from headprune.units import Member, Site, by_site, sites_of
-
-IDLE = "it does not run on the calibration data"
-log = logging.getLogger(__name__)
 
 
 class LayerStorage(LayerWeights, Protocol):
@@ -80,7 +77,7 @@ def check_layerwise(config: PruneConfig) -> None:
 
 class LayerwisePruning:
     """Prunes a model layer after layer, in place, in memory or on disk. `structure` is the dense model for prices: by
-    default the model itself."""
+    default the model itself; no calibration sample reaches the sites `unreached`, where that is known."""
 
     def __init__(
         self,
@@ -94,6 +91,7 @@ class LayerwisePruning:
         structure: PreTrainedModel | None = None,
         device: torch.device | None = None,
         scratch: Path | None = None,
+        unreached: Collection[int] = (),
     ) -> None:
         check_layerwise(config)
         require_walkable(model)
@@ -105,7 +103,9 @@ class LayerwisePruning:
         self.budget: Budget = budget_of(config, self.sites)
         priced_model = structure or model
         self.prices = prices(priced_model, sites_of(priced_model, config.units), self.budget.measure, config.units)
-        check_reachable(self.budget, self.prices, self.sites, self._least)
+        check_named_sites(config, self.sites)
+        self.candidates = candidates_of(config, self.sites, unreached)
+        check_reachable(self.budget, self.prices, self.candidates.among(self.sites), self._least)
         self.walker: Walker | None = None
 
     def _least(self, site: Site) -> int:
@@ -114,16 +114,33 @@ class LayerwisePruning:
     def widths(self) -> dict[int, int]:
         """How many units every site keeps; by errors this takes a pass over the calibration data."""
         uniform = self.config.widths == "uniform"  # needs only to know which sites run
-        batches = [rows_of(self.batches[0], slice(0, 1))] if uniform else self.batches[: self.calibration]
-        with _refuse_not_layerwise(self.model):
-            errors = errors_of(self._walker(batches, ("pruned",)), self.model, self.sites)
-        idle = [site.index for site in self.sites if site.kept and errors[site.index, list(site.kept)].isnan().any()]
-        sites = [replace(site, obstacle=IDLE) if site.index in idle else site for site in self.sites]
-        if idle:
-            log.warning("Sites that do not run on this data are not pruned: %s.", ", ".join(map(str, idle)))
-            check_reachable(self.budget, self.prices, sites, self._least)
+        calibration = self.batches[: self.calibration]
+        errors = self._errors([self.task.select(self.batches[0], slice(0, 1))] if uniform else calibration)
+        if uniform and self._unreached(errors):
+            errors = self._errors(calibration)
+        unreached = self._unreached(errors)
+        warn_unreached([site for site in unreached if site.index not in self.candidates.unreached])
+        self.candidates = candidates_of(self.config, self.sites, [site.index for site in unreached])
+        sites = self.candidates.among(self.sites)
+        check_reachable(self.budget, self.prices, sites, self._least)
         target = self.budget.last * self.prices.dense
         return widths(self.config, sites, self.prices, target, None if uniform else errors.nan_to_num())
+
+    def _errors(self, batches: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        with _refuse_not_layerwise(self.model):
+            return errors_of(self._walker(batches, ("pruned",)), self.model, self.sites)
+
+    def _unreached(self, errors: torch.Tensor) -> list[Site]:
+        """The sites that got no token; one that was named is refused, as its layer is never there to be pruned."""
+        pruned = [site for site in self.sites if site.kept and site.kind in self.config.units]
+        found = [site for site in pruned if errors[site.index, list(site.kept)].isnan().any()]
+        named = [site for site in found if site.index in (self.config.sites or ())]
+        if named:
+            raise ScheduleError(
+                f"The layer-wise schedule prunes layers as they run, and no calibration sample reaches "
+                f"{named_sites(named)}; give data that does, or use --schedule rounds."
+            )
+        return found
 
     def layers(self, widths: Mapping[int, int], chosen: Sequence[Member] = ()) -> Iterator[PrunedLayer]:
         """Prune one layer after the other to these widths, or remove the `chosen` members; layers that an earlier
@@ -144,9 +161,9 @@ class LayerwisePruning:
                     pruned = pruner.prune(layer)
                     storage.keep(pruned)
                 else:
-                    walker.advance(layer, "dense")
+                    walker.advance(layer, "dense", phase="running the dense")
                     storage.restore(pruned)
-                walker.advance(layer, "pruned")
+                walker.advance(layer, "pruned", phase="running the pruned")
                 yield pruned
 
     def predictions(self, which: Which) -> Predictions:

@@ -45,7 +45,13 @@ def errors_of(walker: Walker, model: PreTrainedModel, sites: Sequence[Site]) -> 
     for layer in walker.layers():
         statistics = _LayerStatistics(walker, layer)
         with site_callbacks(model, layer.sites, output=statistics.add_inputs):
-            walker.advance(layer, "pruned", before=statistics.start_batch, after=statistics.add_output)
+            walker.advance(
+                layer,
+                "pruned",
+                before=statistics.start_batch,
+                after=statistics.add_output,
+                phase="estimating errors of",
+            )
         for site in layer.sites:
             if site.kept and site.index in statistics.columns_by_site:
                 errors_of_site = _member_errors(model, site, statistics.columns_by_site[site.index])

@@ -9,6 +9,7 @@ import torch
 
 from headprune import distributed
 from headprune.config.groups import Measure
+from headprune.search.reachable import refuse_unreachable_keep
 from headprune.search.rescore import AUTO, choose_together, is_due
 from headprune.search.schedules.schedule import Removal, RunState
 from headprune.search.stopwatch import Stopwatch
@@ -23,7 +24,7 @@ class Greedy:
 
     def __init__(self, run: RunState) -> None:
         self.points: Mapping[int, str] = {}
-        run.config.stop.units_left(sum(site.size for site in _removable(run)))  # raises where keep is too large
+        refuse_unreachable_keep(run.model, run.config, run.prunable)
 
     def rule(self, run: RunState) -> str:
         return ""
@@ -34,6 +35,8 @@ class Greedy:
             scores = self._scores(run)
             scoring = time.perf_counter() - started
             chosen = distributed.broadcast(self._choose(run, scores))
+            if not chosen:  # no sample reaches what is left any more
+                return
             value = float(torch.stack([scores[member.site, member.index] for member in chosen]).mean())
             yield Removal(tuple(chosen), value, scores, scoring)
 
@@ -61,4 +64,4 @@ class Greedy:
 
 
 def _removable(run: RunState) -> Sequence[Site]:
-    return [site for site in run.sites if site.kind in run.config.units]
+    return [site for site in run.prunable if site.kind in run.config.units]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from headprune import distributed
 from headprune.errors import ScheduleError
 from headprune.hooks.offload import input_device
+from headprune.layerwise.walker import layers_of
 from headprune.search.layerwise.prune_layer import PrunedLayer
 from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.search.schedules.schedule import Removal, RunState
@@ -36,12 +37,25 @@ class Layerwise:
 
 
 def layerwise_pruning(run: RunState) -> LayerwisePruning:
-    return LayerwisePruning(run.model, run.calibration, run.config, run.task, device=input_device(run.model))
+    return LayerwisePruning(
+        run.model,
+        run.calibration,
+        run.config,
+        run.task,
+        device=input_device(run.model),
+        unreached=run.candidates.unreached,
+    )
 
 
 def prune_layers(run: RunState, removal: Removal) -> Removal:
     """Prune and repair layer after layer, to these widths or by these members."""
-    return removal_of(list(layerwise_pruning(run).layers(removal.widths or {}, removal.members)))
+    count = len(layers_of(run.model, run.sites))
+    pruned: list[PrunedLayer] = []
+    for layer in layerwise_pruning(run).layers(removal.widths or {}, removal.members):
+        pruned.append(layer)
+        for observer in run.observers:
+            observer.layer(len(pruned), count, layer)
+    return removal_of(pruned)
 
 
 def removal_of(layers: Sequence[PrunedLayer]) -> Removal:

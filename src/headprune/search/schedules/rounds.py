@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.search.budget import (
@@ -19,11 +18,10 @@ from headprune.search.budget import (
     least_share,
     prices,
 )
-from headprune.search.config import PruneConfig
 from headprune.search.schedules.schedule import Removal, RunState
 from headprune.search.selection import choose, least_units
 from headprune.search.stopwatch import Stopwatch
-from headprune.units import Member, Site, sites_of
+from headprune.units import Member, Site
 
 SLOWER = 0.03  # how much slower than its target a model may be before another round
 CORRECTIONS = 2  # further rounds at most
@@ -34,7 +32,7 @@ class Rounds:
     each."""
 
     def __init__(self, run: RunState) -> None:
-        config, sites = run.config, run.sites
+        config, sites = run.config, run.prunable
         self.config = config
         self.budget = budget_of(config, sites)
         self.measure = self.budget.measure
@@ -101,7 +99,7 @@ class Rounds:
         return distributed.on_main(
             lambda: choose(
                 scores,
-                run.sites,
+                run.prunable,
                 self.prices,
                 self.target(len(run.steps)),
                 kinds=config.units,
@@ -110,11 +108,3 @@ class Rounds:
                 widths=config.widths,
             )
         )
-
-
-def refuse_unreachable(model: PreTrainedModel, config: PruneConfig) -> None:
-    """Refuse a budget that cannot be met; one of time is known only by measuring."""
-    if config.budget is not None and config.budget.measure != "latency" and config.schedule == "rounds":
-        sites = sites_of(model, config.units)
-        dense_prices = prices(model, sites, config.budget.measure, config.units)
-        check_reachable(config.budget, dense_prices, sites, lambda site: least_units(site, config))

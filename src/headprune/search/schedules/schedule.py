@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 from headprune.config.groups import Measure
 from headprune.measure.trajectory import Step
 from headprune.repair.regression import Repair
+from headprune.search.candidates import Candidates
 from headprune.search.config import PruneConfig
+from headprune.search.observers import Observer
 from headprune.search.scorer import Scorer
 from headprune.search.stopwatch import Stopwatch
 from headprune.tasks import Task
@@ -44,7 +46,14 @@ class RunState:
     calibration: Sequence[Mapping[str, Any]]
     scorer: Scorer
     sites: Sequence[Site]
+    candidates: Candidates = field(default_factory=Candidates)
     steps: list[Step] = field(default_factory=list)  # the dense model first
+    observers: Sequence[Observer] = ()
+
+    @property
+    def prunable(self) -> Sequence[Site]:
+        """The sites, with an obstacle at those that stay whole in this run."""
+        return self.candidates.among(self.sites)
 
     def refresh(self) -> None:
         """After a removal: resolve the sites again, and drop the scores."""

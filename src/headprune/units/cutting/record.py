@@ -1,4 +1,5 @@
-"""The record of removed units in a model's config: `pruned_heads` and `pruned_neurons`, by site, in original ids."""
+"""The record of removed units: `pruned_heads` and `pruned_neurons` in the config of a transformers model, attributes of
+any other module; by site, in original ids."""
 
 from __future__ import annotations
 
@@ -8,54 +9,62 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
+from transformers import PreTrainedModel
 
+from headprune.units.module_facts import Facts, facts_and_shapes
 from headprune.units.spec import Kind
 
 Removed = dict[int, list[int]]
 NAMES: dict[Kind, str] = {"heads": "pruned_heads", "neurons": "pruned_neurons"}
 LARGEST = 1 << 24  # the largest number in a range: a damaged one must not fill the memory
-DENSE_LAYOUT = "headprune_dense_layout"  # an attribute of modules without a config
-ATTRIBUTES = {
-    "heads": "headprune_removed",
-    "neurons": "headprune_removed_neurons",
-}  # attributes of modules without a config
+# Attributes of modules that are no transformers models. A config that such a module has is that of a part of it.
+DENSE_LAYOUT = "headprune_dense_layout"
+ATTRIBUTES = {"heads": "headprune_removed", "neurons": "headprune_removed_neurons"}
 
 
 def removed_members(model: nn.Module, kind: Kind) -> Removed:
     """site of this kind -> original ids that were removed there."""
-    config = getattr(model, "config", None)
-    record = getattr(model, ATTRIBUTES[kind], None) if config is None else getattr(config, NAMES[kind], None)
+    in_config = isinstance(model, PreTrainedModel)
+    record = getattr(model.config, NAMES[kind], None) if in_config else getattr(model, ATTRIBUTES[kind], None)
     return {int(site): sorted(from_ranges(ids)) for site, ids in (record or {}).items()}
 
 
-# Discovered layouts of dense modules without a config, by name. When its first unit is removed, a module gets its
-# layout as an attribute: then it could not be discovered again.
-_dense_layouts: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
+# Discovered layouts of dense modules that are no transformers models, by name, with what they were discovered on. When
+# its first unit is removed, a module gets its layout as an attribute: then it could not be discovered again.
+_dense_layouts: WeakKeyDictionary[nn.Module, tuple[Facts, dict[str, Any]]] = WeakKeyDictionary()
 
 
 def dense_layout(model: nn.Module, name: str) -> Any:
     """What `keep_dense_layout` stored under this name for the module, or None."""
-    return model.__dict__.get(DENSE_LAYOUT, _dense_layouts.get(model, {})).get(name)
+    return _layouts_of(model).get(name)
 
 
 def keep_dense_layout(model: nn.Module, name: str, value: Any) -> None:
-    layouts = model.__dict__[DENSE_LAYOUT] if DENSE_LAYOUT in model.__dict__ else _dense_layouts.setdefault(model, {})
-    layouts[name] = value
+    _layouts_of(model)[name] = value
+
+
+def _layouts_of(model: nn.Module) -> dict[str, Any]:
+    """The layouts of a module; none where its parts have been exchanged since they were discovered."""
+    if DENSE_LAYOUT in model.__dict__:
+        return model.__dict__[DENSE_LAYOUT]
+    facts = facts_and_shapes(model)
+    if model not in _dense_layouts or _dense_layouts[model][0] != facts:
+        _dense_layouts[model] = facts, {}
+    return _dense_layouts[model][1]
 
 
 def write_record(model: Any, kind: Kind, removed: Mapping[int, Sequence[int]]) -> None:
     """Thousands of neurons are written as ranges, heads one by one."""
     encode = sorted if kind == "heads" else to_ranges
     record = {str(site): encode(removed[site]) for site in sorted(removed) if kind == "heads" or removed[site]}
-    if hasattr(model, "config"):
+    if isinstance(model, PreTrainedModel):
         setattr(model.config, NAMES[kind], record)
         extras = getattr(model.config, "headprune", None) or {}
         if "layout" in extras:  # of the loaded checkpoint, which is not valid any more
             model.config.headprune = {name: value for name, value in extras.items() if name != "layout"}
     else:
         setattr(model, ATTRIBUTES[kind], record)
-        if DENSE_LAYOUT not in model.__dict__:
-            model.__dict__[DENSE_LAYOUT] = _dense_layouts.setdefault(model, {})
+        model.__dict__.setdefault(DENSE_LAYOUT, _dense_layouts.get(model, ((), {}))[1])
 
 
 def to_ranges(ids: Sequence[int]) -> str:

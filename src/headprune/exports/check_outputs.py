@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from headprune.display import counted
 from headprune.errors import DataError, ExportError
 from headprune.exports.runtime import TOKENS, Runner, Runtime, Source
+from headprune.measure.intervals import interval
 from headprune.measure.metrics import Metric, MetricValue, agreement, choose_metric
 from headprune.measure.predictions import Predictions
 from headprune.measure.trajectory import finite_or_none
-from headprune.tasks import batch_size, rows_of
+from headprune.tasks import Task, batch_size
 
 GENERATIVE_TASKS = ("causal-lm", "seq2seq-lm")
 
@@ -52,7 +54,7 @@ def check(
     task, model = source.task, source.model
     ours, theirs = Predictions(task), Predictions(task)
     worst = 0.0
-    for batch in _checked_batches(batches, runtime.checked_tokens):
+    for batch in _checked_batches(task, batches, runtime.checked_tokens):
         prepared = task.prepare(batch, torch.device("cpu"))
         with torch.no_grad():
             expected = model(**task.inputs(prepared))
@@ -73,8 +75,8 @@ def check(
     tokens = _equal_tokens(runtime, runner, source, tolerance)
     if tokens is not None and tokens < TOKENS and not quantized:
         raise ExportError(
-            f"In {runtime.title} the generated text differs from PyTorch's after {tokens} tokens, so nothing was "
-            "written; report the model family."
+            f"In {runtime.title} the generated text differs from PyTorch's after {counted(tokens, 'token')}, so "
+            "nothing was written; report the model family."
         )
     if quantized:
         _refuse_worse(runtime, ours, theirs, metric, max_drop)
@@ -119,7 +121,7 @@ def prompt_of(source: Source) -> dict[str, torch.Tensor]:
     mask = source.batch.get("attention_mask")
     with_tokens = [] if mask is None or mask.dim() != 2 else (mask.sum(1) > 0).nonzero().flatten().tolist()
     first = with_tokens[0] if with_tokens else 0
-    batch = rows_of(source.task.inputs(source.batch), slice(first, first + 1))
+    batch = source.task.inputs(source.task.select(source.batch, slice(first, first + 1)))
     row = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor) and name != "labels"}
     if "decoder_input_ids" in row:
         row["decoder_input_ids"] = row["decoder_input_ids"][:, :1]
@@ -193,10 +195,13 @@ def _refuse_worse(
         return
     before, after = metric.of(ours), metric.of(theirs, ours)
     drop = metric.drop(before.value, after.value)
+    noise = before.interval
+    if noise is None and before.per_sample is not None:  # fidelity to itself, of as many samples as there are
+        noise = interval(before.per_sample)
     if max_drop is not None:
         allowed, why = max_drop, "--max-drop"
-    elif before.interval is not None and all(map(math.isfinite, before.interval)):
-        end = before.interval.low if metric.higher_is_better else before.interval.high
+    elif noise is not None and all(map(math.isfinite, noise)):
+        end = noise.low if metric.higher_is_better else noise.high
         allowed, why = metric.drop(before.value, end), "the 95% interval of the samples"
     else:
         return
@@ -208,14 +213,14 @@ def _refuse_worse(
         )
 
 
-def _checked_batches(batches: Sequence[Batch], tokens: int | None) -> Iterator[Batch]:
+def _checked_batches(task: Task, batches: Sequence[Batch], tokens: int | None) -> Iterator[Batch]:
     """All batches, or single rows of them up to this many tokens."""
     if tokens is None:
         yield from batches
         return
     for batch in batches:
         for number in range(batch_size(batch)):
-            row = rows_of(batch, slice(number, number + 1))
+            row = task.select(batch, slice(number, number + 1))
             ids = row["input_ids"]
             if tokens <= 0:
                 return

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune.batches import rows_of
 from headprune.cache import remembered
 from headprune.errors import HeadpruneError, UnsupportedModelError
 from headprune.hooks.layer_calls import NotLayerwiseError
@@ -18,7 +17,7 @@ from headprune.layerwise.walker import Walker
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task, task_of
 from headprune.units import Site, sites_of
-from headprune.units.dense_model import dense_class, dense_config, quiet, structure_of
+from headprune.units.dense_model import changed_module, classes_of, dense_class, dense_config, quiet, structure_of
 from headprune.units.families import family_of
 
 DEPTH = 3
@@ -29,7 +28,18 @@ def require_walkable(model: PreTrainedModel) -> None:
     layer."""
     kind, config = dense_class(model), dense_config(model.config)
     entry = repr(family_of(config.model_type))  # anyone may register another
-    reason = remembered(kind, f"layers {entry} {structure_of(config)}", lambda: _reason_of_twin(model))
+    changed = changed_module(model)
+    if changed is not None:
+        raise UnsupportedModelError(
+            f"{changed or kind.__name__} is not as its class builds it, and the removal of units from single layers "
+            "cannot be verified on the whole model; use --schedule rounds."
+        )
+    reason = remembered(
+        kind,
+        f"layers {entry} {structure_of(config)}",
+        lambda: _reason_of_twin(model),
+        classes=classes_of(kind, config),
+    )
     if reason:
         raise UnsupportedModelError(f"{kind.__name__} cannot run layer by layer: {reason}; use --schedule rounds.")
 
@@ -63,7 +73,7 @@ def is_walkable(
     model: PreTrainedModel, sites: Sequence[Site], batches: Sequence[Mapping[str, Any]], task: Task
 ) -> bool:
     """Whether this model has the same outputs layer by layer, tested on the first sample."""
-    return not reason_against(model, sites, [rows_of(batches[0], slice(0, 1))], task, all_logits=False)
+    return not reason_against(model, sites, [task.select(batches[0], slice(0, 1))], task, all_logits=False)
 
 
 def reason_against(

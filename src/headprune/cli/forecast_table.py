@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from headprune.cli.options import print_json
 from headprune.cli.table_style import LEAN
+from headprune.display import counted
 from headprune.measure.costs import total_parameters
 from headprune.runs.loading import dtype_named
 from headprune.search.forecast import Calibration, Need, forecast, tokens_in
@@ -66,7 +67,8 @@ def print_plan(
         table.add_row(need.schedule, f"{need.memory / GIGABYTE:.1f}", need.phase, most, *numbers)
     console.print(table)
     console.print(
-        f"For {data.samples} samples of {data.length} tokens in batches of {data.batch_size}, and "
-        f"{data.evaluation} to evaluate on after every step. Steps of greedy and one-shot are those to the last head.",
+        f"For {counted(data.samples, 'sample')} of {counted(data.length, 'token')} in batches of {data.batch_size}, "
+        f"and {data.evaluation} to evaluate on after every step. Steps of greedy and one-shot are those to the last "
+        "head.",
         highlight=False,
     )

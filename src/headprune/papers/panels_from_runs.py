@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +39,7 @@ def _panel(folder: Path) -> Panel | None:
     best: tuple[dict[str, Any], list[Step]] | None = None
     heads, metric = 0, "accuracy"
     for file in sorted(folder.rglob("run.json")):
-        record, steps = _read(file.parent)
+        record, steps = read_run(file.parent)
         name = str(record["settings"].get("criterion", "")).split("(")[0]
         if not steps or name not in (*CRITERIA, "random") or name in curves:
             continue
@@ -57,15 +56,6 @@ def _panel(folder: Path) -> Panel | None:
     mask, stop = _stop(*best) if best is not None else (None, None)
     title = next((model.title for model in MODELS if model.key == folder.name), folder.name)
     return Panel(title, heads, metric, curves, dict(trials), mask, stop)
-
-
-def _read(folder: Path) -> tuple[dict[str, Any], list[Step]]:
-    try:
-        record, steps = read_run(folder)
-        record["settings"].get("criterion")
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-        raise ReproductionError(f"The run.json of {folder} is damaged; run it again.") from None
-    return record, steps
 
 
 def _curve(steps: Sequence[Step]) -> Curve:

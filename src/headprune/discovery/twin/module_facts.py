@@ -1,4 +1,4 @@
-"""The inputs of a module, from its config and the signature of its forward."""
+"""Facts about a module for making inputs: numbers of its config, the arguments of its forward, sizes to try."""
 
 from __future__ import annotations
 

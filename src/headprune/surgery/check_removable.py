@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headprune.display import counted
 from headprune.errors import HeadSelectionError, UnsupportedModelError
 from headprune.units import Member, Site
 
@@ -20,8 +21,8 @@ def check_removable(sites: Sequence[Site], members: Sequence[Member]) -> None:
     for member in members:
         if member.site not in present:
             raise HeadSelectionError(
-                f"{_word(sites, member)} {tuple(member)} does not exist: the model has {len(sites)} sites, numbered 0 "
-                f"to {len(sites) - 1}."
+                f"{_word(sites, member)} {tuple(member)} does not exist: the model has "
+                f"{counted(len(sites), 'site')}, numbered 0 to {len(sites) - 1}."
             )
         site = sites[member.site]
         if member.index not in present[member.site]:

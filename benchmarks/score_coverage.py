@@ -1,0 +1,71 @@
+"""The columns "scores" and "rounds" of benchmarks.model_coverage: what a user gets by the defaults.
+
+scores    equal          the default criterion gives the same finite scores for a batch of two samples and for each
+                         of them alone
+          differ         it gives others
+rounds    finished       a run to 0.8 of the FLOPs, in two rounds, ends
+both      refused        headprune says why not
+          fails          another error
+          not run        no inputs were found on which the model runs as a whole
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import headprune
+from headprune.discovery.twin import Run
+from headprune.errors import HeadpruneError
+from headprune.tasks import batch_size, task_of
+
+BUDGET = {"keep_flops": 0.8, "rounds": 2}
+TOLERANCE = 1e-4  # of scores in float32, relative to the largest
+
+
+def score_row(model: Any, runs: Sequence[Run]) -> dict[str, Any]:
+    """Both columns, and the reasons where one of them is not as it should be."""
+    inputs = next((run.inputs for run in runs if not run.path), None)
+    if inputs is None:
+        return {"scores": "not run", "rounds": "not run"}
+    batch = {name: value for name, value in copy.deepcopy(inputs).items() if value is not None}
+    scores, why_scores = _outcome(lambda: _compare_batches(model, batch))
+    rounds, why_rounds = _outcome(lambda: _prune(copy.deepcopy(model), batch))
+    reasons = [f"{column}: {why}" for column, why in (("scores", why_scores), ("rounds", why_rounds)) if why]
+    return {"scores": scores, "rounds": rounds, "score_reason": "; ".join(dict.fromkeys(reasons))}
+
+
+def _outcome(attempt: Callable[[], str]) -> tuple[str, str]:
+    """What came of it, and why not where it did not work."""
+    try:
+        return attempt(), ""
+    except HeadpruneError as error:
+        return "refused", error_text(error)
+    except Exception as error:
+        return "fails", error_text(error)
+
+
+def error_text(error: Exception) -> str:
+    """One line that is never empty."""
+    text = " ".join(str(error).split())
+    named = text and isinstance(error, HeadpruneError)
+    return (text if named else f"{type(error).__name__}: {text or 'no text'}")[:300]
+
+
+def _compare_batches(model: Any, batch: dict[str, Any]) -> str:
+    task = task_of(model)
+    alone = [task.select(batch, slice(row, row + 1)) for row in range(batch_size(batch))]
+    both, single = (headprune.score(model, data, progress=False).scores for data in ([batch], alone))
+    known = ~single.isnan()
+    scale = float(single[known].abs().max()) if known.any() else 0.0
+    finite = bool(torch.isfinite(both[known]).all() and torch.isfinite(single[known]).all())
+    close = torch.allclose(both[known], single[known], rtol=TOLERANCE, atol=TOLERANCE * scale)
+    return "equal" if finite and close and torch.equal(known, ~both.isnan()) else "differ"
+
+
+def _prune(model: Any, batch: dict[str, Any]) -> str:
+    headprune.prune(model, [batch], progress=False, **BUDGET)
+    return "finished"
