@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from headprune.units.cutting.record import NAMES, dense_numbers_of, put_numbers, with_numbers
-from headprune.units.module_facts import facts_of
+from headprune.units.module_facts import facts_of, functions_of
 from headprune.units.placeholders import is_placeholder
 from headprune.units.quirks import is_empty
 
@@ -89,8 +89,9 @@ def classes_of(kind: Any, config: Any) -> set[type]:
 
 def changed_module(model: nn.Module) -> str | None:
     """The path of the first module that is not as the class of a transformers model builds it: of another class, with
-    other functions or with hooks; None where all are, so that what holds for the class holds for the model. Other
-    models are discovered on a copy of themselves, not of their class."""
+    other functions or with hooks; None where all are, so that what holds for the class holds for the model. Hooks of
+    the model itself see the same inputs and outputs whichever way units are removed. Other models are discovered on a
+    copy of themselves, not of their class."""
     if not isinstance(model, PreTrainedModel):
         return None
     dense = dense_on_meta(dense_class(model), model.config)
@@ -106,7 +107,7 @@ def changed_module(model: nn.Module) -> str | None:
         parent = path.rpartition(".")[0]
         if parent in present and not is_empty(present[parent]) and not is_placeholder(present[parent]):
             return path
-    return "" if facts_of(model)[1:] != facts_of(dense)[1:] else None
+    return "" if functions_of(model) != functions_of(dense) else None
 
 
 @contextmanager

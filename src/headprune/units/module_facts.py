@@ -18,7 +18,7 @@ Facts = tuple[Any, ...]
 
 def facts_of(module: nn.Module) -> Facts:
     """Equal for modules that compute the same with the same weights and numbers."""
-    return original_class(module), tuple(_functions(module)), tuple(_hooks(module))
+    return original_class(module), functions_of(module), tuple(_hooks(module))
 
 
 def facts_and_shapes(model: nn.Module) -> Facts:
@@ -27,9 +27,13 @@ def facts_and_shapes(model: nn.Module) -> Facts:
     return tuple((path, facts_of(module)) for path, module in model.named_modules()), shapes
 
 
-def _functions(module: nn.Module) -> Iterator[Any]:
+def functions_of(module: nn.Module) -> Facts:
     """Functions that are attributes of the module itself: an activation, or a forward that replaces that of the class;
     but not accelerate's forward, which calls that one, nor other methods (`to`, `cuda`), which no forward calls."""
+    return tuple(_functions(module))
+
+
+def _functions(module: nn.Module) -> Iterator[Any]:
     for name, value in sorted(module.__dict__.items()):
         if name.startswith("_") or not callable(value):
             continue
