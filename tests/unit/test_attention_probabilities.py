@@ -316,9 +316,12 @@ def test_images_in_one_row_are_read_one_at_a_time_or_refused(monkeypatch: pytest
     for site, weights in zip(in_order, maps, strict=True):
         expected = torch.special.entr(weights).sum(-1).mean((0, 2))
         assert torch.allclose(-scores[site.index].double(), expected, rtol=1e-4, atol=1e-5)
-    for refusal, several in (("one sample", images(2, per_sample=1)), ("one image", images(2, per_sample=2))):
-        with pytest.raises(UnsupportedModelError, match=f"visual.blocks.0.attn.*give batches of {refusal}"):
-            headprune.score(model, [several], criterion="hies")
+    several = images(2, per_sample=1)
+    parts = [{name: value.chunk(2)[place] for name, value in several.items()} for place in range(2)]
+    together, apart = (headprune.score(model, data, criterion="entropy").scores for data in ([several], parts))
+    assert torch.allclose(together, apart, rtol=1e-6, atol=1e-9)
+    with pytest.raises(UnsupportedModelError, match=r"visual\.blocks\.0\.attn.*give batches of one image"):
+        headprune.score(model, [images(2, per_sample=2)], criterion="hies")
 
 
 def test_only_modules_with_code_of_their_own_run_with_eager_attention() -> None:

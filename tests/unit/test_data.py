@@ -374,10 +374,11 @@ def test_by_default_256_rows_of_another_file_calibrate(tmp_path: Path) -> None:
 
 
 def test_a_run_of_an_earlier_version_resumes_with_its_128_samples(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"settings": {"calibration_samples": 128, "rescore": "auto"}}))
+    record = {"settings": {"calibration_samples": 128, "rescore": "auto"}, "versions": {"headprune": "0.1"}}
+    (tmp_path / "run.json").write_text(json.dumps(record))
     assert with_earlier_defaults(experiment(calibration_samples=None), tmp_path).calibration_samples == 128
     assert with_earlier_defaults(experiment(calibration_samples=64), tmp_path).calibration_samples == 64
-    (tmp_path / "run.json").write_text(json.dumps({"settings": {"calibration_samples": 64}}))
+    (tmp_path / "run.json").write_text(json.dumps({**record, "settings": {"calibration_samples": 64}}))
     assert with_earlier_defaults(experiment(calibration_samples=None), tmp_path).calibration_samples is None
 
 

@@ -176,7 +176,8 @@ def test_data_that_a_recovery_trained_on_does_not_evaluate_it(run: Path, tmp_pat
     trained = [{"text": text, "label": "red"} for text in sentences(6, seed=31)]
     fresh = [{"text": text, "label": "blue"} for text in sentences(5, seed=32)]
     settings = {"data": write_rows(tmp_path / "trained.csv", trained), "reading": {}}
-    (copied / "finetuned" / "finetune.json").write_text(json.dumps({"settings": settings}))
+    record = {"settings": settings, "versions": {"headprune": headprune.__version__}}
+    (copied / "finetuned" / "finetune.json").write_text(json.dumps(record))
     file = write_rows(tmp_path / "test.csv", [*trained, *fresh])
     assert headprune.evaluate(copied / "finetuned", file).samples == 5
     assert headprune.evaluate(copied, file).samples == 11  # the pruned model has not seen them

@@ -55,7 +55,7 @@ def test_the_clock_says_how_far_the_table_is_off(watch: Stopwatch, monkeypatch: 
     remove_units(model, [Member(0, head) for head in first.kept])
     seen: dict[str, Any] = {}
 
-    def turns(runs: Any, repeats: int, clock: Any) -> dict[str, list[float]]:
+    def turns(runs: Any, repeats: int, clock: Any, phase: str) -> dict[str, list[float]]:
         seen.update(runs)
         return {"dense": [4.0, 2.0, 3.0], "pruned": [9.0, 1.0, 5.0]}
 

@@ -28,7 +28,7 @@ NOT_STRUCTURE = (
 )
 CACHED_MODELS = 8  # without weights
 
-_on_meta: OrderedDict[tuple[Any, str], nn.Module] = OrderedDict()
+_on_meta: OrderedDict[tuple[Any, ...], nn.Module] = OrderedDict()
 
 
 def dense_class(model: nn.Module) -> Any:
@@ -68,7 +68,7 @@ def structure_of(config: Any) -> str:
 def dense_on_meta(kind: Any, config: Any) -> nn.Module | None:
     """The model that this class builds from the dense config, without weights, to be read only; None where the class
     cannot be built from a config alone."""
-    key = kind, structure_of(config)
+    key = kind, structure_of(config), _label_counts(config.to_dict())
     if key not in _on_meta:
         try:
             with torch.random.fork_rng(devices=[]), torch.device("meta"), quiet():
@@ -79,6 +79,14 @@ def dense_on_meta(kind: Any, config: Any) -> nn.Module | None:
             _on_meta.popitem(last=False)
     _on_meta.move_to_end(key)
     return _on_meta[key]
+
+
+def _label_counts(settings: Any) -> tuple[Any, ...]:
+    """How many labels a config and its sub-configs have: the widths of heads, which are not a part of the structure."""
+    if not isinstance(settings, dict):
+        return ()
+    counts = [len(labels) for name, labels in settings.items() if name == "id2label" and labels is not None]
+    return (*counts, *(found for value in settings.values() if (found := _label_counts(value))))
 
 
 def classes_of(kind: Any, config: Any) -> set[type]:
