@@ -45,7 +45,7 @@ def trained(count: int, out: Path, *, dies: int | None = None) -> list[tuple[int
             # Pages and times are what other tests are about, and take longer than all the rest.
             mock.patch.object(train_gates, "publish_run"),
             mock.patch.object(finetune, "publish_run"),
-            mock.patch.object(train_gates, "savings", return_value={}),
+            mock.patch.object(train_gates, "savings", return_value=None),
         ):
             record = train_gates.run_training(asked, out)
         return record["result"], record["gates"], record["recovery"]["recovered"]

@@ -79,8 +79,8 @@ def test_a_language_model_is_pruned_to_its_budget(tmp_path: Path) -> None:
     done = execute_with("language_model.ipynb", tmp_path, parameters)
     dense, pruned = (headprune.load(tmp_path / name).num_parameters() for name in ("llama", "pruned"))
     assert pruned <= 0.8 * dense
-    printed = [output.text for output in outputs(done) if output.output_type == "stream"]
-    assert printed[-1].startswith(f"{pruned:,} parameters")
+    printed = "".join(output.text for output in outputs(done) if output.get("name") == "stdout")
+    assert printed.splitlines()[-1].startswith(f"{pruned:,} parameters")
     assert "image/svg+xml" in mime_types(done)
 
 

@@ -240,7 +240,7 @@ def _killed_at(name: str, work: Callable[[], Any]) -> bool:
     """Killed when the model is saved, but not yet written down."""
 
     def dying_work() -> None:
-        setattr(headprune.runs.finetune, name, lambda *_: die())
+        setattr(headprune.runs.finetune, name, lambda *_, **__: die())
         work()
 
     return in_fork(dying_work) == -signal.SIGKILL

@@ -8,8 +8,10 @@ from typing import Any
 from headprune.tasks import TASKS, Task
 from headprune.tasks.classification import MULTIPLE, REGRESSION, SINGLE, SequenceClassification
 
-# A stand-in for a model: the config values that the constructors of tasks read.
-NO_MODEL: Any = SimpleNamespace(config=SimpleNamespace(ctc_loss_reduction="mean", pad_token_id=0))
+# A stand-in for a model: what the constructors of tasks read of one.
+NO_MODEL: Any = SimpleNamespace(
+    config=SimpleNamespace(ctc_loss_reduction="mean", pad_token_id=0), forward=lambda **inputs: None
+)
 PROBLEMS = {SINGLE: "", MULTIPLE: "several labels: ", REGRESSION: "numbers: "}
 
 
