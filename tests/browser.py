@@ -43,8 +43,8 @@ PATIENCE = 300.0  # seconds for one answer, on a machine that others use too
 @functools.cache
 def find_browser() -> tuple[str | None, str]:
     """The browser's program, or None and the reason: tests install nothing on the system they run on."""
-    found = next((path for path in map(shutil.which, NAMES) if path), None)
-    return found, f"none of {', '.join(NAMES)} is on the path"
+    actual = next((path for path in map(shutil.which, NAMES) if path), None)
+    return actual, f"none of {', '.join(NAMES)} is on the path"
 
 
 class Browser:

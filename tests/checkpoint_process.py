@@ -25,8 +25,8 @@ def write_model(folder: Path, model: Any, batch: dict[str, Any], **options: Any)
     """A checkpoint, with a batch, what the model said about it, and the shapes of its parameters."""
     headprune.save(model, folder / "checkpoint" / folder.name, **options)
     save_file({name: value.contiguous() for name, value in batch.items()}, folder / "batch.safetensors")
-    found = {name: value.contiguous() for name, value in outputs(model, batch).items()}
-    save_file(found, folder / "outputs.safetensors")
+    actual = {name: value.contiguous() for name, value in outputs(model, batch).items()}
+    save_file(actual, folder / "outputs.safetensors")
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     (folder / "shapes.json").write_text(json.dumps(shapes))
 

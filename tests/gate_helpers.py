@@ -62,5 +62,5 @@ def gates_after(folder: Path, *, batch_size: int, accumulated: int = 1, **option
     )
     trainer.train()
     assert int(callback.gates.taken) == 4
-    found: list[float] = callback.gates.bias.tolist()
-    return found
+    actual: list[float] = callback.gates.bias.tolist()
+    return actual

@@ -76,8 +76,8 @@ def scores(name: str) -> list[dict[str, Any]]:
     lines = []
     data = batches(name, 0, 1)
     for spec in applicable(ZOO[name], CRITERIA):
-        found = headprune.score(model(name), data, criterion=spec)
-        line: dict[str, Any] = {"criterion": spec, "heads": _plain(found.scores)}
+        actual = headprune.score(model(name), data, criterion=spec)
+        line: dict[str, Any] = {"criterion": spec, "heads": _plain(actual.scores)}
         if spec in NEURONS:
             both = headprune.score(model(name), data, criterion=spec, units="heads,neurons")
             line["heads,neurons"] = _plain(both.scores)
@@ -129,8 +129,8 @@ def read(name: str) -> list[dict[str, Any]]:
 def difference(now: Any, then: Any, path: str = "") -> str:
     """What differs by more than 1e-6, the first of it; or how far numbers are apart at most."""
     worst = [0.0]
-    found = _difference(now, then, path, worst)
-    return found or f"the same within {worst[0]:.1e}"
+    actual = _difference(now, then, path, worst)
+    return actual or f"the same within {worst[0]:.1e}"
 
 
 def _difference(now: Any, then: Any, path: str, worst: list[float]) -> str:
@@ -149,8 +149,8 @@ def _difference(now: Any, then: Any, path: str, worst: list[float]) -> str:
     else:
         return "" if now == then or path.endswith(".outcomes") else f"{path}: {now} and {then}"
     for where, one, other in pairs:
-        if found := _difference(one, other, where, worst):
-            return found
+        if actual := _difference(one, other, where, worst):
+            return actual
     return ""
 
 

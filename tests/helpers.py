@@ -64,11 +64,11 @@ def outputs(model: Any, batch: Mapping[str, Any], **options: Any) -> Tensors:
     """Every floating-point output of the model (logits, hidden states, embeddings), without gradients."""
     with torch.no_grad():
         result = model(**batch, **options)
-    found = {
+    actual = {
         name: value for name, value in result.items() if isinstance(value, torch.Tensor) and value.is_floating_point()
     }
-    assert found, "the model gave nothing to compare"
-    return found
+    assert actual, "the model gave nothing to compare"
+    return actual
 
 
 def gated_outputs(model: Any, batch: Mapping[str, Any], gates: torch.Tensor, **options: Any) -> Tensors:
@@ -92,11 +92,11 @@ def identical(one: Tensors, other: Tensors) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def real_tokens(found: Tensors, batch: Mapping[str, torch.Tensor]) -> Tensors:
+def real_tokens(actual: Tensors, batch: Mapping[str, torch.Tensor]) -> Tensors:
     """Outputs at the positions that are not padding: what a model says about padding means nothing."""
     masks = [batch[name] for name in ("attention_mask", "decoder_attention_mask") if name in batch]
     result = {}
-    for name, tensor in found.items():
+    for name, tensor in actual.items():
         mask = next((mask for mask in masks if tensor.shape[:2] == mask.shape), None)
         result[name] = tensor if mask is None else tensor[mask.bool()]
     return result

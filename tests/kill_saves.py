@@ -98,8 +98,8 @@ class Scenario:
             self.report["nothing"] += 1
             return
         try:
-            found = outputs(headprune.load(target), BATCH)
-            what = next(name for name, expected in self.expected.items() if identical(found, expected))
+            actual = outputs(headprune.load(target), BATCH)
+            what = next(name for name, expected in self.expected.items() if identical(actual, expected))
             self.report[what] += 1
             headprune.save(new_model(), target)  # and the next save goes through
             if not identical(outputs(headprune.load(target), BATCH), self.expected["new"]):

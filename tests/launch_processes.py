@@ -34,12 +34,12 @@ def together(count: int, work: Callable[[int], Any]) -> list[tuple[int, Any, str
                 _work(work, number, count, store.port, root)
             children.append(child)
         codes = _ended(children)
-        found = []
+        actual = []
         for number, code in enumerate(codes):
             given = root / f"{number}.pt"
             value = torch.load(given, weights_only=False) if given.is_file() else None
-            found.append((code, value, (root / f"{number}.txt").read_text()))
-    return found
+            actual.append((code, value, (root / f"{number}.txt").read_text()))
+    return actual
 
 
 def _work(work: Callable[[int], Any], number: int, count: int, port: int, root: Path) -> None:

@@ -23,8 +23,8 @@ class NeuronOracle(Oracle):
     def weight_gradients(self, scalar: torch.Tensor) -> dict[str, torch.Tensor]:
         paths = sorted({path for site in self.sites if site.kept for path in (*site.maps, site.o)})
         weights = [self.modules[path].weight for path in paths]
-        found = torch.autograd.grad(scalar, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
-        named = zip(paths, found, strict=True)
+        actual = torch.autograd.grad(scalar, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
+        named = zip(paths, actual, strict=True)
         return {path: g.T if type(self.modules[path]).__name__ == "Conv1D" else g for path, g in named}
 
     def blocks(

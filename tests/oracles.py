@@ -166,8 +166,8 @@ class Oracle:
         if not paths:
             return {}
         weights = [self.modules[path].weight for path in paths]
-        found = torch.autograd.grad(scalar, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
-        named = zip(paths, found, strict=True)
+        measured = torch.autograd.grad(scalar, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
+        named = zip(paths, measured, strict=True)
         return {path: g.T if type(self.modules[path]).__name__ == "Conv1D" else g for path, g in named}
 
     def blocks(
@@ -331,8 +331,8 @@ class Oracle:
                 inputs = torch.cat([values[:, others], rows])
                 targets = torch.cat([values[:, own], torch.zeros(len(others), len(own), dtype=torch.float64)])
                 if others:
-                    found = torch.linalg.lstsq(inputs, targets, driver="gelsd").solution
-                    expressed[torch.tensor(others)[:, None], torch.tensor(own)] = found
+                    measured = torch.linalg.lstsq(inputs, targets, driver="gelsd").solution
+                    expressed[torch.tensor(others)[:, None], torch.tensor(own)] = measured
             self._fits[site.index] = offset, expressed
         return self._fits
 

@@ -46,10 +46,10 @@ class Material:
         folder = self.root / "models" / name
         stem, _, suffix = name.rpartition("_")
         file = self.root / f"{stem}.{suffix}"
-        found = folder if folder.exists() else file
-        if not found.exists():
+        actual = folder if folder.exists() else file
+        if not actual.exists():
             raise AttributeError(name)
-        return str(found)
+        return str(actual)
 
 
 def tokenizer(*, token_types: bool = True) -> Any:

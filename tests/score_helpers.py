@@ -76,11 +76,11 @@ def labelled(entry: Entry, seed: int) -> Batch:
 def tokens_of(model: Any, sites: Sequence[Any], batches: Iterable[Batch], **what: bool) -> dict[int, Tokens]:
     """Those of these sites in all the data, with the gradients that are asked for."""
     request = TokenRequest(sites=frozenset(site.index for site in sites), **what)
-    found: dict[int, Tokens] = {}
+    measured: dict[int, Tokens] = {}
     for number, first, batch in own_batches(batches):
         seen = observe(model, sites, batch, [request], task=task_of(model), number=number, first=first)
-        add_gathered(found, seen.gathered[request])
-    return found
+        add_gathered(measured, seen.gathered[request])
+    return measured
 
 
 def applicable(entry: Entry, criteria: Iterable[str]) -> list[str]:

@@ -34,7 +34,7 @@ def executed(snippets: Mapping[str, str], folder: Path, *, missing: Sequence[str
         done = forked_python.run(PROGRAM, listed, *missing, cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "custom code" not in done.stdout + done.stderr  # nobody is asked a question
-    found = json.loads(done.stdout.splitlines()[-1])
-    for name, said in found.items():
+    actual = json.loads(done.stdout.splitlines()[-1])
+    for name, said in actual.items():
         assert said["error"] is None, f"{name}:\n{snippets[name]}\n{said['error']}"
-    return {name: said["out"] for name, said in found.items()}
+    return {name: said["out"] for name, said in actual.items()}

@@ -46,8 +46,8 @@ def trained(model: Any, trainer: Any, before: Any) -> dict[str, Any]:
 def pieces(special: tuple[str, ...]) -> list[tuple[str, float]]:
     options = {"vocab_size": SIZE, "special_tokens": list(special), "unk_token": "<unk>", "show_progress": False}
     before = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    found = trained(models.Unigram(), trainers.UnigramTrainer(**options), before)
-    return [(piece, score) for piece, score in found["vocab"]]
+    actual = trained(models.Unigram(), trainers.UnigramTrainer(**options), before)
+    return [(piece, score) for piece, score in actual["vocab"]]
 
 
 @functools.cache
@@ -95,10 +95,10 @@ def gpt2_tokenizer() -> Any:
 def byte_fallback_tokenizer() -> Any:
     """As Llama 2's: blanks are a letter, what has no letter is spelled in bytes, and no word ends anywhere."""
     options = {"vocab_size": SIZE, "special_tokens": ["<unk>", "<s>", "</s>"], "show_progress": False}
-    found = trained(models.BPE(unk_token="<unk>"), trainers.BpeTrainer(**options), pre_tokenizers.Metaspace())
-    vocab = {token: number for number, token in enumerate([*found["vocab"], *(f"<0x{b:02X}>" for b in range(256))])}
+    actual = trained(models.BPE(unk_token="<unk>"), trainers.BpeTrainer(**options), pre_tokenizers.Metaspace())
+    vocab = {token: number for number, token in enumerate([*actual["vocab"], *(f"<0x{b:02X}>" for b in range(256))])}
     made = models.BPE(
-        vocab, [tuple(pair) for pair in found["merges"]], unk_token="<unk>", fuse_unk=True, byte_fallback=True
+        vocab, [tuple(pair) for pair in actual["merges"]], unk_token="<unk>", fuse_unk=True, byte_fallback=True
     )
     inner = Tokenizer(made)
     inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])

@@ -70,8 +70,8 @@ def clip_batch(seed: int) -> dict[str, torch.Tensor]:
 
 
 def _class(name: str, config: Any) -> Any:
-    found = getattr(tf, name)
-    return found._model_mapping[type(config)] if name.startswith("Auto") else found
+    actual = getattr(tf, name)
+    return actual._model_mapping[type(config)] if name.startswith("Auto") else actual
 
 
 def _model(auto: str, config_class: str, **settings: Any) -> Callable[[], Any]:

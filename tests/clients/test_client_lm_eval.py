@@ -74,15 +74,15 @@ def test_log_likelihoods_are_those_of_the_pruned_model(tmp_path: Path, monkeypat
         max_length=40,
     )
     manager = TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False)
-    found = lm_eval.simple_evaluate(
+    actual = lm_eval.simple_evaluate(
         loaded, tasks=["small_choice"], task_manager=manager, log_samples=True, bootstrap_iters=0
     )
     right = 0
-    for sample in found["samples"]["small_choice"]:
+    for sample in actual["samples"]["small_choice"]:
         asked = sample["doc"]
         said = [float(answer[0]) for answer in sample["filtered_resps"]]
         expected = [by_hand(model, asked["question"], choice) for choice in asked["choices"]]
         assert said == pytest.approx(expected, abs=1e-4)
         right += expected.index(max(expected)) == asked["answer"]
-    assert len(found["samples"]["small_choice"]) == len(QUESTIONS)
-    assert found["results"]["small_choice"]["acc,none"] == pytest.approx(right / len(QUESTIONS))
+    assert len(actual["samples"]["small_choice"]) == len(QUESTIONS)
+    assert actual["results"]["small_choice"]["acc,none"] == pytest.approx(right / len(QUESTIONS))

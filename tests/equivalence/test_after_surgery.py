@@ -38,8 +38,8 @@ both_variants = pytest.mark.parametrize("variant", VARIANTS)
 
 def dense_loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """A loss that every output has a part in, where models without a head have no loss of their own."""
-    found = [v for v in model(**batch).values() if isinstance(v, torch.Tensor) and v.is_floating_point()]
-    return sum((value * torch.linspace(-1.0, 1.0, value.shape[-1])).sum() for value in found)
+    actual = [v for v in model(**batch).values() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    return sum((value * torch.linspace(-1.0, 1.0, value.shape[-1])).sum() for value in actual)
 
 
 @both_variants

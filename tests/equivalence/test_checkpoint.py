@@ -98,8 +98,8 @@ def test_uniform_models_of_the_right_families_load_with_plain_transformers(entry
     assert ("auto_map" not in settings or entry.name == "all-attention") == (entry.name in NATIVE)
     if entry.name not in NATIVE:
         return
-    plain, found = NATIVE[entry.name].from_pretrained(tmp_path / "model", output_loading_info=True)
-    assert not any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    plain, actual = NATIVE[entry.name].from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not any(actual[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert type(plain) is type(model)
     assert identical(expected, outputs(plain, batch))
     assert kept_heads(plain) == kept_heads(model)

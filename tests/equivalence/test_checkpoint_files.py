@@ -206,7 +206,7 @@ def test_an_exception_leaves_the_old_one_and_no_litter(
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     """Before every file operation in turn, with and without an atomic swap of directories, and at random moments."""
     report = killed_saves(tmp_path.resolve())
-    assert {scenario: found["problems"] for scenario, found in report.items() if found["problems"]} == {}
+    assert {scenario: actual["problems"] for scenario, actual in report.items() if actual["problems"]} == {}
     for name in ("over an old one", "over an old one, by renaming"):
         assert report[name]["old"] > 10  # kills before the swap
         assert report[name]["new"] > 1  # kills after it, and the one that was too late

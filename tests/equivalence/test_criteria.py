@@ -60,12 +60,12 @@ GROUPS: dict[str, dict[str, Callable[[Oracle], torch.Tensor]]] = {
 
 def variants() -> list[Any]:
     """Every family dense and after removals; one that shares its code with another in the most telling variant."""
-    found = []
+    measured = []
     for case in families():
         entry = case.values[0]
         names = [telling_variant(entry)] if entry.name in SAME_CODE else ["dense", *VARIANTS]
-        found += [pytest.param(entry, name, id=f"{case.id}-{name}", marks=case.marks) for name in names]
-    return found
+        measured += [pytest.param(entry, name, id=f"{case.id}-{name}", marks=case.marks) for name in names]
+    return measured
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -92,12 +92,12 @@ def test_attribution_in_the_twenty_steps_of_the_paper(name: str) -> None:
 def test_hies_is_made_of_his_and_entropy(name: str, alpha: float) -> None:
     """Both scaled to [0, 1] over the heads that are left, whatever site they are in."""
     hies = f"hies(alpha={alpha})"
-    found = scores(model_of(name, "some-heads"), some_batches(ZOO[name]), [hies, "his", "entropy"])
-    kept = ~found["his"].isnan()
-    his, spread_out = found["his"][kept], -found["entropy"][kept]
+    measured = scores(model_of(name, "some-heads"), some_batches(ZOO[name]), [hies, "his", "entropy"])
+    kept = ~measured["his"].isnan()
+    his, spread_out = measured["his"][kept], -measured["entropy"][kept]
     focus = (spread_out.max() - spread_out) / (spread_out.max() - spread_out.min())
     expected = alpha * (his - his.min()) / (his.max() - his.min()) + (1 - alpha) * focus
-    made = next(value for key, value in found.items() if key.startswith("hies"))
+    made = next(value for key, value in measured.items() if key.startswith("hies"))
     assert torch.allclose(made[kept], expected, rtol=1e-9, atol=1e-12)
     assert torch.equal(made.isnan(), ~kept)
 
@@ -298,8 +298,8 @@ def test_a_score_is_nan_exactly_where_a_head_is_gone() -> None:
     model = ZOO["bert"].build()
     headprune.remove(model, [(0, 1), (0, 3), (2, 0), (2, 1), (2, 2), (2, 3)])
     batch = labelled(ZOO["bert"], 0)
-    for name, found in scores(model, [batch], [n for group in GROUPS.values() for n in group]).items():
-        assert found.isnan().tolist() == [[False, True, False, True], [False] * 4, [True] * 4], name
+    for name, measured in scores(model, [batch], [n for group in GROUPS.values() for n in group]).items():
+        assert measured.isnan().tolist() == [[False, True, False, True], [False] * 4, [True] * 4], name
 
 
 def test_the_tolerance_would_catch_a_wrong_score() -> None:

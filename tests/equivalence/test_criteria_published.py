@@ -78,9 +78,9 @@ def test_the_mean_over_samples_is_exact_on_a_real_model_and_ranks_heads_otherwis
     """Real activations share a large common part, against which gradients of keys cancel: float32 has to stand that."""
     model, batches = real_model(), real_batches(6, 3)
     names = ["gnorm", "his", "entropy", "gnorm(aggregation=batch)"]
-    found = headprune.score(model, batches, criteria=names).scores
+    actual = headprune.score(model, batches, criteria=names).scores
     oracle = Oracle(model, batches)
     for name, expected in {"gnorm": oracle.gnorm(), "his": oracle.his(), "entropy": oracle.entropy()}.items():
-        assert float(relative_differences(found[name], expected).max()) <= TOLERANCE, name
-    orders = [found[name].flatten().argsort().tolist() for name in ("gnorm", "gnorm(aggregation=batch)")]
+        assert float(relative_differences(actual[name], expected).max()) <= TOLERANCE, name
+    orders = [actual[name].flatten().argsort().tolist() for name in ("gnorm", "gnorm(aggregation=batch)")]
     assert orders[0] != orders[1]

@@ -39,19 +39,19 @@ OTHERWISE: dict[str, tuple[set[str], str]] = {
 def differences(table: Sequence[Site], measured: Sequence[Site]) -> set[tuple[str, str]]:
     """(path, what) that the two say otherwise."""
     by_path = {site.path: site for site in measured}
-    found = {(path, "unknown") for path in by_path.keys() - {site.path for site in table}}
+    actual = {(path, "unknown") for path in by_path.keys() - {site.path for site in table}}
     for site in table:
         other = by_path.get(site.path)
         if other is None:
-            found.add((site.path, "missing"))
+            actual.add((site.path, "missing"))
             continue
-        found |= {(site.path, name) for name in COMPARED if getattr(site, name) != getattr(other, name)}
+        actual |= {(site.path, name) for name in COMPARED if getattr(site, name) != getattr(other, name)}
         for role in ROLES:
             if described(site.producers.get(role)) != described(other.producers.get(role)):
-                found.add((site.path, role))
+                actual.add((site.path, role))
         if described(site.axes[-1]) != described(other.axes[-1]) and site.group == other.group:
-            found.add((site.path, "columns"))
-    return found
+            actual.add((site.path, "columns"))
+    return actual
 
 
 def described(axis: Axis | None) -> Any:
@@ -150,14 +150,14 @@ def assert_reloads(model: Any, runs: Sequence[Run], folder: Path) -> None:
 
 def prune_and_reload(model: Any, runs: Sequence[Run], folder: Path) -> headprune.units.resolve.Survey:
     """Half of the units, then a whole site, then a checkpoint."""
-    found = headprune.survey(model)
-    assert {site.family for site in found.sites} == {"measured"}
-    half = some_of(found.sites)
-    first = next(site for site in found.sites if site.needs.empty)
+    actual = headprune.survey(model)
+    assert {site.family for site in actual.sites} == {"measured"}
+    half = some_of(actual.sites)
+    first = next(site for site in actual.sites if site.needs.empty)
     rest = [head for head in flat(first.units()) if head not in half]
     assert_exact(model, runs, [heads for heads in (half, rest) if heads])
     assert_reloads(model, runs, folder)
-    return found
+    return actual
 
 
 TYPES = {
@@ -175,9 +175,9 @@ TYPES = {
 @pytest.mark.parametrize(("kind", "model_type"), [(kind, name) for kind, names in TYPES.items() for name in names])
 def test_a_small_model_of_many_types(kind: str, model_type: str, tmp_path: Path) -> None:
     model, runs = build(model_type)
-    found = prune_and_reload(model, runs, tmp_path / "model")
-    assert found.known_by == "experiment"
-    assert found.left == ()
+    actual = prune_and_reload(model, runs, tmp_path / "model")
+    assert actual.known_by == "experiment"
+    assert actual.left == ()
 
 
 FALCON = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -193,8 +193,8 @@ def test_all_layouts_of_falcon(case: str, tmp_path: Path) -> None:
     settings, group = LAYOUTS[case]
     config = transformers.FalconConfig(**FALCON, **settings)
     model, runs = made(transformers.FalconForCausalLM, config)
-    found = prune_and_reload(model, runs, tmp_path / "model")
-    assert {(site.original, site.group, len(site.maps)) for site in found.sites} == {(4, group, 1)}
+    actual = prune_and_reload(model, runs, tmp_path / "model")
+    assert {(site.original, site.group, len(site.maps)) for site in actual.sites} == {(4, group, 1)}
 
 
 def test_pairs_of_diffllama_are_units(tmp_path: Path) -> None:
@@ -217,8 +217,8 @@ def test_blocks_of_codegen_lose_a_head_each(tmp_path: Path) -> None:
         vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=8, n_positions=40, n_ctx=40, rotary_dim=4, n_inner=20
     )
     model, runs = made(transformers.CodeGenForCausalLM, config)
-    found = prune_and_reload(model, runs, tmp_path / "model")
-    assert {(site.original, site.group) for site in found.sites} == {(8, 4)}
+    actual = prune_and_reload(model, runs, tmp_path / "model")
+    assert {(site.original, site.group) for site in actual.sites} == {(8, 4)}
 
 
 def test_relative_tables_of_swin_lose_their_heads(tmp_path: Path) -> None:
@@ -261,10 +261,10 @@ def test_a_map_that_no_input_reached_is_named() -> None:
 
 
 def test_attention_that_cannot_be_cut_is_left_whole_and_listed() -> None:
-    found = headprune.survey(build("led")[0])
-    assert {path.split(".")[0] for path, _ in found.left} == {"encoder"}
-    assert {site.path.split(".")[0] for site in found.sites} == {"decoder"}
-    assert {site.attention for site in found.sites} == {"self", "cross"}
+    actual = headprune.survey(build("led")[0])
+    assert {path.split(".")[0] for path, _ in actual.left} == {"encoder"}
+    assert {site.path.split(".")[0] for site in actual.sites} == {"decoder"}
+    assert {site.attention for site in actual.sites} == {"self", "cross"}
 
 
 # --- a model that sees and speaks -------------------------------------------------------------------------------------

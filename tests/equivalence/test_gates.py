@@ -28,9 +28,9 @@ from zoo import ZOO, Entry
 EMBEDDINGS = ("image_embeds", "text_embeds", "last_hidden_state")
 
 
-def per_sample(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def per_sample(actual: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Without CLIP's similarity matrices, which mix the samples of a batch."""
-    return {name: value for name, value in found.items() if not name.startswith("logits_per_")}
+    return {name: value for name, value in actual.items() if not name.startswith("logits_per_")}
 
 
 def row(batch: dict[str, torch.Tensor], sample: int) -> dict[str, torch.Tensor]:
@@ -97,8 +97,8 @@ def test_gradients_of_gates_are_those_of_each_sample(entry: Entry) -> None:
     def gradients(inputs: dict[str, torch.Tensor], gates: torch.Tensor) -> torch.Tensor:
         gates = gates.clone().requires_grad_(True)
         with headprune.gated(model, gates):
-            found = dict(model(**inputs).items())
-        compared = {name: found[name] for name in ("logits", *EMBEDDINGS) if name in found}
+            actual = dict(model(**inputs).items())
+        compared = {name: actual[name] for name in ("logits", *EMBEDDINGS) if name in actual}
         parts = real_tokens(compared, inputs).values()
         loss = sum((part * torch.linspace(-1.0, 1.0, part.shape[-1])).sum() for part in parts)
         return torch.autograd.grad(loss, gates)[0]

@@ -21,5 +21,5 @@ def parameters() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "make"), parameters())
 def test_a_run_is_what_it_was(name: str, make: Callable[[], list[dict[str, Any]]]) -> None:
-    found = difference(make(), read(name))
-    assert found.startswith("the same"), found
+    actual = difference(make(), read(name))
+    assert actual.startswith("the same"), actual

@@ -191,8 +191,8 @@ def plain(model: Any, batch: dict[str, torch.Tensor], name: str) -> tuple[torch.
 
 
 def plain_logits(model: Any, batches: Batches, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    found = [plain(model, batch, name) for batch in batches]
-    return torch.cat([part[0] for part in found]), torch.cat([part[1] for part in found])
+    actual = [plain(model, batch, name) for batch in batches]
+    return torch.cat([part[0] for part in actual]), torch.cat([part[1] for part in actual])
 
 
 def measured_by_hand(model: Any, before: torch.Tensor, batches: Batches, name: str) -> dict[str, float]:
@@ -241,11 +241,11 @@ def layers_of(model: Any) -> list[str]:
 
 def inside(model: Any, layers: Sequence[str]) -> dict[str, torch.nn.Module]:
     """A module within each layer, which runs when the layer computes and not when its output is handed out."""
-    found = {}
+    actual = {}
     for layer in layers:
         norms = [(path, m) for path, m in model.get_submodule(layer).named_modules() if "Norm" in type(m).__name__]
-        found[layer] = norms[0][1]
-    return found
+        actual[layer] = norms[0][1]
+    return actual
 
 
 CACHED = ("bert", "gpt2", "llama-gqa", "t5", "bart", "vit")

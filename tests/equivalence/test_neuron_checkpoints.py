@@ -96,8 +96,8 @@ def test_one_width_everywhere_loads_with_plain_transformers(entry: Entry, tmp_pa
     assert ("auto_map" in settings_of(path)) == (entry.name in NOT_NATIVE)
     if entry.name in NOT_NATIVE:
         return
-    plain, found = type(model).from_pretrained(path, output_loading_info=True)
-    assert not any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    plain, actual = type(model).from_pretrained(path, output_loading_info=True)
+    assert not any(actual[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert_same(model, plain, batch)
     plain.save_pretrained(tmp_path / "again")  # by transformers itself
     assert_same(model, headprune.load(tmp_path / "again"), batch)

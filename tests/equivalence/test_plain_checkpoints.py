@@ -96,8 +96,8 @@ def test_classes_that_read_numbers_of_each_layer_load_plainly(name: str, tmp_pat
     assert settings["per_layer_config"] == expected
     assert settings["headprune"]["native"] is True
     assert "auto_map" not in settings
-    plain, found = type(model).from_pretrained(tmp_path / "model", output_loading_info=True)
-    assert not any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    plain, actual = type(model).from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not any(actual[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert identical(outputs(plain.eval(), batch()), outputs(model, batch()))
 
     # headprune knows the original ids, and goes on from them; then the numbers are those of the dense model again.

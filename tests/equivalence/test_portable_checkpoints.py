@@ -72,7 +72,7 @@ print("\\n" + json.dumps(said))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+def actual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Any]]:
     folder = tmp_path_factory.mktemp("portable")
     models = {name: pruned(ZOO[name], "first-site-gone")[0] for name in CLASSES}
     for name, model in models.items():
@@ -82,9 +82,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 
 @pytest.mark.parametrize(("name", "auto"), [(name, auto) for name, classes in CLASSES.items() for auto in classes])
-def test_every_auto_class_loads_the_pruned_weights(name: str, auto: str, found: Any) -> None:
+def test_every_auto_class_loads_the_pruned_weights(name: str, auto: str, actual: Any) -> None:
     """All that a class shares with the one that was saved; only its head is new, as with plain classes."""
-    folder, models, said = found
+    folder, models, said = actual
     part = CLASSES[name][auto]
     saved = models[name].get_submodule(part).state_dict()
     loaded = load_file(folder / f"{name}-{auto}.safetensors")
@@ -101,8 +101,8 @@ def test_every_auto_class_loads_the_pruned_weights(name: str, auto: str, found: 
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_without_trust_transformers_says_what_to_do(name: str, found: Any) -> None:
-    folder, _, said = found
+def test_without_trust_transformers_says_what_to_do(name: str, actual: Any) -> None:
+    folder, _, said = actual
     autos = json.loads((folder / name / "config.json").read_text())["auto_map"]
     assert len(said[name]["refused"]) == 3 * len(autos)
     for sentence in (*said[name]["refused"], said["pipeline"]):
@@ -111,15 +111,15 @@ def test_without_trust_transformers_says_what_to_do(name: str, found: Any) -> No
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_plain_class_that_is_asked_for_by_name_says_who_pruned_it(name: str, found: Any) -> None:
-    sentences = found[2][name]["plain"]
+def test_a_plain_class_that_is_asked_for_by_name_says_who_pruned_it(name: str, actual: Any) -> None:
+    sentences = actual[2][name]["plain"]
     assert len(sentences) == 2
     assert all(portable_checkpoint.REFUSAL in sentence for sentence in sentences)
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_every_auto_class_that_serves_the_config_is_mapped(name: str, found: Any) -> None:
-    folder, models, _ = found
+def test_every_auto_class_that_serves_the_config_is_mapped(name: str, actual: Any) -> None:
+    folder, models, _ = actual
     auto_map = json.loads((folder / name / "config.json").read_text())["auto_map"]
     config = type(models[name].config)
     served = {
@@ -132,8 +132,8 @@ def test_every_auto_class_that_serves_the_config_is_mapped(name: str, found: Any
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_what_transformers_saved_again_headprune_loads(name: str, found: Any) -> None:
-    folder, models, _ = found
+def test_what_transformers_saved_again_headprune_loads(name: str, actual: Any) -> None:
+    folder, models, _ = actual
     auto = next(auto for auto, part in CLASSES[name].items() if not part)
     loaded, batch = headprune.load(folder / f"{name}-{auto}"), ZOO[name].batch(0)
     assert type(loaded) is type(models[name])

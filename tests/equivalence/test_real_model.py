@@ -55,11 +55,11 @@ def test_masked_equals_removed_and_loads_again(heads: Heads, batch: dict[str, to
     assert difference(dense, expected) > MATTERS
     headprune.remove(model, heads[::2], verify=batch)
     headprune.remove(model, heads[1::2], verify=batch)
-    found = outputs(model, batch)
-    assert difference(expected, found) <= TOLERANCE
+    actual = outputs(model, batch)
+    assert difference(expected, actual) <= TOLERANCE
 
     headprune.save(model, tmp_path / "model")
-    assert identical(found, outputs(headprune.load(tmp_path / "model"), batch))
+    assert identical(actual, outputs(headprune.load(tmp_path / "model"), batch))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     assert torch.equal(tokenizer(SENTENCES, padding=True, return_tensors="pt")["input_ids"], batch["input_ids"])
 

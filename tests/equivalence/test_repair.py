@@ -28,7 +28,7 @@ def batches_of(entry: Entry, count: int = 2) -> list[Batch]:
 
 def tokens_at(model: Any, sites: list[Site], batches: list[Batch]) -> list[torch.Tensor]:
     """What the heads of each site give at every real token, application after application, in float64."""
-    found: list[list[torch.Tensor]] = [[] for _ in sites]
+    actual: list[list[torch.Tensor]] = [[] for _ in sites]
     for batch in batches:
         seen: list[list[torch.Tensor]] = [[] for _ in sites]
         handles = [
@@ -39,7 +39,7 @@ def tokens_at(model: Any, sites: list[Site], batches: list[Batch]) -> list[torch
             model(**{name: value for name, value in batch.items() if name != "labels"})
         for handle in handles:
             handle.remove()
-        for site, own, kept in zip(sites, seen, found, strict=True):
+        for site, own, kept in zip(sites, seen, actual, strict=True):
             for outputs_ in own:
                 flat = outputs_.flatten(0, -2).double()
                 name = "decoder_attention_mask" if site.stack == "decoder" and "decoder_input_ids" in batch else ""
@@ -47,7 +47,7 @@ def tokens_at(model: Any, sites: list[Site], batches: list[Batch]) -> list[torch
                 if site.stack != "vision" and mask is not None and mask.numel() == len(flat):
                     flat = flat[mask.flatten().bool()]
                 kept.append(flat)
-    return [torch.cat(parts) for parts in found]
+    return [torch.cat(parts) for parts in actual]
 
 
 def output_of(model: Any, site: Site, tokens: torch.Tensor) -> torch.Tensor:

@@ -39,9 +39,9 @@ def seen(model: Any, tokenizer: Any, texts: list[str]) -> Tensors:
     return {name: value for name, value in flat.items() if value.is_floating_point()}
 
 
-def of_kept(found: Tensors, kept: list[int], rows: int) -> Tensors:
+def of_kept(actual: Tensors, kept: list[int], rows: int) -> Tensors:
     """Logits of the kept tokens, everything else as it is."""
-    return {name: value[..., kept] if value.shape[-1] == rows else value for name, value in found.items()}
+    return {name: value[..., kept] if value.shape[-1] == rows else value for name, value in actual.items()}
 
 
 def same(before: Tensors, after: Tensors) -> bool:

@@ -52,4 +52,4 @@ def test_every_task_with_a_loss_has_two_families() -> None:
     for case in CASES:
         families.setdefault(case.task, set()).add(type(case.build()).__name__)
     assert {kind.name for kind in TASKS} - without == set(families)
-    assert all(len(found) >= 2 for found in families.values()), families
+    assert all(len(actual) >= 2 for actual in families.values()), families

@@ -84,11 +84,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeRuntime]:
 def labelled() -> list[dict[str, torch.Tensor]]:
     """Batches whose labels are what the model says, so that its accuracy is 1."""
     model = uneven("bert")
-    found = []
+    actual = []
     for batch in batches("bert"):
         with torch.no_grad():
-            found.append({**batch, "labels": model(**batch).logits.argmax(-1)})
-    return found
+            actual.append({**batch, "labels": model(**batch).logits.argmax(-1)})
+    return actual
 
 
 def test_what_is_written_down(fake: Callable[..., FakeRuntime], tmp_path: Path) -> None:
@@ -221,11 +221,11 @@ def test_the_sample_is_made_up(tmp_path: Path) -> None:
     model = uneven("bert")
     secret = {**ZOO["bert"].batch(9)}
     given = Source(model, task_of(model), secret)
-    found = sample_inputs(given)
-    assert set(found) == {"input_ids", "attention_mask"}
-    assert found["input_ids"].shape == (1, 9)
-    assert not torch.equal(found["input_ids"], secret["input_ids"][:1])
-    assert torch.equal(found["input_ids"], sample_inputs(given)["input_ids"])
+    actual = sample_inputs(given)
+    assert set(actual) == {"input_ids", "attention_mask"}
+    assert actual["input_ids"].shape == (1, 9)
+    assert not torch.equal(actual["input_ids"], secret["input_ids"][:1])
+    assert torch.equal(actual["input_ids"], sample_inputs(given)["input_ids"])
 
 
 def test_headprune_export_is_public(fake: Callable[..., FakeRuntime], tmp_path: Path) -> None:

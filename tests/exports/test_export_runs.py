@@ -49,14 +49,14 @@ def test_a_run_is_exported_checked_and_written_down(dense: str, run: Path, tmp_p
     before = (own / "model" / "README.md").read_text()
     done = headprune("export", own, "--to", "onnx", "--out", tmp_path / "out", "--json")
     assert done.code == 0, done.err
-    found, result = done.json, json.loads((own / "run.json").read_text())["result"]
+    actual, result = done.json, json.loads((own / "run.json").read_text())["result"]
     # The samples, the metric and its value are the run's own.
-    assert found["check"]["samples"] == 12
-    assert found["check"]["metric"] == result["metric"]
-    assert found["check"]["exported"]["value"] == pytest.approx(result["pruned"], abs=1e-9)
-    assert found["check"]["exported"]["interval"] == pytest.approx(result["pruned_interval"])
-    assert found["check"]["difference"] <= found["check"]["tolerance"] == 1e-4
-    assert all(found["latency"][name]["dense"] > 0 for name in ("batch_1", "batch_6"))
+    assert actual["check"]["samples"] == 12
+    assert actual["check"]["metric"] == result["metric"]
+    assert actual["check"]["exported"]["value"] == pytest.approx(result["pruned"], abs=1e-9)
+    assert actual["check"]["exported"]["interval"] == pytest.approx(result["pruned_interval"])
+    assert actual["check"]["difference"] <= actual["check"]["tolerance"] == 1e-4
+    assert all(actual["latency"][name]["dense"] > 0 for name in ("batch_1", "batch_6"))
     assert (tmp_path / "out" / "tokenizer.json").is_file()
     assert "logits (1, 3)" in program(tmp_path / "out")
 
@@ -111,9 +111,9 @@ def test_quantised_by_openvino_of_other_data(run: Path, tmp_path: Path) -> None:
     done = headprune("export", own, "--to", "openvino", "--out", out, *asked, "--batch-size", "4", "--json")
     assert done.code == 0, done.err
     assert "batch_4" in done.json["latency"]
-    found = done.json
-    assert (found["quantize"], found["check"]["samples"], found["check"]["tolerance"]) == ("int8", 10, None)
-    assert found["check"]["difference"] > 0
+    actual = done.json
+    assert (actual["quantize"], actual["check"]["samples"], actual["check"]["tolerance"]) == ("int8", 10, None)
+    assert actual["check"]["difference"] > 0
     nodes = openvino.Core().read_model(out / "model.xml").get_ops()
     constants = [node for node in nodes if node.type_info.name == "Constant"]
     assert "i8" in {op.get_element_type().get_type_name() for op in constants}
@@ -175,12 +175,12 @@ def test_the_samples_are_those_of_the_evaluation(run: Path, tmp_path: Path) -> N
     _, wanted = split_data(experiment, read_examples(experiment, model, task_of(model), experiment.data))
     assert wanted is not None
     ids = [row["input_ids"].tolist() for row in wanted.rows]
-    found = [
+    actual = [
         row[mask.bool()].tolist()
         for b in batches
         for row, mask in zip(b["input_ids"], b["attention_mask"], strict=True)
     ]
-    assert sorted(found) == sorted(ids)
+    assert sorted(actual) == sorted(ids)
     plain = AutoModelForSequenceClassification.from_pretrained(run / "model", trust_remote_code=True).eval()
     with torch.no_grad():
         right = [

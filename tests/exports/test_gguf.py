@@ -29,13 +29,13 @@ def compare(model: Any, tmp_path: Path, tokens: int = 20) -> float:
     source = source_of(model, tmp_path / "model")
     runner = Gguf().open(exported(source, tmp_path / "file"), source, threads=1)
     try:
-        found, wanted = runner(**source.batch).logits, log_probabilities(model, source)
-        assert found is not None
-        assert found.shape == wanted.shape
+        actual, wanted = runner(**source.batch).logits, log_probabilities(model, source)
+        assert actual is not None
+        assert actual.shape == wanted.shape
         prompt = {name: rows[1:2] for name, rows in source.batch.items()}
         ids = prompt["input_ids"][prompt["attention_mask"].bool()].tolist()
         assert runner.generate(prompt, tokens) == greedy(model, ids, tokens)
-        return float((found - wanted).abs().max())
+        return float((actual - wanted).abs().max())
     finally:
         runner.close()
 
@@ -124,11 +124,11 @@ def test_only_the_last_positions(tmp_path: Path) -> None:
     model = pruned("llama", "uneven")
     source = source_of(model, tmp_path / "model")
     runner = Gguf().open(exported(source, tmp_path / "file"), source, threads=1)
-    found, wanted = runner(**source.batch, last=2).logits, log_probabilities(model, source)
+    actual, wanted = runner(**source.batch, last=2).logits, log_probabilities(model, source)
     runner.close()
-    assert found is not None
-    assert (found[:, -2:] - wanted[:, -2:]).abs().max() < NEAR
-    assert not found[:, :-2].any()
+    assert actual is not None
+    assert (actual[:, -2:] - wanted[:, -2:]).abs().max() < NEAR
+    assert not actual[:, :-2].any()
 
 
 def test_generation_goes_on_where_a_text_ends(tmp_path: Path) -> None:

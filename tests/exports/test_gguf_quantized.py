@@ -47,13 +47,13 @@ def unpaired(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 def with_numbers_of(model: Any, file: Path, size: int) -> Any:
     """The model in torch, with the matrices of the file."""
-    found, result = numbers(file), copy.deepcopy(model)
+    actual, result = numbers(file), copy.deepcopy(model)
     with torch.no_grad():
-        result.model.embed_tokens.weight.copy_(found["token_embd.weight"])
-        result.lm_head.weight.copy_(found["output.weight"])
+        result.model.embed_tokens.weight.copy_(actual["token_embd.weight"])
+        result.lm_head.weight.copy_(actual["output.weight"])
         for number, layer in enumerate(result.model.layers):
             for name, path in PATHS.items():
-                rows = found[f"blk.{number}.{name}.weight"]
+                rows = actual[f"blk.{number}.{name}.weight"]
                 target = layer.get_submodule(path).weight
                 rows = unpaired(rows, size) if name in ("attn_q", "attn_k") else rows
                 target.copy_(rows[: target.shape[0], : target.shape[1]])
@@ -69,13 +69,13 @@ def test_llama_cpp_computes_with_the_numbers_of_the_file(family: str, quantize: 
     source = source_of(model, tmp_path / "model")
     Gguf().write(source, tmp_path, quantize)
     runner = Gguf().open(tmp_path, source, threads=1)
-    found = runner(**source.batch).logits
+    actual = runner(**source.batch).logits
     runner.close()
-    assert found is not None
+    assert actual is not None
     wanted = log_probabilities(with_numbers_of(model, tmp_path / "model.gguf", SIZE), source)
     dense = log_probabilities(model, source)
     real = source.batch["attention_mask"].bool()
-    gap, rounding = ((found - other)[real].abs().mean() for other in (wanted, dense))
+    gap, rounding = ((actual - other)[real].abs().mean() for other in (wanted, dense))
     assert gap < 0.03  # llama.cpp rounds what goes into quantised matrices as well, to eight bits
     if quantize == "q4_0":  # the rounding of weights is seen, so another oracle would not do
         assert rounding > 5 * gap
@@ -87,11 +87,11 @@ def test_stand_ins_are_quantised_as_well(variant: str, tmp_path: Path) -> None:
     source = source_of(model, tmp_path / "model")
     Gguf().write(source, tmp_path, "q8_0")
     runner = Gguf().open(tmp_path, source, threads=1)
-    found = runner(**source.batch).logits
+    actual = runner(**source.batch).logits
     runner.close()
-    assert found is not None
+    assert actual is not None
     real = source.batch["attention_mask"].bool()
-    assert (found - log_probabilities(model, source))[real].abs().mean() < 0.05
+    assert (actual - log_probabilities(model, source))[real].abs().mean() < 0.05
 
 
 def test_formats(tmp_path: Path) -> None:

@@ -81,9 +81,9 @@ def test_the_same_tokens(kind: str, tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
     Gguf().write(source, tmp_path / "file", None)
     runner = Gguf().open(tmp_path / "file", source, threads=1)
-    found = {text: runner.tokenize(text) for text in TEXTS}
+    actual = {text: runner.tokenize(text) for text in TEXTS}
     runner.close()
-    assert found == {text: words(text)["input_ids"] for text in TEXTS}
+    assert actual == {text: words(text)["input_ids"] for text in TEXTS}
 
 
 def test_what_belongs_to_a_tokenizer_is_in_the_file(tmp_path: Path) -> None:
@@ -137,9 +137,9 @@ def test_smaller_vocabularies(kind: str, tmp_path: Path) -> None:
     source = source_of(model, tmp_path / "model", smaller, tuple(text[:40] for text in texts[:3]))
     Gguf().write(source, tmp_path, None)
     runner = Gguf().open(tmp_path, source, threads=1)
-    found = {text: runner.tokenize(text) for text in texts}
+    actual = {text: runner.tokenize(text) for text in texts}
     logits = runner(**source.batch).logits
     runner.close()
-    assert found == {text: smaller(text)["input_ids"] for text in texts}
+    assert actual == {text: smaller(text)["input_ids"] for text in texts}
     assert logits is not None
     assert (logits - log_probabilities(model, source)).abs().max() < 1e-3

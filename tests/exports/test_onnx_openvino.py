@@ -106,8 +106,8 @@ def test_layers_without_heads_remember_nothing(name: str) -> None:
         for layer, site in enumerate(site for site in sites if site.attention == kind):
             if site.kept:
                 wanted[f"past_key_values.{layer}.{part}key"] = site.kv_heads
-    found = {key: value.shape[1] for key, value in decoder.inputs.items() if key.endswith("key")}
-    assert found == wanted
+    actual = {key: value.shape[1] for key, value in decoder.inputs.items() if key.endswith("key")}
+    assert actual == wanted
     assert len(wanted) == len(sites) - 1
 
 

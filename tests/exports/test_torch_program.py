@@ -134,9 +134,9 @@ def code_of(folder: Path, runtime: Runtime = PLAIN) -> str:
 def test_the_code_for_people_runs_with_torch_alone() -> None:
     """It says what the model says: the code remembers keys and values by itself."""
     places = {name: exported(name) for name in NAMES}
-    found = dict(zip(NAMES, alone(*(code_of(folder) for _, folder in places.values())), strict=True))
+    actual = dict(zip(NAMES, alone(*(code_of(folder) for _, folder in places.values())), strict=True))
     for name in ("bert", "vit"):
-        assert found[name].startswith("logits (1, 3) [")
+        assert actual[name].startswith("logits (1, 3) [")
     for name in ("llama-gqa", "t5"):
         source, folder = places[name]
         sample = dict(read_sample(folder))
@@ -144,7 +144,7 @@ def test_the_code_for_people_runs_with_torch_alone() -> None:
             sample = {**sample, "decoder_input_ids": sample["decoder_input_ids"][:, :1]}
             sample.pop("decoder_attention_mask")
         start = sample.get("decoder_input_ids", sample["input_ids"])
-        assert found[name] == str(start[0].tolist() + greedy(source.model, sample))
+        assert actual[name] == str(start[0].tolist() + greedy(source.model, sample))
 
 
 def test_files_hold_no_row_of_the_data() -> None:
@@ -206,10 +206,10 @@ def test_what_cannot_be_traced_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     forward = type(source.model).forward
 
     def depends(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = forward(self, *args, **kwargs)
-        if found.logits.sum().item() > 0:  # a value decides what is computed
-            found.logits = -found.logits
-        return found
+        actual = forward(self, *args, **kwargs)
+        if actual.logits.sum().item() > 0:  # a value decides what is computed
+            actual.logits = -actual.logits
+        return actual
 
     monkeypatch.setattr(type(source.model), "forward", depends)
     with pytest.raises(ExportError, match=r"PyTorch cannot trace this model \(.*\); save it with headprune.save"):

@@ -45,13 +45,13 @@ def test_it_computes_with_the_nearest_weights(name: str, kind: str) -> None:
         lowest, highest = -(2 ** (stored.bits - 1)), 2 ** (stored.bits - 1) - 1
         original = grouped(dense.get_submodule(path).weight, stored)
         step = original.abs().amax(2, keepdim=True) / ((highest - lowest) / 2)
-        found = grouped(model.get_submodule(path).weight.dequantize(), stored)
-        assert ((found - original).abs() <= step / 2 * 1.0001).all(), path
+        actual = grouped(model.get_submodule(path).weight.dequantize(), stored)
+        assert ((actual - original).abs() <= step / 2 * 1.0001).all(), path
         exact = original / step
         between = ((exact - exact.floor()) - 0.5).abs() < 1e-4  # both neighbours are right
-        assert (between | ((found / step - exact.round().clamp(lowest, highest)).abs() < 1e-4)).all(), path
+        assert (between | ((actual / step - exact.round().clamp(lowest, highest)).abs() < 1e-4)).all(), path
         with torch.no_grad():
-            dense.get_submodule(path).weight.copy_(found.reshape(len(found), -1))
+            dense.get_submodule(path).weight.copy_(actual.reshape(len(actual), -1))
     batch = ZOO[name].batch(0)
     assert difference(outputs(dense, batch), outputs(model, batch)) < 1e-5
     plain, _ = pruned(ZOO[name], telling_variant(ZOO[name]))
@@ -169,9 +169,9 @@ def test_it_loads_in_another_precision(kind: str, tmp_path: Path) -> None:
     _, model, _ = small("bert", kind)
     headprune.save(model, tmp_path / "q")
     again = headprune.load(tmp_path / "q", dtype=torch.bfloat16)
-    found = outputs(again, ZOO["bert"].batch(0))
-    assert found["logits"].dtype == torch.bfloat16
-    assert difference(outputs(model, ZOO["bert"].batch(0)), found) < 0.1
+    actual = outputs(again, ZOO["bert"].batch(0))
+    assert actual["logits"].dtype == torch.bfloat16
+    assert difference(outputs(model, ZOO["bert"].batch(0)), actual) < 0.1
 
 
 def test_a_layer_that_is_in_no_file_is_missed(tmp_path: Path) -> None:

@@ -41,20 +41,22 @@ def load_with_transformers(folder: Path) -> tuple[Any, list[str]]:
     settings = json.loads((folder / "config.json").read_text())
     own = settings["architectures"][0]
     auto = next(auto for auto, kind in settings["auto_map"].items() if kind.endswith(f".{own}"))
-    model, found = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
-    return model, [f"{what}: {sorted(map(str, names))}" for what, names in found.items() if names]
+    model, actual = getattr(transformers, auto).from_pretrained(
+        folder, trust_remote_code=True, output_loading_info=True
+    )
+    return model, [f"{what}: {sorted(map(str, names))}" for what, names in actual.items() if names]
 
 
 def problems(case: Path, load: Any) -> list[str]:
-    model, found = load(case / "checkpoint" / case.name)
+    model, actual = load(case / "checkpoint" / case.name)
     expected = load_file(case / "outputs.safetensors")
     with torch.no_grad():
         result = model.eval()(**load_file(case / "batch.safetensors"))
-    found += [f"output {name} differs" for name in expected if not torch.equal(expected[name], result[name])]
+    actual += [f"output {name} differs" for name in expected if not torch.equal(expected[name], result[name])]
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     if shapes != json.loads((case / "shapes.json").read_text()):
-        found.append("parameters differ")
-    return found
+        actual.append("parameters differ")
+    return actual
 
 
 def look(folder: Path, load: Any) -> dict[str, list[str]]:

@@ -80,13 +80,13 @@ def test_the_model_is_what_loops_give(attention: str) -> None:
     model = double()
     model.set_attn_implementation(attention)
     batch = decoder_batch(0)
-    found = model(**batch, output_hidden_states=True)
+    actual = model(**batch, output_hidden_states=True)
     for row, mask in enumerate(batch["attention_mask"].bool()):
         states = model.model.embed_tokens(batch["input_ids"][row])
         for number, layer in enumerate(model.model.layers):
             states = layer_by_loops(layer, states, mask)
-            assert (states - found.hidden_states[number + 1][row])[mask].abs().max() < EXACT
-        assert (states @ model.lm_head.weight.T - found.logits[row])[mask].abs().max() < EXACT
+            assert (states - actual.hidden_states[number + 1][row])[mask].abs().max() < EXACT
+        assert (states @ model.lm_head.weight.T - actual.logits[row])[mask].abs().max() < EXACT
 
 
 @torch.no_grad()
@@ -94,9 +94,9 @@ def test_probabilities_cover_tokens_and_memory() -> None:
     model = double()
     model.set_attn_implementation("eager")
     batch = decoder_batch(0)
-    found = model(**batch, output_attentions=True).attentions
-    assert len(found) == 3
-    for weights in found:
+    actual = model(**batch, output_attentions=True).attentions
+    assert len(actual) == 3
+    for weights in actual:
         assert weights.shape == (3, 4, 9, 9 + 5)
         assert (weights.sum(-1) - 1).abs().max() < EXACT
         assert (weights[..., 9:] > 0).all()  # seen by every query, those of padding too
@@ -127,9 +127,9 @@ def test_a_cache_holds_tokens_alone_and_changes_nothing() -> None:
     whole = model(input_ids=ids).logits
     cache, pieces = None, []
     for start, end in ((0, 4), (4, 5), (5, 9)):
-        found = model(input_ids=ids[:, start:end], past_key_values=cache, use_cache=True)
-        cache = found.past_key_values
-        pieces.append(found.logits)
+        actual = model(input_ids=ids[:, start:end], past_key_values=cache, use_cache=True)
+        cache = actual.past_key_values
+        pieces.append(actual.logits)
         assert cache.get_seq_length() == end
         assert cache.layers[0].keys.shape == (3, 4, end, 6)
     assert (torch.cat(pieces, 1) - whole).abs().max() < EXACT
@@ -288,8 +288,8 @@ def test_the_program_finds_it_in_a_folder(tmp_path: Path) -> None:
     headprune.save(model, tmp_path / "model")
     done = forked_python.run("-m", "headprune", "inspect", tmp_path / "model", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["model_type"] == "all_attention"
-    assert [site["heads"] for site in found["sites"]] == [3, 4, 4]
+    actual = json.loads(done.stdout)
+    assert actual["model_type"] == "all_attention"
+    assert [site["heads"] for site in actual["sites"]] == [3, 4, 4]
     loaded = headprune.load(tmp_path / "model")
     assert outputs(loaded, decoder_batch(1))["logits"].equal(outputs(model, decoder_batch(1))["logits"])

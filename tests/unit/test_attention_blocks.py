@@ -49,33 +49,33 @@ def both_ways(model: Any, batch: Batch) -> tuple[Any, Any, list[int]]:
     with blocks(WHOLE) as whole:
         direct = headprune.score(model, [batch], criteria=CRITERIA)
     with blocks(1) as made:
-        found = headprune.score(model, [batch], criteria=CRITERIA)
+        actual = headprune.score(model, [batch], criteria=CRITERIA)
     assert all(queries > 4 for queries in whole)  # none where eager attention returns its map at once
-    return direct, found, made
+    return direct, actual, made
 
 
-def assert_same(direct: Any, found: Any) -> None:
+def assert_same(direct: Any, actual: Any) -> None:
     for criterion in CRITERIA:  # a deficit is the small difference of numbers about 1, which have float32's rounding
-        one, other = direct.scores[criterion], found.scores[criterion]
+        one, other = direct.scores[criterion], actual.scores[criterion]
         assert torch.allclose(one, other, rtol=TOLERANCE, atol=1e-6 if criterion == "deficit" else 0), criterion
-    assert torch.equal(direct.zero_probabilities, found.zero_probabilities)
+    assert torch.equal(direct.zero_probabilities, actual.zero_probabilities)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["bert", "albert", "llama-gqa", "mistral", "t5", "bart", "modernbert"])
 def test_blocks_give_the_scores_of_whole_maps(name: str, attention: str) -> None:
     """Padded, causal, sliding, grouped, with a bias by position, across two texts, and a site that is applied often."""
-    direct, found, made = both_ways(with_attention(ZOO[name].build(), attention), labelled(ZOO[name], 0))
+    direct, actual, made = both_ways(with_attention(ZOO[name].build(), attention), labelled(ZOO[name], 0))
     assert max(made) <= 4  # in blocks, and in the trial before them
-    assert_same(direct, found)
+    assert_same(direct, actual)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss"])
 def test_caps_and_sinks_stay_the_familys_own(name: str) -> None:
     model, batch = SPECIAL[name](), labelled(ZOO["llama"], 0)
-    direct, found, made = both_ways(model, batch)
+    direct, actual, made = both_ways(model, batch)
     assert max(made) <= 4
-    assert_same(direct, found)
+    assert_same(direct, actual)
 
 
 def gpt_oss() -> Any:
@@ -106,9 +106,9 @@ SPECIAL: dict[str, Callable[[], Any]] = {"gemma2": ZOO["gemma2"].build, "gpt-oss
 def test_without_padding_the_causal_mask_is_made_by_block() -> None:
     """No mask comes from the model: the rows of each block say what they may look at."""
     ids = torch.randint(5, VOCAB, (2, 11), generator=torch.Generator().manual_seed(0))
-    direct, found, made = both_ways(ZOO["llama-gqa"].build(), {"input_ids": ids})
+    direct, actual, made = both_ways(ZOO["llama-gqa"].build(), {"input_ids": ids})
     assert max(made) <= 4
-    assert_same(direct, found)
+    assert_same(direct, actual)
 
 
 def test_eager_attention_without_gradients_runs_once_and_gives_the_same_output() -> None:

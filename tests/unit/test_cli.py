@@ -64,8 +64,8 @@ def refused(done: Done, *parts: str) -> None:
 
 
 def test_inspect() -> None:
-    found = program("inspect", material().bert, "--json").json
-    assert found["model_type"] == "bert"
+    actual = program("inspect", material().bert, "--json").json
+    assert actual["model_type"] == "bert"
     site = {
         "kind": "heads",
         "place": "encoder self",
@@ -75,12 +75,12 @@ def test_inspect() -> None:
         "head_dim": 6,
         "applications": 1,
     }
-    assert len(found["sites"]) == 3
-    for number, one in enumerate(found["sites"]):
+    assert len(actual["sites"]) == 3
+    for number, one in enumerate(actual["sites"]):
         assert one.items() >= {**site, "path": f"bert.encoder.layer.{number}.attention.self"}.items()
     model = headprune.load(material().bert)
-    assert found["parameters"]["total"] == sum(parameter.numel() for parameter in model.parameters())
-    assert sum(found["parameters"]["modules"].values()) == found["parameters"]["total"]
+    assert actual["parameters"]["total"] == sum(parameter.numel() for parameter in model.parameters())
+    assert sum(actual["parameters"]["modules"].values()) == actual["parameters"]["total"]
 
 
 def test_inspect_needs_the_config_alone(tmp_path: Path) -> None:

@@ -40,16 +40,16 @@ def test_prune_and_compare_take_budgets() -> None:
 def test_json_and_tables_of_several_points(tmp_path: Path) -> None:
     m, out = material(), tmp_path / "run"
     command = prune_command(m.bert, m.data_csv, out, "--keep-flops", "0.8,0.6", *QUICK)
-    found = program(*command, "--json").json
+    actual = program(*command, "--json").json
     record = json.loads((out / "run.json").read_text())
-    assert found["units"] == record["result"]["units"]
-    assert found["units"]["heads"][0] == 12
-    assert found["units"]["neurons"] == [60, record["points"][-1]["units"]["neurons"]]
-    assert found["points"] == record["points"]
-    assert found["shares"] == record["savings"]["shares"]
-    assert found["shares"]["flops"] <= 0.6
+    assert actual["units"] == record["result"]["units"]
+    assert actual["units"]["heads"][0] == 12
+    assert actual["units"]["neurons"] == [60, record["points"][-1]["units"]["neurons"]]
+    assert actual["points"] == record["points"]
+    assert actual["shares"] == record["savings"]["shares"]
+    assert actual["shares"]["flops"] <= 0.6
     shown = " ".join(program(*command).out.split())  # finished: nothing is computed again
-    heads, neurons = (found["units"][kind][0] - found["units"][kind][1] for kind in ("heads", "neurons"))
+    heads, neurons = (actual["units"][kind][0] - actual["units"][kind][1] for kind in ("heads", "neurons"))
     gone = [f"{count} of {total} {kind}" for count, total, kind in ((heads, 12, "heads"), (neurons, 60, "neurons"))]
     assert f"Removed {' and '.join(part for part in gone if not part.startswith('0 '))}: accuracy" in shown
     for point in record["points"]:
@@ -60,12 +60,12 @@ def test_json_and_tables_of_several_points(tmp_path: Path) -> None:
 
 def test_json_of_a_single_point_has_shares_alone(tmp_path: Path) -> None:
     m = material()
-    found = program(
+    actual = program(
         *prune_command(m.bert, m.data_csv, tmp_path / "run", "--keep-parameters", "0.8", *QUICK, "--json")
     ).json
-    assert found["shares"].keys() == {"parameters", "flops", "latency"}
-    assert found["shares"]["parameters"] <= 0.8
-    assert "points" not in found
+    assert actual["shares"].keys() == {"parameters", "flops", "latency"}
+    assert actual["shares"]["parameters"] <= 0.8
+    assert "points" not in actual
     assert not (tmp_path / "run" / "models").exists()
 
 
@@ -109,13 +109,13 @@ def test_the_measured_speed_up_stands_beside_the_one_asked_for(width: int) -> No
 def test_scores_of_heads_and_neurons(tmp_path: Path) -> None:
     m = material()
     command = ("score", m.bert, "--data", m.data_csv, "--criterion", "his", "--units", "heads,neurons")
-    found = program(*command, "--json").json
-    assert found["kinds"] == ["heads"] * 3 + ["neurons"] * 3
-    assert [len(row) for row in found["scores"]] == [4, 4, 4, 20, 20, 20]
+    actual = program(*command, "--json").json
+    assert actual["kinds"] == ["heads"] * 3 + ["neurons"] * 3
+    assert [len(row) for row in actual["scores"]] == [4, 4, 4, 20, 20, 20]
     batches = headprune.data.load_examples(headprune.load(m.bert), m.data_csv, processor=m.bert).batches(32)
     expected = headprune.score(headprune.load(m.bert), batches, criterion="his", units="heads,neurons").scores
-    assert found["scores"][5] == pytest.approx(expected[5, :20].tolist())
-    assert found["scores"][0] == pytest.approx(expected[0, :4].tolist())
+    assert actual["scores"][5] == pytest.approx(expected[5, :20].tolist())
+    assert actual["scores"][0] == pytest.approx(expected[0, :4].tolist())
     assert "20 neurons, the least to the most important" in program(*command).out
     heads = program("score", m.bert, "--data", m.data_csv, "--json").json
     assert "kinds" not in heads
@@ -133,17 +133,17 @@ def test_inspect_lists_feed_forward_sites(tmp_path: Path) -> None:
     )
     left = list(steps_of(out)[-1]["widths"].values())
     assert sum(left) < 60
-    found = program("inspect", out / "model", "--json").json
-    assert [site["kind"] for site in found["sites"]] == ["heads"] * 3
+    actual = program("inspect", out / "model", "--json").json
+    assert [site["kind"] for site in actual["sites"]] == ["heads"] * 3
     fields = ("path", "kind", "place", "neurons", "original_neurons", "applications")
-    assert [tuple(site[name] for name in fields) for site in found["feed_forward"]] == [
+    assert [tuple(site[name] for name in fields) for site in actual["feed_forward"]] == [
         (f"bert.encoder.layer.{number}", "neurons", "encoder feed-forward", width, 20, 1)
         for number, width in enumerate(left)
     ]
     # A neuron has a row of 24 weights and a bias before it, and a column of 24 weights after it.
-    assert found["parameters"]["neurons"] == sum(left) * (24 + 1 + 24)
-    tokens = found["flops"]["tokens"]
-    assert found["flops"]["neurons"] == sum(left) * tokens * 2 * (24 + 24)
+    assert actual["parameters"]["neurons"] == sum(left) * (24 + 1 + 24)
+    tokens = actual["flops"]["tokens"]
+    assert actual["flops"]["neurons"] == sum(left) * tokens * 2 * (24 + 24)
     shown = program("inspect", out / "model").out
     assert "Feed-forward sites in bert.encoder.layer" in " ".join(shown.split())
     for width in left:

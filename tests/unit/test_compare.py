@@ -363,8 +363,8 @@ def test_a_comparison_with_another_compensation_for_all(compensated: Any, tmp_pa
     rows = compare(experiment(repair="lstsq", every=4), ["magnitude", "magnitude+none"], tmp_path / "runs")
     assert {row.name for row in rows} == {"magnitude", "magnitude+none"}
     before = {row.name: row.area for row in compensated[1]}
-    found = {row.name: row.area for row in rows}
-    assert found == {"magnitude": before["magnitude+lstsq"], "magnitude+none": before["magnitude"]}
+    actual = {row.name: row.area for row in rows}
+    assert actual == {"magnitude": before["magnitude+lstsq"], "magnitude+none": before["magnitude"]}
 
 
 # --- alpha ---

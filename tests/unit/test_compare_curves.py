@@ -46,8 +46,8 @@ def curve(
 
 def right(counts: Sequence[int], samples: int = 100, shift: int = 0) -> list[Step]:
     """Accuracy: at each step so many of the samples are right, the first ones after `shift`."""
-    found = [torch.roll((torch.arange(samples) < count).double(), shift) for count in counts]
-    return curve([float(one.mean()) for one in found], per_sample=found)
+    actual = [torch.roll((torch.arange(samples) < count).double(), shift) for count in counts]
+    return curve([float(one.mean()) for one in actual], per_sample=actual)
 
 
 def row(name: str, *trials: list[Step], metric: Metric = ACCURACY, samples: Any = "these") -> Curve:
@@ -96,11 +96,11 @@ def test_the_area_of_each_sample_is_that_of_its_own_curve(metric: Metric) -> Non
     steps = curve([finish(float(one.mean())) for one in per_sample], [10, 9, 5, 4, 0], per_sample)
     sign = 1 if metric.higher_is_better else -1
     for until in (0.3, 1.0):
-        found = area_per_sample(metric, steps, until)
-        assert found is not None
+        actual = area_per_sample(metric, steps, until)
+        assert actual is not None
         slow = [slow_mean(shares(steps), [sign * float(one[n]) for one in per_sample], until) for n in range(7)]
-        assert found.tolist() == pytest.approx(slow)
-        assert float(found.mean()) == pytest.approx(signed_area(metric, steps, until))
+        assert actual.tolist() == pytest.approx(slow)
+        assert float(actual.mean()) == pytest.approx(signed_area(metric, steps, until))
 
 
 def test_unknown_outcomes_outside_the_range_do_not_matter() -> None:
@@ -150,19 +150,19 @@ def test_a_run_that_ends_early_ends_the_range() -> None:
 def test_where_nothing_is_of_use_the_whole_curve_ranks() -> None:
     one, other = row("one", right([90, 20, 10])), row("other", right([90, 30, 10]))
     rows = rank_curves([one, other])
-    assert [(found.name, found.usable_until) for found in rows] == [("other", 0), ("one", 0)]
+    assert [(actual.name, actual.usable_until) for actual in rows] == [("other", 0), ("one", 0)]
     assert rows[0].usable_area == rows[0].area
     assert "the whole curve ranks" in verdict(rows)[0]
     early = row("early", curve([0.9, 0.2], [10, 9]))
     assert not comparable([one, early])  # nor do their whole curves compare
-    assert [found.name for found in rank_curves([one, early])] == ["one", "early"]
+    assert [actual.name for actual in rank_curves([one, early])] == ["one", "early"]
     assert verdict(rank_curves([one, early])) == []
 
 
 def test_different_metrics_are_not_ranked() -> None:
     rows = rank_curves([row("one", right([90, 89])), row("other", curve([3.0, 3.1]), metric=PERPLEXITY)])
-    assert [found.name for found in rows] == ["one", "other"]
-    assert all(not found.ahead for found in rows)
+    assert [actual.name for actual in rows] == ["one", "other"]
+    assert all(not actual.ahead for actual in rows)
 
 
 def test_values_that_are_no_numbers() -> None:
@@ -170,10 +170,10 @@ def test_values_that_are_no_numbers() -> None:
     late = row("late", curve([0.9, 0.9, 0.85, math.nan, math.nan]))
     early = row("early", curve([0.9, math.nan, 0.9, 0.9, 0.9]))
     rows = rank_curves([early, late, row("good", curve([0.9, 0.9, 0.9, 0.5, 0.5]))])
-    assert [found.name for found in rows] == ["good", "late", "early"]
+    assert [actual.name for actual in rows] == ["good", "late", "early"]
     assert rows[0].usable_until == 0.5
-    text = json.dumps([found.to_json() for found in rows], allow_nan=False)
-    assert [found["usable_area"] is None for found in json.loads(text)] == [False, False, True]
+    text = json.dumps([actual.to_json() for actual in rows], allow_nan=False)
+    assert [actual["usable_area"] is None for actual in json.loads(text)] == [False, False, True]
     assert rank_curves([row("none", curve([math.nan] * 4)), row("nor", curve([math.nan] * 4))])[0].usable_until == 0
 
 
@@ -200,7 +200,7 @@ def test_the_best_is_paired_with_all_and_each_other_with_the_next() -> None:
     rows = rank_curves(
         [row(name, right([90, count, 50])) for name, count in zip("abcd", (89, 87, 85, 83), strict=True)]
     )
-    assert [[ahead.of for ahead in found.ahead] for found in rows] == [["b", "c", "d"], ["c"], ["d"], []]
+    assert [[ahead.of for ahead in actual.ahead] for actual in rows] == [["b", "c", "d"], ["c"], ["d"], []]
 
 
 def test_smaller_perplexity_is_ahead() -> None:

@@ -163,8 +163,8 @@ def test_a_task_takes_what_its_device_asks_for(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(StudyError, match="No machine of the cluster has a GPU"):
         ray._resources(job(Path("run"), device="cuda"))
     most["GPU"], most["memory"] = 2, 1 << 30  # less than it may take: then it runs there alone
-    found = [ray._resources(job(Path("run"), device=device))["num_gpus"] for device in ("cuda", "auto", "cpu")]
-    assert found == [1, 1, 0]
+    actual = [ray._resources(job(Path("run"), device=device))["num_gpus"] for device in ("cuda", "auto", "cpu")]
+    assert actual == [1, 1, 0]
     assert ray._resources(small)["memory"] == 1 << 30
     with pytest.raises(StudyError, match="Ray chooses which GPU a run has, so cuda:1 cannot be kept"):
         ray._resources(job(Path("run"), device="cuda:1"))

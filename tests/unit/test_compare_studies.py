@@ -52,7 +52,7 @@ def test_a_study_is_the_product_of_its_lists() -> None:
         }
     )
     groups = make_groups(study, Path("out"))
-    found = {
+    actual = {
         (
             one.model,
             one.data,
@@ -76,7 +76,7 @@ def test_a_study_is_the_product_of_its_lists() -> None:
         chance = [(str(make(f"random(seed={seed + trial})")), "none") for trial in range(2)]
         for criterion in [("magnitude", "none"), ("gnorm", "lstsq"), *chance]:
             expected.add((model, data, length, seed, *budget, *criterion))
-    assert found == expected
+    assert actual == expected
     jobs = [job for group in groups for job in group.jobs]
     assert len(jobs) == len(expected) == 2 * 2 * 2 * 3 * 4
     assert len({job.folder for job in jobs}) == len(jobs)
@@ -353,20 +353,20 @@ def comparison(values: dict[str, float], place: tuple[str, ...], **options: Any)
 
 
 def test_mean_ranks_with_ties(tmp_path: Path) -> None:
-    found = [
+    actual = [
         comparison({"a": 0.9, "b": 0.8, "c": 0.1}, ("m", "d", "seed0", "flops-0.5")),
         comparison({"a": 0.7, "b": 0.7, "c": 0.6}, ("m", "d", "seed1", "flops-0.5"), seed=1),
         comparison({"a": 0.2, "b": 0.8, "c": 0.1}, ("n", "d", "seed0", "flops-0.5")),
     ]
-    assert [one.ranks for one in found] == [
+    assert [one.ranks for one in actual] == [
         {"a": 1, "b": 2, "c": 3},
         {"a": 1.5, "b": 1.5, "c": 3},
         {"b": 1, "a": 2, "c": 3},
     ]
-    assert [(s.name, s.mean_rank, s.groups) for s in standings(found)] == [("a", 1.5, 3), ("b", 1.5, 3), ("c", 3, 3)]
-    assert sum(standing.best_in for standing in standings(found)) == 3
+    assert [(s.name, s.mean_rank, s.groups) for s in standings(actual)] == [("a", 1.5, 3), ("b", 1.5, 3), ("c", 3, 3)]
+    assert sum(standing.best_in for standing in standings(actual)) == 3
     study = Study(subjects=({"model": "m", "data": "d"},), criteria=("a",))
-    groups = [dataclasses.replace(one, group=dataclasses.replace(one.group, folder=tmp_path)) for one in found]
+    groups = [dataclasses.replace(one, group=dataclasses.replace(one.group, folder=tmp_path)) for one in actual]
     over = write_index(study, tmp_path, groups)["over_seeds"]
     (own,) = [line for line in over if (line["model"], line["name"]) == ("m", "a")]
     assert (own["seeds"], own["mean"], own["lowest"], own["highest"]) == (2, pytest.approx(0.8), 0.7, 0.9)
@@ -417,7 +417,7 @@ def test_runs_that_are_finished_are_not_run_again(budgeted: tuple[Path, Any], mo
             raise AssertionError("There is nothing to do.")
 
     monkeypatch.setattr(run_study, "write_comparison", lambda *_: None)
-    (found,) = run_study.run_study([group], Refuses())
-    assert {row.name for row in found.rows} == {"magnitude", "random"}
+    (actual,) = run_study.run_study([group], Refuses())
+    assert {row.name for row in actual.rows} == {"magnitude", "random"}
     with pytest.raises(AssertionError, match="nothing to do"):
         run_study.run_study([make_group(one, ["inverse:magnitude"], group.folder)], Refuses())

@@ -206,10 +206,10 @@ def test_a_users_criterion_of_signals_shares_the_pass() -> None:
             return sums["signed"] / samples
 
     batches = some_batches(ZOO["bert"])
-    found = headprune.score(model_of("bert", "dense"), batches, criteria=["his", "signed"]).scores
+    actual = headprune.score(model_of("bert", "dense"), batches, criteria=["his", "signed"]).scores
     gradients = oracle_of("bert", "dense").gate_gradients()
-    assert torch.allclose(found["signed"], sum(gradients) / len(gradients), rtol=1e-4, atol=1e-7)
-    assert (found["signed"].abs() <= found["his"] + 1e-12).all()
+    assert torch.allclose(actual["signed"], sum(gradients) / len(gradients), rtol=1e-4, atol=1e-7)
+    assert (actual["signed"].abs() <= actual["his"] + 1e-12).all()
     assert make("signed").needs_labels
 
 

@@ -85,9 +85,9 @@ def test_usual_columns_are_found_and_others_can_be_named(model: Any, tmp_path: P
     assert int(row["labels"]) == 2
     with pytest.raises(DataError, match="No text column was found; name it with --text-column: 'utterance', 'mood'"):
         load_examples(model, data, processor=m.bert)
-    found = load_examples(model, m.pairs_tsv, processor=m.bert)  # sentence1 and target
-    assert ids(found.rows[0]) == [CLS, *word_ids(sentences(1)[0]), SEP]
-    assert found.has_labels
+    actual = load_examples(model, m.pairs_tsv, processor=m.bert)  # sentence1 and target
+    assert ids(actual.rows[0]) == [CLS, *word_ids(sentences(1)[0]), SEP]
+    assert actual.has_labels
 
 
 def test_a_table_without_labels(model: Any) -> None:
@@ -265,9 +265,9 @@ def test_no_other_cuts_waste_less_on_padding(lengths: list[int], size: int) -> N
         for count in range(1, min(size, left) + 1):
             yield from ([count, *others] for others in ways(left - count))
 
-    found = [len(batch["labels"]) for batch in some_examples(lengths).batches(size)]
-    assert max(found) <= size
-    assert cost(found) == min(map(cost, ways(len(lengths))))
+    actual = [len(batch["labels"]) for batch in some_examples(lengths).batches(size)]
+    assert max(actual) <= size
+    assert cost(actual) == min(map(cost, ways(len(lengths))))
 
 
 def test_full_batches_have_as_many_samples_as_there_are() -> None:

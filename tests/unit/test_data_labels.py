@@ -170,8 +170,8 @@ def several(**settings: Any) -> Any:
     ],
 )
 def test_several_labels_per_row(suffix: str, values: list[Any], tmp_path: Path) -> None:
-    found = labels_of(several(), tmp_path / f"x.{suffix}", values)
-    assert found == [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    actual = labels_of(several(), tmp_path / f"x.{suffix}", values)
+    assert actual == [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
 
 
 def test_a_name_with_a_comma_is_one_name(tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_a_column_of_flags_per_label(tmp_path: Path) -> None:
         {"text": "w6", "glad": 0, "sad": 1, "torn, or so": 0},
     ]
     write_rows(tmp_path / "x.csv", rows)
-    found = load_examples(several(), tmp_path / "x.csv", processor=material().bert).rows
-    assert [row["labels"].tolist() for row in found] == [[1, 0, 1], [0, 1, 0]]
+    actual = load_examples(several(), tmp_path / "x.csv", processor=material().bert).rows
+    assert [row["labels"].tolist() for row in actual] == [[1, 0, 1], [0, 1, 0]]
 
 
 def test_lists_make_a_silent_model_one_of_several_labels(tmp_path: Path) -> None:

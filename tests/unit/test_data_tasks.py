@@ -103,8 +103,8 @@ def test_tags(suffix: str, named: bool, place: Path, tmp_path: Path) -> None:
 
 def test_words_and_tags_with_blanks_between(place: Path, tmp_path: Path) -> None:
     rows = [{"text": " ".join(w), "tags": " ".join(t)} for w, t in zip(WORDS, TAGS, strict=True)]
-    found = load_examples(tagger(), write(tmp_path / "x.csv", rows), processor=place).rows
-    assert found[0]["labels"].tolist() == slowly_tagged(WORDS[0], [1, 0, 2])[1]
+    actual = load_examples(tagger(), write(tmp_path / "x.csv", rows), processor=place).rows
+    assert actual[0]["labels"].tolist() == slowly_tagged(WORDS[0], [1, 0, 2])[1]
 
 
 def test_tags_that_do_not_count_and_cut_words(place: Path, tmp_path: Path) -> None:
@@ -187,21 +187,21 @@ def test_answers(form: str, suffix: str, place: Path, tmp_path: Path) -> None:
 def test_the_answer_where_it_begins_and_not_where_it_is_first(place: Path, tmp_path: Path) -> None:
     second = CONTEXT.rindex("ab")
     rows = [{"question": QUESTION, "context": CONTEXT, "answers": answers("ab", begin=b)} for b in (0, second)]
-    found = load_examples(reader(), write(tmp_path / "x.jsonl", rows), processor=place).rows
-    assert int(found[0]["start_positions"]) < int(found[1]["start_positions"])
-    assert [answered_as(row) for row in found] == ["ab", "ab"]
+    actual = load_examples(reader(), write(tmp_path / "x.jsonl", rows), processor=place).rows
+    assert int(actual[0]["start_positions"]) < int(actual[1]["start_positions"])
+    assert [answered_as(row) for row in actual] == ["ab", "ab"]
 
 
 def test_questions_without_an_answer(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     empty: list[Any] = [{"text": [], "answer_start": []}, None, [], {"text": "", "answer_start": -1}]
     rows = [{"question": QUESTION, "context": CONTEXT, "answers": answer} for answer in [*empty, answers("zz")]]
     with caplog.at_level(logging.WARNING):
-        found = load_examples(reader(), write(tmp_path / "x.jsonl", rows), processor=place, max_length=10).rows
-        places = [(int(row["start_positions"]), int(row["end_positions"])) for row in found]
+        actual = load_examples(reader(), write(tmp_path / "x.jsonl", rows), processor=place, max_length=10).rows
+        places = [(int(row["start_positions"]), int(row["end_positions"])) for row in actual]
     assert places == [(0, 0)] * 5  # the last one was cut off
     assert caplog.text.count("row 4 is the first") == 1
     assert all(
-        row["input_ids"].tolist()[:4] == found[0]["input_ids"].tolist()[:4] for row in found
+        row["input_ids"].tolist()[:4] == actual[0]["input_ids"].tolist()[:4] for row in actual
     )  # never the question
 
 

@@ -164,8 +164,8 @@ def test_rows_are_made_once_and_only_when_looked_at() -> None:
     assert made == []
     assert [row["input_ids"].tolist() for row in part.rows] == [row["input_ids"].tolist() for row in expected.rows]
     assert len(made) == 2
-    for found, wanted in zip(rest.batches(2), others.batches(2), strict=True):
-        assert torch.equal(found["input_ids"], wanted["input_ids"])
+    for actual, wanted in zip(rest.batches(2), others.batches(2), strict=True):
+        assert torch.equal(actual["input_ids"], wanted["input_ids"])
     examples.batches(3)
     assert sorted(made) == [0, 2, 4, 7, 9]
     assert [len(row["input_ids"]) for row in examples.rows[1:4]] == [1, 10, 3]

@@ -31,16 +31,16 @@ def gradients(model: Any, batches: list[Any], name: str) -> dict[tuple[int, str]
     time without padding."""
     oracle = Oracle(model, batches, next_token=is_language_model(ZOO[name]))
     weights = oracle.weight_gradients(sum(oracle.norm(sample) for sample in oracle.samples) / len(oracle.samples))
-    found: dict[tuple[int, str], dict[int, torch.Tensor]] = {}
+    actual: dict[tuple[int, str], dict[int, torch.Tensor]] = {}
     for site in oracle.sites:
         for role in "qkv":
             axis = site.roles[role]
             rows = weights[axis.module]
             width = 1 if role == "q" else site.group
             for position in range(len(axis.units)):
-                own = found.setdefault((site.index, role), {})
+                own = actual.setdefault((site.index, role), {})
                 own[site.kept[position * width] // width] = rows[axis.indices([position])].clone()
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("name", FAMILIES)

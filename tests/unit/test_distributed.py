@@ -50,9 +50,9 @@ def pruned(count: int, *runs: tuple[Path, Mapping[str, Any]]) -> None:
         distributed.start()
         return [run_experiment(one, out, measure=False, publish=False)["result"] for one, out in asked]
 
-    found = together(count, work)
-    assert [code for code, _, _ in found] == [0] * count, found
-    assert all(result == found[0][1] for _, result, _ in found)
+    actual = together(count, work)
+    assert [code for code, _, _ in actual] == [0] * count, actual
+    assert all(result == actual[0][1] for _, result, _ in actual)
 
 
 def batches() -> list[dict[str, torch.Tensor]]:
@@ -114,10 +114,10 @@ def test_work_is_shared_out_evenly() -> None:
             return str(error)
         return "none"
 
-    found = together(2, work)
-    assert [code for code, _, _ in found] == [0, 0], found
-    whose, own, gathered, told, _ = found[1][1]
-    assert whose == found[0][1][0]
+    actual = together(2, work)
+    assert [code for code, _, _ in actual] == [0, 0], actual
+    whose, own, gathered, told, _ = actual[1][1]
+    assert whose == actual[0][1][0]
     assert {whose[piece] for piece in own} == {1}
     loads = [
         sum(cost for cost, one in zip([5, 1, 4, 2, 3, 1], whose, strict=True) if one == number) for number in (0, 1)
@@ -125,7 +125,7 @@ def test_work_is_shared_out_evenly() -> None:
     assert loads == [8, 8]
     assert gathered == [0, 1]
     assert told == 0
-    assert [one[1][4] for one in found] == ["It is not a number."] * 2  # an error of one is an error of all
+    assert [one[1][4] for one in actual] == ["It is not a number."] * 2  # an error of one is an error of all
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------
@@ -151,11 +151,11 @@ def test_scores_are_those_of_one_process() -> None:
 
     heads, both, removed = scored()
     for count in (2, 6):  # of which one has nothing to do
-        found = together(count, work)
-        assert [code for code, _, _ in found] == [0] * count, found
-        assert sorted(number for _, given, _ in found for number in given[4]) == list(range(5))
-        assert max(len(given[4]) for _, given, _ in found) == -(-5 // count)
-        for _, (scores, scores_of_both, gone, (samples, real, loss, predictions, zeros), _), _ in found:
+        actual = together(count, work)
+        assert [code for code, _, _ in actual] == [0] * count, actual
+        assert sorted(number for _, given, _ in actual for number in given[4]) == list(range(5))
+        assert max(len(given[4]) for _, given, _ in actual) == -(-5 // count)
+        for _, (scores, scores_of_both, gone, (samples, real, loss, predictions, zeros), _), _ in actual:
             for name in CRITERIA:
                 torch.testing.assert_close(scores[name], heads.scores[name], rtol=1e-6, atol=0, equal_nan=True)
             torch.testing.assert_close(scores_of_both, both.scores, rtol=1e-6, atol=0, equal_nan=True)
@@ -194,10 +194,10 @@ def test_tokens_take_the_passes_of_one_process(limit: int, monkeypatch: pytest.M
     assert len(products) == (len(scores) if limit else 0)
     assert all((told is None) == (limit == 0) for told in ahead)
     for count in (2, 6):
-        for _, (own, found, told, ran, share), _ in together(count, work):
+        for _, (own, actual, told, ran, share), _ in together(count, work):
             assert torch.equal(own, scores)
-            assert len(found) == len(products)
-            assert all(map(torch.equal, found, products))
+            assert len(actual) == len(products)
+            assert all(map(torch.equal, actual, products))
             assert told == ahead if limit == 0 else all(map(torch.equal, told, ahead))
             assert ran == groups * share
 
@@ -236,9 +236,9 @@ def test_a_process_that_dies_ends_the_run_and_the_same_command_goes_on(tmp_path:
 
         return run
 
-    def ended(found: Any, codes: list[int]) -> None:
-        assert [code for code, _, _ in found] == codes, found
-        said = "".join(said for _, _, said in found)
+    def ended(actual: Any, codes: list[int]) -> None:
+        assert [code for code, _, _ in actual] == codes, actual
+        said = "".join(said for _, _, said in actual)
         assert said.count("Error: ") == said.count("has died") == said.count("same command resumes") == 1
         assert "Traceback" not in said
 
@@ -260,18 +260,18 @@ def test_a_wrong_input_is_one_sentence(tmp_path: Path) -> None:
         (files.unlabelled_csv, "his", "labels"),  # after it
     ):
         out = tmp_path / "run"
-        found = commanded(2, "prune", files.bert, "--data", data, "--out", out, "--criterion", criterion)
-        assert [code for code, _, _ in found] == [2, 2], found
-        said = found[0][2] + found[1][2]
+        actual = commanded(2, "prune", files.bert, "--data", data, "--out", out, "--criterion", criterion)
+        assert [code for code, _, _ in actual] == [2, 2], actual
+        said = actual[0][2] + actual[1][2]
         assert said.count("Error: ") == 1
         assert words in said
         assert not out.exists()
     assert [code for code, _, _ in commanded(2, "prune", files.bert, "--nonesuch")] == [2, 2]
     # A verb that has nothing to share is done by the first process.
-    found = commanded(2, "inspect", files.bert)
-    assert [code for code, _, _ in found] == [0, 0]
-    assert "heads" in found[0][2]
-    assert found[1][2] == ""
+    actual = commanded(2, "inspect", files.bert)
+    assert [code for code, _, _ in actual] == [0, 0]
+    assert "heads" in actual[0][2]
+    assert actual[1][2] == ""
 
 
 def test_torchrun_starts_them() -> None:

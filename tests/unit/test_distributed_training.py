@@ -67,16 +67,16 @@ def test_every_step_sees_the_rows_of_one_process() -> None:
 def test_training_is_that_of_one_process_and_goes_on_in_another_number(tmp_path: Path) -> None:
     ((code, alone, said),) = trained(1, tmp_path / "one")
     assert code == 0, said
-    found = trained(2, tmp_path / "two")
-    assert [code for code, _, _ in found] == [0, 0], found
-    assert found[0][1] == found[1][1]
+    actual = trained(2, tmp_path / "two")
+    assert [code for code, _, _ in actual] == [0, 0], actual
+    assert actual[0][1] == actual[1][1]
     codes = [code for code, _, _ in trained(2, tmp_path / "killed", dies=1)]
     assert codes[1] == -signal.SIGKILL
     assert codes[0] != 0
     assert (tmp_path / "killed" / "training").is_dir()
     ((code, resumed, said),) = trained(1, tmp_path / "killed")  # what two began, one goes on with
     assert code == 0, said
-    for name, record in (("two", found[0][1]), ("killed", resumed)):
+    for name, record in (("two", actual[0][1]), ("killed", resumed)):
         assert record[0]["mask"] == alone[0]["mask"]
         assert steps_of(tmp_path / name)[1]["removed"] == steps_of(tmp_path / "one")[1]["removed"]
         ours, theirs = (_gates(tmp_path / which) for which in ("one", name))

@@ -80,28 +80,28 @@ def test_rises_are_those_of_the_convex_curve_below() -> None:
 def test_the_effect_on_a_sample_is_the_sum_over_its_tokens() -> None:
     gradients, change = drawn(6, 3).float(), drawn(6, 3, seed=1).float()
     samples = torch.tensor([0, 0, 0, 1, 1, 2])
-    found = Sensitivity(torch.zeros(6, 2), [gradients], samples, samples % 2)
+    actual = Sensitivity(torch.zeros(6, 2), [gradients], samples, samples % 2)
     expected = sum(float((gradients[samples == s] * change[samples == s]).sum()) ** 2 for s in range(3)) / 3
-    assert found.effect(change) == pytest.approx(expected, rel=1e-5)
+    assert actual.effect(change) == pytest.approx(expected, rel=1e-5)
 
 
 def test_errors_are_those_of_samples_that_were_not_fitted() -> None:
     """Many columns can express what they are fitted to; what they say of other samples is another matter."""
     inputs, weight = drawn(24, 8).float(), drawn(3, 8, seed=1).float()
-    found = Sensitivity(inputs, [drawn(24, 3, seed=2).float()], torch.arange(24), torch.arange(24) % 2)
-    unseen = HeldOutError(found, inputs, weight, torch.ones(24), 1e-6)
+    actual = Sensitivity(inputs, [drawn(24, 3, seed=2).float()], torch.arange(24), torch.arange(24) % 2)
+    unseen = HeldOutError(actual, inputs, weight, torch.ones(24), 1e-6)
     left = torch.arange(6)
     wanted = inputs[:, 6:] @ weight[:, 6:].t()  # what the two that go have added
     fitted = wanted - inputs[:, left] @ torch.linalg.lstsq(inputs[:, left], wanted).solution
-    assert unseen.error(left) > found.effect(fitted)
+    assert unseen.error(left) > actual.effect(fitted)
     by_hand = wanted.clone()
     for fold in (0, 1):
         own, other = torch.arange(24) % 2 == fold, torch.arange(24) % 2 != fold
         by_hand[own] -= inputs[own][:, left] @ torch.linalg.lstsq(inputs[other][:, left], wanted[other]).solution
-    assert unseen.error(left) == pytest.approx(found.effect(by_hand), rel=1e-3)
+    assert unseen.error(left) == pytest.approx(actual.effect(by_hand), rel=1e-3)
     assert unseen.error(torch.arange(8)) == pytest.approx(0.0, abs=1e-6)
     nothing = torch.tensor([], dtype=torch.long)
-    assert unseen.error(nothing) == pytest.approx(found.effect(inputs @ weight.t()), rel=1e-5)
+    assert unseen.error(nothing) == pytest.approx(actual.effect(inputs @ weight.t()), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama-gqa", "gpt2", "vit", "albert", "t5"])
@@ -110,7 +110,7 @@ def test_gradients_are_those_of_the_outputs(name: str) -> None:
     model = ZOO[name].build().eval()
     batch = {k: v[:1] for k, v in ZOO[name].batch(0).items()}
     task, sites = task_of(model), all_sites(model)
-    found = tokens_of(model, sites, [batch], at_outputs=True)
+    actual = tokens_of(model, sites, [batch], at_outputs=True)
     from headprune.signals.objectives import sign_gradient
 
     for site in sites[:: max(1, len(sites) // 3)]:
@@ -121,7 +121,7 @@ def test_gradients_are_those_of_the_outputs(name: str) -> None:
         logits = task.logits(model(**task.inputs(prepared)))
         handle.remove()
         (slope,) = torch.autograd.grad(logits, factor, sign_gradient(task, logits, prepared))
-        own = Sensitivity.of(found[site.index])
+        own = Sensitivity.of(actual[site.index])
         weight = output.weight if hasattr(output, "nf") else output.weight.t()
         given = own.inputs @ weight.detach() + (0 if output.bias is None else output.bias.detach())
         assert float((own.gradients[0] * given).sum()) == pytest.approx(float(slope), rel=1e-3, abs=1e-5)
@@ -130,8 +130,8 @@ def test_gradients_are_those_of_the_outputs(name: str) -> None:
 def test_draws_of_signs_differ() -> None:
     """Of many logits every draw is another sum; of two there is one only."""
     model = ZOO["llama-gqa"].build().eval()
-    found = tokens_of(model, all_sites(model), [ZOO["llama-gqa"].batch(0)], at_outputs=True)
-    first, second = Sensitivity.of(found[0]).gradients
+    actual = tokens_of(model, all_sites(model), [ZOO["llama-gqa"].batch(0)], at_outputs=True)
+    first, second = Sensitivity.of(actual[0]).gradients
     assert not torch.allclose(first, second)
     assert first.square().sum() == pytest.approx(float(second.square().sum()), rel=1.0)
 
@@ -142,9 +142,9 @@ def test_scores_of_a_site_rank_units_and_add_up_to_its_error() -> None:
     result = headprune.score(model, batches, criterion="elimination", units="heads,neurons")
     sites = all_sites(model)
     assert result.scores.shape == (6, 20)
-    found = tokens_of(model, sites, batches, at_outputs=True)
+    actual = tokens_of(model, sites, batches, at_outputs=True)
     for site in sites:
-        own = site_scores(model, site, Sensitivity.of(found[site.index]), ridge=0.1)
+        own = site_scores(model, site, Sensitivity.of(actual[site.index]), ridge=0.1)
         assert torch.equal(result.scores[site.index, list(site.kept)], own)
         assert (own >= 0).all()
         assert own.unique().numel() == site.size  # an order, without ties

@@ -55,8 +55,8 @@ def test_packages_are_added_and_nothing_is_counted_twice(root: Path) -> None:
 
 def test_a_counter_that_starts_again(root: Path) -> None:
     counter = zone(root, "intel-rapl:0", "package-0", 9_500_000, most=10_000_000)
-    found = energy_per_thousand({"run": lambda: spending(counter, 2_000_000, 10_000_000)}, 1, CPU)
-    assert found == pytest.approx({"run": 2000})
+    actual = energy_per_thousand({"run": lambda: spending(counter, 2_000_000, 10_000_000)}, 1, CPU)
+    assert actual == pytest.approx({"run": 2000})
 
 
 def test_silent_where_nothing_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +87,8 @@ def test_the_card_of_the_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
         nvmlDeviceGetTotalEnergyConsumption=lambda card: next(spent) if card == "card 1" else None,
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    found = energy_per_thousand({"run": lambda: None}, 10, torch.device("cuda", 1))
-    assert found == pytest.approx({"run": 50})
+    actual = energy_per_thousand({"run": lambda: None}, 10, torch.device("cuda", 1))
+    assert actual == pytest.approx({"run": 50})
     assert counters(CPU) == []
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert counters(torch.device("cuda", 1)) == []
@@ -100,7 +100,7 @@ def test_savings_have_it(root: Path) -> None:
     dense.register_forward_hook(lambda *_: spending(counter, 8_000_000))
     pruned.register_forward_hook(lambda *_: spending(counter, 4_000_000))
     batch = {**text_batch(0, size=4), "labels": torch.zeros(4, dtype=torch.long)}
-    found = savings(dense, pruned, batch)
-    assert (found["dense"]["joules_per_1000"], found["pruned"]["joules_per_1000"]) == (2000, 1000)
-    assert found["shares"].keys() == {"parameters", "flops", "latency"}
-    assert (found["shares"]["parameters"], found["shares"]["flops"]) == (1, 1)
+    actual = savings(dense, pruned, batch)
+    assert (actual["dense"]["joules_per_1000"], actual["pruned"]["joules_per_1000"]) == (2000, 1000)
+    assert actual["shares"].keys() == {"parameters", "flops", "latency"}
+    assert (actual["shares"]["parameters"], actual["shares"]["flops"]) == (1, 1)

@@ -272,9 +272,9 @@ def test_counting_leaves_nothing_behind(kind: str, config: Any, inputs: dict[str
     assert_unchanged(model, before)
     assert model.training
     assert {type(buffer) for buffer in model.buffers()} <= {torch.Tensor, torch.nn.Buffer}
-    found = outputs(model.eval(), inputs)
-    assert {type(value) for value in found.values()} == {torch.Tensor}
-    assert identical(found, outputs(copy.deepcopy(twin), inputs))
+    actual = outputs(model.eval(), inputs)
+    assert {type(value) for value in actual.values()} == {torch.Tensor}
+    assert identical(actual, outputs(copy.deepcopy(twin), inputs))
 
 
 @pytest.mark.parametrize("entry", families())

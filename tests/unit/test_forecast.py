@@ -74,11 +74,11 @@ TINY = {
 def structures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The models of these configs without their weights."""
     folder = tmp_path_factory.mktemp("configs")
-    found = {}
+    actual = {}
     for name, (settings, _) in CONFIGS.items():
         (folder / f"{name}.json").write_text(json.dumps(settings))
-        found[name] = load_structure(folder / f"{name}.json")
-    return found
+        actual[name] = load_structure(folder / f"{name}.json")
+    return actual
 
 
 @pytest.fixture(scope="module")

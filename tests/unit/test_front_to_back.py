@@ -110,15 +110,15 @@ def test_adding_to_the_stream_is_adding_to_the_output() -> None:
     model, batch = ZOO["llama-gqa"].build().eval(), ZOO["llama-gqa"].batch(0)
     site = all_sites(model)[-1]
     outputs: list[torch.Tensor] = []
-    found: list[torch.Tensor] = []
+    actual: list[torch.Tensor] = []
     handle = model.get_submodule(site.o).register_forward_hook(lambda m, a, out: outputs.append(out))
     layer: list[torch.Tensor] = []
     other = model.model.layers[-1].register_forward_hook(lambda m, a, out: layer.append(out))
-    with torch.no_grad(), streams(model, [site], lambda _, stream: found.append(stream)):
+    with torch.no_grad(), streams(model, [site], lambda _, stream: actual.append(stream)):
         model(**batch)
     handle.remove()
     other.remove()
-    assert torch.equal(found[0] + outputs[0], layer[0])
+    assert torch.equal(actual[0] + outputs[0], layer[0])
 
 
 def pruned(name: str) -> tuple:
@@ -185,15 +185,15 @@ def test_a_repair_runs_every_layer_three_times_whatever_the_depth() -> None:
 
 def test_a_model_that_cannot_be_walked_through_is_repaired_by_whole_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same weights come out, from more passes."""
-    found = []
+    actual = []
     for walkable in (True, False):
         monkeypatch.setattr("headprune.repair.dense_targets.is_walkable", lambda *args, walkable=walkable: walkable)
         model, _, _, dense = pruned("bert")
         assert dense.walkable == walkable
         dense.repair(model, all_sites(model), "dense")
-        found.append(model.state_dict())
-    for name, value in found[0].items():
-        assert torch.equal(value, found[1][name]), name
+        actual.append(model.state_dict())
+    for name, value in actual[0].items():
+        assert torch.equal(value, actual[1][name]), name
 
 
 def test_whether_a_model_can_be_walked_through_is_tried_on_itself() -> None:

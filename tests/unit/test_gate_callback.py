@@ -157,15 +157,15 @@ def test_bfloat16_and_gradient_checkpointing_in_the_trainer(tmp_path: Path) -> N
 
 def test_clipping_leaves_the_weight_of_gates_against_the_task_as_it_is(tmp_path: Path) -> None:
     """The Trainer clips the gradient of the task before a callback can add to it."""
-    found = []
+    actual = []
     for limit in (0.0, 1e-3):
         callback = headprune.GateCallback(l0=0.1, warmup=0.0, start=0.0)  # where float32 knows the smallest steps
         trainer, _ = trainer_of(build(**DROPLESS), tmp_path, callback, max_steps=1, max_grad_norm=limit, optim="sgd")
         before = callback.gates.bias.detach().clone()
         trainer.train()
         moved = callback.gates.bias.detach() - before
-        found.append(moved / moved.norm())
-    assert torch.allclose(*found, atol=1e-5)
+        actual.append(moved / moved.norm())
+    assert torch.allclose(*actual, atol=1e-5)
 
 
 def test_the_best_checkpoint_brings_its_gates(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def test_the_formula_of_the_paper_by_hand() -> None:
     gate, u, alpha = HardConcrete(), 0.3, 0.4
     s = 1 / (1 + math.exp(-(math.log(u) - math.log(1 - u) + alpha) * 3))
     expected = min(1.0, max(0.0, s * 1.2 - 0.1))
-    found = gate.draw(torch.tensor(alpha, dtype=torch.float64), torch.tensor(u).double(), straight_through=False)
+    actual = gate.draw(torch.tensor(alpha, dtype=torch.float64), torch.tensor(u).double(), straight_through=False)
     # u came through float32, which has 24 bits; the slope of the gate is below 4.
-    assert float(found) == pytest.approx(expected, abs=1e-6)
+    assert float(actual) == pytest.approx(expected, abs=1e-6)
     assert 0 < expected < 1
     evaluated = gate.evaluated(torch.tensor(alpha, dtype=torch.float64))
     assert float(evaluated) == pytest.approx(1.2 / (1 + math.exp(-alpha)) - 0.1, rel=1e-12)

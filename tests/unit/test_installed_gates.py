@@ -48,7 +48,7 @@ def test_values_are_parameters_that_get_gradients() -> None:
     assert gates.values.dtype == torch.float64
     model(**batch).loss.backward()
     step = 1e-6
-    found = gates.values.grad.clone()
+    actual = gates.values.grad.clone()
     with torch.no_grad():
         for cell in ((0, 0), (1, 3), (2, 2)):
             sides = []
@@ -56,7 +56,7 @@ def test_values_are_parameters_that_get_gradients() -> None:
                 gates.values[cell] += sign * step
                 sides.append(float(model(**batch).loss))
                 gates.values[cell] -= sign * step
-            assert found[cell] == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-4, abs=1e-9)
+            assert actual[cell] == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-4, abs=1e-9)
     gates.detach()
     assert hook_count(model) == 0
 

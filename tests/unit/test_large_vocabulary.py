@@ -60,10 +60,10 @@ def test_losses_are_taken_in_blocks_and_are_the_same() -> None:
     targets[0, 3] = -100
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     with torch.no_grad():
-        found = cross_entropies(logits, targets)
+        actual = cross_entropies(logits, targets)
         assert peak(lambda: cross_entropies(logits, targets)) < 2 * 4 * (1 << 20) / LOGITS + 0.2
-    assert torch.equal(found.flatten(), expected)
-    assert found[0, 3] == 0
+    assert torch.equal(actual.flatten(), expected)
+    assert actual[0, 3] == 0
 
 
 def test_signs_do_not_depend_on_blocks_or_on_the_batch() -> None:

@@ -193,17 +193,17 @@ def test_speedup_and_shares(monkeypatch: pytest.MonkeyPatch) -> None:
         timing, "time_once", lambda run, clock: ((next(slower) + 1) // 2) * (4.0 if run.module is dense else 1.0)
     )
     assert measure_speedup(dense, pruned, batch) == 4.0
-    found = shares(dense, pruned, batch)
-    assert found["latency"] == 0.25
-    assert found["parameters"] == pytest.approx(seconds_of(pruned) / seconds_of(dense), abs=1e-4)
-    assert 0.4 < found["flops"] < 0.7
+    actual = shares(dense, pruned, batch)
+    assert actual["latency"] == 0.25
+    assert actual["parameters"] == pytest.approx(seconds_of(pruned) / seconds_of(dense), abs=1e-4)
+    assert 0.4 < actual["flops"] < 0.7
 
 
 def test_the_command(taken: list[Any]) -> None:
     asked = ("inspect", material().bert, "--latency", "--tokens", 8, "--batch-size", 2, "--threads", 1)
-    found = program(*asked, "--json").json["latency"]
-    assert (found["batch_size"], found["length"], found["threads"]) == (2, 8, 1)
-    assert found["curves"][0]["counts"] == [0, 1, 2, 3, 4]
+    actual = program(*asked, "--json").json["latency"]
+    assert (actual["batch_size"], actual["length"], actual["threads"]) == (2, 8, 1)
+    assert actual["curves"][0]["counts"] == [0, 1, 2, 3, 4]
     measured = len(taken)
     done = program(*asked)
     assert len(taken) == measured

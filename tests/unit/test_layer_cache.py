@@ -95,9 +95,9 @@ def test_no_removal_is_missed_even_if_nobody_tells(name: str) -> None:
             headprune.remove(model, units[number])
         recall = LayerCache(known, ROOM)
         with recall.of(layers):
-            found = outputs(model, batch, use_cache=False) if name != "clip" else outputs(model, batch)
+            actual = outputs(model, batch, use_cache=False) if name != "clip" else outputs(model, batch)
         known = recall.calls
-        assert identical(found, outputs(model, batch, use_cache=False) if name != "clip" else outputs(model, batch))
+        assert identical(actual, outputs(model, batch, use_cache=False) if name != "clip" else outputs(model, batch))
 
 
 class Layer(nn.Module):
@@ -135,9 +135,9 @@ def twice(net: Any, first: torch.Tensor, change: Callable[[], Any] = lambda: Non
         for layer in net.layers:
             layer.runs.clear()
         with LayerCache(recall.calls, ROOM).of(layers):
-            found = net(second.clone())
+            actual = net(second.clone())
         runs = [len(layer.runs) for layer in net.layers]
-        return torch.equal(found, net(second.clone())), runs
+        return torch.equal(actual, net(second.clone())), runs
 
 
 def three() -> Net:

@@ -142,7 +142,7 @@ def test_every_way_reaches_the_budget(criterion: str, repair: str) -> None:
 
 def test_wide_sites_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """What sums in float64 would choose and solve is what comes out, up to the rounding of float32."""
-    found = []
+    actual = []
     for wide in (1000, 10):
         monkeypatch.setattr("headprune.search.layerwise.choose.WIDE", wide)
         monkeypatch.setattr("headprune.search.layerwise.prune_layer.FEW_RIDGES", DENSE_RIDGES)
@@ -150,11 +150,11 @@ def test_wide_sites_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> No
         kinds = {precision_for(site) for site in sites_of(model, KINDS)}
         assert kinds == {torch.float64 if wide == 1000 else torch.float32}
         headprune.prune(model, batches, config=config(criterion="magnitude"))  # an order without sums
-        found.append(model)
-    exact, rounded = found
+        actual.append(model)
+    exact, rounded = actual
     assert [site.kept for site in sites_of(exact, KINDS)] == [site.kept for site in sites_of(rounded, KINDS)]
     with torch.no_grad():
-        one, other = (model(**batches_of("llama")[0]).logits for model in found)
+        one, other = (model(**batches_of("llama")[0]).logits for model in actual)
     assert 0 < (one - other).norm() <= 1e-3 * one.norm()
 
 
@@ -202,8 +202,8 @@ def test_sites_that_do_not_run_are_left_whole_and_the_budget_is_met() -> None:
 def test_padding_changes_no_width() -> None:
     model, batches = ZOO["bert"].build().eval(), batches_of("bert")
     longer = [{name: torch.nn.functional.pad(value, (0, 12)) for name, value in own.items()} for own in batches]
-    found = [LayerwisePruning(model, data, config(), task_of(model)).widths() for data in (batches, longer)]
-    assert found[0] == found[1]
+    actual = [LayerwisePruning(model, data, config(), task_of(model)).widths() for data in (batches, longer)]
+    assert actual[0] == actual[1]
 
 
 def test_logits_of_layerwise_pruning_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

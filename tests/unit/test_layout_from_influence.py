@@ -69,29 +69,29 @@ def blocks(count: int, size: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(block * size, (block + 1) * size)) for block in range(count))
 
 
-def axes_of(found: Layout) -> dict[tuple[str, int], tuple[tuple[int, ...], ...]]:
-    return {(axis.tensor, axis.dim): axis.units for axis in found.axes}
+def axes_of(actual: Layout) -> dict[tuple[str, int], tuple[tuple[int, ...], ...]]:
+    return {(axis.tensor, axis.dim): axis.units for axis in actual.axes}
 
 
 @pytest.mark.parametrize("declared", [HEADS, None])
 def test_every_head_has_rows_of_its_own(declared: int | None) -> None:
-    found = layout(separate(maps()), named("q", "k", "v"), declared)
+    actual = layout(separate(maps()), named("q", "k", "v"), declared)
     own = blocks(HEADS, WIDTH)
-    assert (found.members, found.group, found.units, found.inputs) == (own, 1, HEADS, ())
-    assert axes_of(found) == {(f"{name}.weight", 0): own for name in "qkv"}
-    assert found.roles == tuple(Rows(name, name, own) for name in "qkv")
+    assert (actual.members, actual.group, actual.units, actual.inputs) == (own, 1, HEADS, ())
+    assert axes_of(actual) == {(f"{name}.weight", 0): own for name in "qkv"}
+    assert actual.roles == tuple(Rows(name, name, own) for name in "qkv")
 
 
 @pytest.mark.parametrize("declared", [HEADS, None])
 def test_heads_that_share_a_key_go_together(declared: int | None) -> None:
-    found = layout(separate(maps(kv=2)), named("q", "k", "v"), declared)
-    assert (found.members, found.group, found.units) == (blocks(HEADS, WIDTH), 2, 2)
-    assert axes_of(found) == {
+    actual = layout(separate(maps(kv=2)), named("q", "k", "v"), declared)
+    assert (actual.members, actual.group, actual.units) == (blocks(HEADS, WIDTH), 2, 2)
+    assert axes_of(actual) == {
         ("q.weight", 0): blocks(2, 2 * WIDTH),
         ("k.weight", 0): blocks(2, WIDTH),
         ("v.weight", 0): blocks(2, WIDTH),
     }
-    assert found.roles == (
+    assert actual.roles == (
         Rows("q", "q", blocks(HEADS, WIDTH)),
         Rows("k", "k", blocks(2, WIDTH)),
         Rows("v", "v", blocks(2, WIDTH)),
@@ -99,9 +99,9 @@ def test_heads_that_share_a_key_go_together(declared: int | None) -> None:
 
 
 def test_a_key_that_all_heads_share_couples_none() -> None:
-    found = layout(separate(maps(kv=1)), named("q", "k", "v"), HEADS)
-    assert (found.members, found.group, found.units) == (blocks(HEADS, WIDTH), 1, HEADS)
-    assert axes_of(found) == {("q.weight", 0): blocks(HEADS, WIDTH)}  # k and v stay whole
+    actual = layout(separate(maps(kv=1)), named("q", "k", "v"), HEADS)
+    assert (actual.members, actual.group, actual.units) == (blocks(HEADS, WIDTH), 1, HEADS)
+    assert axes_of(actual) == {("q.weight", 0): blocks(HEADS, WIDTH)}  # k and v stay whole
 
 
 def interleaved() -> tuple[dict[str, list[list[int]]], dict[str, list[bool]]]:
@@ -116,10 +116,10 @@ def interleaved() -> tuple[dict[str, list[list[int]]], dict[str, list[bool]]]:
 
 
 def test_rows_of_a_fused_map_are_told_apart() -> None:
-    found = layout(influence(*interleaved()), named("qkv"), HEADS)
-    assert found.members == blocks(HEADS, WIDTH)
-    assert axes_of(found) == {("qkv.weight", 0): blocks(HEADS, 3 * WIDTH)}
-    for place, rows in enumerate(found.roles):
+    actual = layout(influence(*interleaved()), named("qkv"), HEADS)
+    assert actual.members == blocks(HEADS, WIDTH)
+    assert axes_of(actual) == {("qkv.weight", 0): blocks(HEADS, 3 * WIDTH)}
+    for place, rows in enumerate(actual.roles):
         starts = [(3 * head + place) * WIDTH for head in range(HEADS)]
         assert rows == Rows("qkv", "qkv"[place], tuple(tuple(range(s, s + WIDTH)) for s in starts))
 
@@ -128,17 +128,17 @@ def test_blocks_of_a_fused_map() -> None:
     parts = maps(kv=2)
     rows = {"qkv": [*parts["q"], *parts["k"], *parts["v"]]}
     flags = {"qkv": [False] * len(parts["q"]) + [True] * (len(parts["k"]) + len(parts["v"]))}
-    found = layout(influence(rows, flags), named("qkv"), HEADS)
-    assert [rows.role for rows in found.roles] == ["q", "k", "v"]
-    assert [rows.table[1] for rows in found.roles] == [(3, 4, 5), (15, 16, 17), (21, 22, 23)]
-    assert axes_of(found)["qkv.weight", 0][0] == (*range(6), *range(12, 15), *range(18, 21))
+    actual = layout(influence(rows, flags), named("qkv"), HEADS)
+    assert [rows.role for rows in actual.roles] == ["q", "k", "v"]
+    assert [rows.table[1] for rows in actual.roles] == [(3, 4, 5), (15, 16, 17), (21, 22, 23)]
+    assert axes_of(actual)["qkv.weight", 0][0] == (*range(6), *range(12, 15), *range(18, 21))
 
 
 def test_columns_that_do_not_lie_side_by_side() -> None:
-    found = layout(separate(maps(strided_columns)), named("q", "k", "v"), HEADS)
-    assert found.members == tuple(tuple(strided_columns(head)) for head in range(HEADS))
-    assert found.group == 1
-    dense = DenseSite("attn", "attn.o", ("attn.q", "attn.k", "attn.v"), found, False, ForwardNeeds())
+    actual = layout(separate(maps(strided_columns)), named("q", "k", "v"), HEADS)
+    assert actual.members == tuple(tuple(strided_columns(head)) for head in range(HEADS))
+    assert actual.group == 1
+    dense = DenseSite("attn", "attn.o", ("attn.q", "attn.k", "attn.v"), actual, False, ForwardNeeds())
     site = site_of(dense, 0, [])
     given = torch.arange(COLUMNS)
     assert site.split(given).tolist() == [strided_columns(head) for head in range(HEADS)]
@@ -150,22 +150,22 @@ def test_columns_that_do_not_lie_side_by_side() -> None:
 
 def test_a_bias_follows_the_rows_of_its_weight() -> None:
     """A key's bias moves nothing at all, since softmax does not see it."""
-    found = separate(maps())
+    actual = separate(maps())
     rows = HEADS * WIDTH
-    found.axes["k.bias"] = [torch.zeros(COLUMNS, rows, dtype=torch.bool)]
-    found.shapes["k.bias"] = (rows,)
-    assert axes_of(layout(found, named("q", "k", "v"), HEADS))["k.bias", 0] == blocks(HEADS, WIDTH)
+    actual.axes["k.bias"] = [torch.zeros(COLUMNS, rows, dtype=torch.bool)]
+    actual.shapes["k.bias"] = (rows,)
+    assert axes_of(layout(actual, named("q", "k", "v"), HEADS))["k.bias", 0] == blocks(HEADS, WIDTH)
 
 
 def test_what_else_has_an_axis_of_heads() -> None:
     """Sinks of the module's own, a table with heads along its second axis, and an argument."""
-    found = separate(maps())
+    actual = separate(maps())
     by_head = table([plain_columns(head) for head in range(HEADS)])
     everything = torch.ones(COLUMNS, 7, dtype=torch.bool)
-    found.axes |= {"sinks": [by_head], "positions.weight": [everything, by_head]}
-    found.shapes |= {"sinks": (HEADS,), "positions.weight": (7, HEADS)}
-    found.arguments["bias"] = [everything[:, :2], by_head, everything]
-    made = layout(found, named("q", "k", "v"), HEADS)
+    actual.axes |= {"sinks": [by_head], "positions.weight": [everything, by_head]}
+    actual.shapes |= {"sinks": (HEADS,), "positions.weight": (7, HEADS)}
+    actual.arguments["bias"] = [everything[:, :2], by_head, everything]
+    made = layout(actual, named("q", "k", "v"), HEADS)
     assert {axis for axis in axes_of(made) if axis[0][0] not in "qkv"} == {("sinks", 0), ("positions.weight", 1)}
     assert made.inputs == (Axis("bias", 1, HEADS, blocks(HEADS, 1)),)
 
@@ -173,10 +173,10 @@ def test_what_else_has_an_axis_of_heads() -> None:
 def with_norm(name: str) -> Influence:
     """A scale for every row of the queries, all of which are normalised together."""
     everything = [list(range(COLUMNS))] * COLUMNS
-    found = separate({**maps(), "q": everything})
-    found.axes[f"{name}.weight"] = [table(maps()["q"])]
-    found.shapes[f"{name}.weight"] = (COLUMNS,)
-    return found
+    actual = separate({**maps(), "q": everything})
+    actual.axes[f"{name}.weight"] = [table(maps()["q"])]
+    actual.shapes[f"{name}.weight"] = (COLUMNS,)
+    return actual
 
 
 def test_a_norm_across_heads_is_named() -> None:
@@ -185,46 +185,46 @@ def test_a_norm_across_heads_is_named() -> None:
 
 
 def test_a_norm_inside_each_head_is_none_of_that() -> None:
-    found = separate(maps())
-    found.axes["q_norm.weight"] = [torch.ones(COLUMNS, WIDTH, dtype=torch.bool)]
-    found.shapes["q_norm.weight"] = (WIDTH,)
-    assert layout(found, named("q", "k", "v"), HEADS).units == HEADS
+    actual = separate(maps())
+    actual.axes["q_norm.weight"] = [torch.ones(COLUMNS, WIDTH, dtype=torch.bool)]
+    actual.shapes["q_norm.weight"] = (WIDTH,)
+    assert layout(actual, named("q", "k", "v"), HEADS).units == HEADS
 
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_what_couples_all_columns_is_named(inside: bool) -> None:
     """A norm of what the output map is given; one after the module's own output map would say nothing about heads."""
     everything = [list(range(COLUMNS))] * COLUMNS
-    found = separate({"q": everything, "k": everything, "v": everything})
-    found.axes["sub_norm.weight"] = [torch.eye(COLUMNS, dtype=torch.bool)]
-    found.shapes["sub_norm.weight"] = (COLUMNS,)
+    actual = separate({"q": everything, "k": everything, "v": everything})
+    actual.axes["sub_norm.weight"] = [torch.eye(COLUMNS, dtype=torch.bool)]
+    actual.shapes["sub_norm.weight"] = (COLUMNS,)
     said = "sub_norm couples all its heads" if inside else "something in its computation couples all its heads"
     with pytest.raises(NotReadableError, match=said):
-        layout(found, named("q", "k", "v"), HEADS, inside=inside)
+        layout(actual, named("q", "k", "v"), HEADS, inside=inside)
 
 
 def test_one_head_may_be_coupled_with_itself() -> None:
     everything = [list(range(COLUMNS))] * COLUMNS
-    found = separate({"q": everything, "k": everything, "v": [[column] for column in range(COLUMNS)]})
-    made = layout(found, named("q", "k", "v"), 1)
+    actual = separate({"q": everything, "k": everything, "v": [[column] for column in range(COLUMNS)]})
+    made = layout(actual, named("q", "k", "v"), 1)
     assert (made.members, made.units) == ((tuple(range(COLUMNS)),), 1)
 
 
 def test_units_of_different_widths_are_refused() -> None:
     wide, narrow = list(range(8)), list(range(8, COLUMNS))
-    found = separate({"q": [wide] * 8 + [narrow] * 4, "k": [wide] * 8 + [narrow] * 4})
+    actual = separate({"q": [wide] * 8 + [narrow] * 4, "k": [wide] * 8 + [narrow] * 4})
     with pytest.raises(NotReadableError, match=r"different widths \(\[4, 8\] columns\)"):
-        layout(found, named("q", "k"), None)
+        layout(actual, named("q", "k"), None)
 
 
 def test_units_of_code_that_counts_on_blocks() -> None:
     """With two blocks, one unit of each goes at a time."""
-    found = layout(separate(maps()), named("q", "k", "v"), HEADS)
-    made = merge_units(found, 2)
+    actual = layout(separate(maps()), named("q", "k", "v"), HEADS)
+    made = merge_units(actual, 2)
     assert made is not None
     first, third = blocks(HEADS, WIDTH)[0], blocks(HEADS, WIDTH)[2]
     assert (made.units, made.group) == (2, 2)
     assert made.members[:2] == (first, third)
     assert axes_of(made)["v.weight", 0] == ((*first, *third), (*blocks(HEADS, WIDTH)[1], *blocks(HEADS, WIDTH)[3]))
-    assert merge_units(found, 3) is None
-    assert merge_units(replace(found, members=found.members[:1]), 1) is None
+    assert merge_units(actual, 3) is None
+    assert merge_units(replace(actual, members=actual.members[:1]), 1) is None

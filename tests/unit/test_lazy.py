@@ -90,11 +90,11 @@ def test_the_program_imports_nothing_heavy_to_help_or_to_refuse() -> None:
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
-    found = run(
+    actual = run(
         "import sys, json, headprune; headprune.__all__, headprune.__version__, dir(headprune), headprune.Criterion; "
         "print(json.dumps({n: n in sys.modules for n in ('torch', 'transformers', 'numpy', 'rich', 'typer')}))"
     )
-    assert not any(found.values())
+    assert not any(actual.values())
 
 
 def test_every_public_name_is_there_and_listed() -> None:
@@ -107,8 +107,8 @@ def test_every_public_name_is_there_and_listed() -> None:
 
 
 def submodules() -> list[str]:
-    found = pkgutil.walk_packages(headprune.__path__, "headprune.")
-    return [module.name for module in found if not module.name.endswith("__main__")]
+    actual = pkgutil.walk_packages(headprune.__path__, "headprune.")
+    return [module.name for module in actual if not module.name.endswith("__main__")]
 
 
 def test_no_submodule_stands_in_the_way_of_a_public_name() -> None:
@@ -120,7 +120,7 @@ def test_no_submodule_stands_in_the_way_of_a_public_name() -> None:
     for name in headprune.__all__:
         assert inspect.isfunction(getattr(headprune, name)) or inspect.isclass(getattr(headprune, name)), name
     for package in (headprune.criteria, headprune.data):  # type: ignore[attr-defined]  # which import their names lazily
-        modules = {found.rpartition(".")[2] for found in submodules() if found.startswith(f"{package.__name__}.")}
+        modules = {actual.rpartition(".")[2] for actual in submodules() if actual.startswith(f"{package.__name__}.")}
         assert modules.isdisjoint(package.__all__)
     for package in (headprune.criteria, headprune.data, headprune.signals, headprune.units):  # type: ignore[attr-defined]
         for name in package.__all__:

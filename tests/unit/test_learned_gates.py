@@ -58,8 +58,8 @@ def test_defaults_are_those_of_the_paper() -> None:
     assert config.rescale
     assert config.rate == 10
     for setting, values in SETTINGS.items():
-        found = headprune.GateConfig(l0=0.02, setting=setting)
-        assert {name: getattr(found, name) for name in values} == values
+        actual = headprune.GateConfig(l0=0.02, setting=setting)
+        assert {name: getattr(actual, name) for name in values} == values
     # What is said counts, also where it is the other paper's.
     mixed = headprune.GateConfig(l0=0.02, setting="voita", **SETTINGS["shim"])
     assert {name: getattr(mixed, name) for name in SETTINGS["shim"]} == SETTINGS["shim"]
@@ -92,7 +92,7 @@ def test_drawn_gates_multiply_the_outputs_of_members(name: str) -> None:
     set_biases(gates)
     gates.train()  # and not the model, whose dropout would draw as well
     torch.manual_seed(3)
-    found = {"logits": model(**batch).logits.detach()}
+    actual = {"logits": model(**batch).logits.detach()}
     table = torch.ones(len(sites), max(site.original for site in sites))
     at = 0
     for site in sites:
@@ -108,7 +108,7 @@ def test_drawn_gates_multiply_the_outputs_of_members(name: str) -> None:
             table[site.index] *= len(opened) / sum(opened)
     gates.detach()
     assert 0 < table.count_nonzero() < table.numel()
-    assert difference(found, {"logits": gated_outputs(model, batch, table)["logits"]}) < 1e-5
+    assert difference(actual, {"logits": gated_outputs(model, batch, table)["logits"]}) < 1e-5
 
 
 def test_every_forward_draws_and_the_same_seed_draws_the_same() -> None:
@@ -145,7 +145,7 @@ def test_a_tied_site_has_one_gate_in_all_its_applications() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_draws_what_the_forward_drew(reentrant: bool) -> None:
-    found = []
+    actual = []
     for checkpointing in (False, True):
         model, gates = gates_of(l0=0.1)
         model.double().train()
@@ -155,10 +155,10 @@ def test_gradient_checkpointing_draws_what_the_forward_drew(reentrant: bool) -> 
         batch = labelled(ZOO["bert"], 0)
         torch.manual_seed(1)
         (model(**batch).loss + gates.loss()).backward()
-        found.append(gates.bias.grad.clone())
-    assert found[0].count_nonzero() == len(found[0])
+        actual.append(gates.bias.grad.clone())
+    assert actual[0].count_nonzero() == len(actual[0])
     # Gates are float32 beside a model in float64: the same sums, perhaps in another order.
-    assert torch.allclose(*found, rtol=1e-5, atol=1e-7)
+    assert torch.allclose(*actual, rtol=1e-5, atol=1e-7)
 
 
 def test_bfloat16_autocast_keeps_gates_in_float32() -> None:
@@ -190,7 +190,7 @@ def test_two_passes_before_gradients_cannot_be_computed_again() -> None:
 
 def test_a_recomputed_layer_sees_the_target_of_its_forward_pass() -> None:
     """`loss` counts a step before gradients come, and with it the target moves on."""
-    found = []
+    actual = []
     for checkpointing in (False, True):
         model, gates = gates_of(l0=None, keep=0.5, warmup=1.0, steps=4, straight_through=False, rescale=False)
         model.double()
@@ -203,8 +203,8 @@ def test_a_recomputed_layer_sees_the_target_of_its_forward_pass() -> None:
         torch.manual_seed(1)
         loss = model(**labelled(ZOO["bert"], 0)).loss
         (loss + gates.loss()).backward()
-        found.append(gates.bias.grad.clone())
-    assert torch.allclose(*found, rtol=1e-5, atol=1e-7)
+        actual.append(gates.bias.grad.clone())
+    assert torch.allclose(*actual, rtol=1e-5, atol=1e-7)
 
 
 def test_a_copy_of_a_model_has_gates_of_its_own() -> None:
@@ -259,9 +259,9 @@ def test_surgery_waits_for_the_gates_to_end() -> None:
 def test_the_weight_of_l0_warms_up_from_nothing() -> None:
     model, gates = gates_of(l0=0.3, warmup=0.5, steps=8)
     model.train()
-    found = [float(gates.loss()) for _ in range(8)]
+    actual = [float(gates.loss()) for _ in range(8)]
     whole = 0.3 * 12 / (1 + math.exp(-(2 + math.log(11) / 3)))
-    assert found == pytest.approx([whole * min(1.0, step / 4) for step in range(8)], rel=1e-6)
+    assert actual == pytest.approx([whole * min(1.0, step / 4) for step in range(8)], rel=1e-6)
     gates.total = None
     with pytest.raises(GateError, match="how long"):
         gates.loss()

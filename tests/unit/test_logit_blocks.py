@@ -35,17 +35,17 @@ def test_blocks_give_the_quality_of_whole_logits(name: str, tokens: int) -> None
         mock.patch.object(logit_blocks, "BLOCK", size),
         mock.patch.object(logit_blocks.States, "part", counted),
     ):
-        found = Evaluator([batch])(model, sites)
+        actual = Evaluator([batch])(model, sites)
     assert max(made) == tokens
     assert sum(made) == batch["input_ids"].shape[1] + 1  # the last token is tried first
-    assert found.samples == whole.samples
-    assert torch.equal(found.values, whole.values)
-    assert torch.equal(found.labels, whole.labels)
-    assert torch.equal(found.sample_ids, whole.sample_ids)
-    assert found.loss_parts is not None
+    assert actual.samples == whole.samples
+    assert torch.equal(actual.values, whole.values)
+    assert torch.equal(actual.labels, whole.labels)
+    assert torch.equal(actual.sample_ids, whole.sample_ids)
+    assert actual.loss_parts is not None
     assert whole.loss_parts is not None
-    assert torch.equal(found.loss_parts[1], whole.loss_parts[1])
-    assert torch.allclose(found.loss_parts[0], whole.loss_parts[0], rtol=1e-5, atol=0)
+    assert torch.equal(actual.loss_parts[1], whole.loss_parts[1])
+    assert torch.allclose(actual.loss_parts[0], whole.loss_parts[0], rtol=1e-5, atol=0)
 
 
 def test_a_head_that_looks_at_the_place_of_tokens_runs_whole() -> None:
@@ -64,5 +64,5 @@ def test_a_head_that_looks_at_the_place_of_tokens_runs_whole() -> None:
     sites = headprune.resolve(ZOO["llama-gqa"].build())
     whole = Evaluator([batch])(model, sites)
     with mock.patch.object(logit_blocks, "LIMIT", 0):
-        found = Evaluator([batch])(model, sites)
-    assert found.loss == whole.loss
+        actual = Evaluator([batch])(model, sites)
+    assert actual.loss == whole.loss

@@ -249,9 +249,9 @@ def test_sites_are_solved_one_after_the_other_on_what_the_last_one_gives(word: A
     for index in [index for index in order if any(member.site == index for member in chosen)]:
         own = [member for member in chosen if member.site == index]
         (planned,) = plan_repairs(by_hand, sites, own, word, batches, task)
-        (found,) = (repair for repair in repairs if repair.site == index)
-        assert found.kind == planned.kind == word
-        assert found.error == pytest.approx(planned.error)
+        (actual,) = (repair for repair in repairs if repair.site == index)
+        assert actual.kind == planned.kind == word
+        assert actual.error == pytest.approx(planned.error)
         remove_from_sites(by_hand, sites, own, repair=word, batches=batches, task=task)
     for one, other in zip(model.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

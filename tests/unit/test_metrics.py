@@ -209,8 +209,8 @@ def bootstrap(name: str, told: FixedPredictions, draws: int = 1000) -> tuple[flo
     for _ in range(draws):
         rows = torch.randint(0, len(labels), (len(labels),), generator=generator)
         values.append(METRICS[name].of(FixedPredictions(labels[rows].tolist(), predictions[rows].tolist())).value)
-    found = torch.tensor(values).quantile(torch.tensor([0.025, 0.975]))
-    return float(found[0]), float(found[1])
+    actual = torch.tensor(values).quantile(torch.tensor([0.025, 0.975]))
+    return float(actual[0]), float(actual[1])
 
 
 @pytest.mark.parametrize("name", ["accuracy", "f1", "matthews", "pearson", "mse"])

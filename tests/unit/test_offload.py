@@ -63,9 +63,9 @@ def test_scores_of_an_offloaded_model_are_those_of_the_model(name: str, way: Any
     model = way(ZOO[name].build(), tmp_path / "model")
     assert is_offloaded(model) == (way is not placed)
     assert input_device(model) == CPU
-    found = headprune.score(model, [batch], criteria=criteria).scores
+    actual = headprune.score(model, [batch], criteria=criteria).scores
     for criterion in criteria:
-        assert torch.equal(found[criterion], expected[criterion]), criterion
+        assert torch.equal(actual[criterion], expected[criterion]), criterion
     assert all(parameter.requires_grad for parameter in model.parameters())  # as before
 
 

@@ -98,10 +98,10 @@ def check_exact(build: Builder, batch: dict[str, torch.Tensor], heads: list[tupl
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_was_measured_is_exact(name: str, choose: Callable[..., Any]) -> None:
     build, batch = MEASURED[name]
-    found = headprune.survey(build())
-    assert (found.known_by, found.left) == ("experiment", ())
-    assert {(site.family, site.obstacle) for site in found.sites} == {("measured", "")}
-    check_exact(build, batch(1), choose(found.sites))
+    actual = headprune.survey(build())
+    assert (actual.known_by, actual.left) == ("experiment", ())
+    assert {(site.family, site.obstacle) for site in actual.sites} == {("measured", "")}
+    check_exact(build, batch(1), choose(actual.sites))
 
 
 REFUSED = {

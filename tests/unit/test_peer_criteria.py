@@ -62,11 +62,11 @@ def test_fisher_of_shards_adds_up() -> None:
 def test_an_exchange_is_never_worse_than_the_smallest_squares(seed: int, count: int) -> None:
     gradients = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     smallest = gradients.square().sum(0).argsort()[:count].tolist()
-    found = swap_units(gradients, count)
-    assert len(set(found)) == count
-    assert peer_oracles.effect(gradients, found) <= peer_oracles.effect(gradients, smallest) + 1e-12
+    measured = swap_units(gradients, count)
+    assert len(set(measured)) == count
+    assert peer_oracles.effect(gradients, measured) <= peer_oracles.effect(gradients, smallest) + 1e-12
     best = min(peer_oracles.effect(gradients, units) for units in itertools.combinations(range(7), count))
-    assert peer_oracles.effect(gradients, found) >= best - 1e-12
+    assert peer_oracles.effect(gradients, measured) >= best - 1e-12
 
 
 def test_units_that_stand_in_for_each_other_do_not_leave_together() -> None:
@@ -83,7 +83,7 @@ def test_what_is_exchanged_stays_at_its_site_in_whole_units() -> None:
     ]
     task = headprune.task_of(model)
     batches = some_batches(ZOO["llama-gqa"])
-    found = make("fisher(rearrange=True)").rearranged(chosen, model, sites, batches, task, "given")
-    assert Counter(member.site for member in found) == Counter(member.site for member in chosen)
-    assert all(set(sites[site].unit(member)) <= set(found) for site, member in found)
+    measured = make("fisher(rearrange=True)").rearranged(chosen, model, sites, batches, task, "given")
+    assert Counter(member.site for member in measured) == Counter(member.site for member in chosen)
+    assert all(set(sites[site].unit(member)) <= set(measured) for site, member in measured)
     assert make("fisher").rearranged([Member(0, 1)], model, sites, batches, task, "given") == [Member(0, 1)]

@@ -26,12 +26,12 @@ ROUNDINGS = 32
 def test_scores_are_those_of_the_same_weights_in_float32(name: str, dtype: torch.dtype) -> None:
     model, batch = ZOO[name].build().to(dtype), labelled(ZOO[name], 0)
     expected = headprune.score(copy.deepcopy(model).float(), [batch], criteria=CRITERIA).scores
-    found = headprune.score(model, [batch], criteria=CRITERIA).scores
+    actual = headprune.score(model, [batch], criteria=CRITERIA).scores
     for criterion in CRITERIA:
-        assert found[criterion].dtype == torch.float64
-        difference = (found[criterion] - expected[criterion]).abs().max() / expected[criterion].abs().max()
+        assert actual[criterion].dtype == torch.float64
+        difference = (actual[criterion] - expected[criterion]).abs().max() / expected[criterion].abs().max()
         assert difference <= ROUNDINGS * torch.finfo(dtype).eps / 2, criterion
-    assert torch.equal(found["magnitude"], expected["magnitude"])  # from the weights alone, in float64
+    assert torch.equal(actual["magnitude"], expected["magnitude"])  # from the weights alone, in float64
 
 
 @pytest.mark.parametrize("dtype", HALF)

@@ -19,8 +19,8 @@ from zoo import ZOO
 
 
 def batches_of(name: str) -> list[dict[str, Any]]:
-    found = [labelled(ZOO[name], seed) for seed in (0, 5, 7)]
-    return [{key: value.double() if value.is_floating_point() else value for key, value in b.items()} for b in found]
+    actual = [labelled(ZOO[name], seed) for seed in (0, 5, 7)]
+    return [{key: value.double() if value.is_floating_point() else value for key, value in b.items()} for b in actual]
 
 
 def kept(model: Any, batches: list[Any], criterion: str = "residual-gradient", **options: Any) -> ScoringPass:

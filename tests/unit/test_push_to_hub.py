@@ -70,11 +70,11 @@ class Hub:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    found = Hub()
-    monkeypatch.setattr(HfApi, "create_repo", lambda api, *a, **o: found.create_repo(api, *a, **o))
-    monkeypatch.setattr(HfApi, "create_commit", lambda api, *a, **o: found.create_commit(api, *a, **o))
+    actual = Hub()
+    monkeypatch.setattr(HfApi, "create_repo", lambda api, *a, **o: actual.create_repo(api, *a, **o))
+    monkeypatch.setattr(HfApi, "create_commit", lambda api, *a, **o: actual.create_commit(api, *a, **o))
     monkeypatch.setattr(hub, "get_token", lambda: None)
-    return found
+    return actual
 
 
 @pytest.fixture

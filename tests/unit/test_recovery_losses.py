@@ -45,8 +45,8 @@ def test_divergence_is_that_of_softened_distributions(temperature: float) -> Non
 def test_several_labels_are_coins(temperature: float) -> None:
     student, teacher = numbers(4, 3), 4 * numbers(4, 3, seed=1)
     expected = kl_divergence(Bernoulli(logits=teacher / temperature), Bernoulli(logits=student / temperature))
-    found = bernoulli_divergence(student, teacher, temperature)
-    assert torch.allclose(found, temperature**2 * expected, atol=EXACT)
+    actual = bernoulli_divergence(student, teacher, temperature)
+    assert torch.allclose(actual, temperature**2 * expected, atol=EXACT)
 
 
 def test_certain_teachers_give_finite_numbers() -> None:
@@ -59,18 +59,18 @@ def test_what_is_no_answer_does_not_count() -> None:
     """The divergence over the real answers alone."""
     student, teacher = numbers(2, 6), numbers(2, 6, seed=1)
     real = torch.tensor([[True] * 4 + [False] * 2, [True] * 6])
-    found = divergence(student, teacher, 2.0, real)
-    assert torch.allclose(found[0], divergence(student[0, :4], teacher[0, :4], 2.0), atol=EXACT)
-    assert torch.allclose(found[1], divergence(student[1], teacher[1], 2.0), atol=EXACT)
+    actual = divergence(student, teacher, 2.0, real)
+    assert torch.allclose(actual[0], divergence(student[0, :4], teacher[0, :4], 2.0), atol=EXACT)
+    assert torch.allclose(actual[1], divergence(student[1], teacher[1], 2.0), atol=EXACT)
 
 
 def test_relative_error() -> None:
     student, teacher = numbers(3, 5, 4), numbers(3, 5, 4, seed=1)
     real = torch.tensor([[True] * 5, [True] * 3 + [False] * 2, [True] + [False] * 4])
-    found = relative_error(student, teacher, real)
+    actual = relative_error(student, teacher, real)
     for row in range(3):
         ours, theirs = student[row][real[row]], teacher[row][real[row]]
-        assert torch.allclose(found[row], (ours - theirs).norm() ** 2 / theirs.norm() ** 2, atol=EXACT)
+        assert torch.allclose(actual[row], (ours - theirs).norm() ** 2 / theirs.norm() ** 2, atol=EXACT)
     assert relative_error(teacher, torch.zeros_like(teacher)).isfinite().all()
 
 
@@ -91,9 +91,9 @@ def test_tokens_are_averaged_within_their_sample() -> None:
     task, batch = bert_task("token-classification-bert"), text_batch(0)
     real = batch["attention_mask"].bool()
     student, teacher = numbers(*real.shape, 3), numbers(*real.shape, 3, seed=1)
-    found = distillation(task, student, teacher, batch, 2.0)
+    actual = distillation(task, student, teacher, batch, 2.0)
     for row in range(len(real)):
-        assert torch.allclose(found[row], divergence(student[row], teacher[row], 2.0)[real[row]].mean(), atol=EXACT)
+        assert torch.allclose(actual[row], divergence(student[row], teacher[row], 2.0)[real[row]].mean(), atol=EXACT)
 
 
 def test_numbers_are_compared_as_numbers() -> None:
@@ -114,15 +114,15 @@ def test_a_student_like_its_teacher_has_nothing_to_learn(case: TaskCase) -> None
     if task.has_labels(batch):
         task.targets(batch, logits)  # where the config is silent, labels say what is predicted
     student = logits.clone().requires_grad_()
-    found = distillation(task, student, logits, batch, 2.0)
-    assert found.shape == (len(case.batch(0)["labels"] if "labels" in batch else logits),)
-    found.sum().backward()
-    assert found.abs().max() < EXACT
+    actual = distillation(task, student, logits, batch, 2.0)
+    assert actual.shape == (len(case.batch(0)["labels"] if "labels" in batch else logits),)
+    actual.sum().backward()
+    assert actual.abs().max() < EXACT
     assert student.grad is not None
     assert student.grad.abs().max() < 1e-9  # a difference of two softmaxes
     apart = hidden_error(task, output, output, batch)
     assert apart is not None
-    assert apart.shape == found.shape
+    assert apart.shape == actual.shape
     assert apart.abs().max() == 0
 
 

@@ -101,8 +101,8 @@ def test_least_squares_is_what_a_direct_solver_finds(seed: int, centred: bool) -
     sums = Sums.of_removal(weight, removed, moments_of(tokens))
     solved = least_squares(sums, SITE_RIDGES, centred=centred)
     assert solved is not None
-    found, _ = solved
-    torch.testing.assert_close(found, direct(tokens, lost, removed, centred=centred), rtol=1e-6, atol=1e-8)
+    actual, _ = solved
+    torch.testing.assert_close(actual, direct(tokens, lost, removed, centred=centred), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -53,11 +53,11 @@ def test_the_page_of_a_comparison_names_its_command(tmp_path: Path) -> None:
 def test_runs_that_are_no_comparison_name_their_own_commands(tmp_path: Path, content: str) -> None:
     folder = compared_runs(tmp_path / "runs")
     (folder / "comparison.json").write_text(content)
-    found = commands(folder)
-    assert len(found) == 4
+    actual = commands(folder)
+    assert len(actual) == 4
     for name in ("gnorm", "his+mean", "random-seed0", "random-seed1"):
-        assert any(one.endswith(f"--out {folder / name}") for one in found)
-    assert f"--criterion gnorm --repair none --explore --out {folder / 'gnorm'}" in found[0]
+        assert any(one.endswith(f"--out {folder / name}") for one in actual)
+    assert f"--criterion gnorm --repair none --explore --out {folder / 'gnorm'}" in actual[0]
 
 
 def test_a_run_of_a_comparison_by_itself_is_pruned(tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_seeds_of_random_are_one_entry(tmp_path: Path) -> None:
     folder = compared_runs(tmp_path / "runs")
     make_run(folder / "random-seed0+lstsq", criterion="random", repair="lstsq", savings=False)
     make_run(folder / "random-seed1+lstsq", criterion="random(seed=1)", repair="lstsq", savings=False)
-    found = entries(load_runs([folder]))
+    actual = entries(load_runs([folder]))
     names = ["gnorm", "his+mean", "random (2 runs)", "random+lstsq (2 runs)"]
-    assert sorted(entry.name for entry in found) == names
-    assert {len(entry.runs) for entry in found if entry.is_random} == {2}
+    assert sorted(entry.name for entry in actual) == names
+    assert {len(entry.runs) for entry in actual if entry.is_random} == {2}
     page = write_report([folder], folder / "report.html").read_text()
     for name in names:
         assert page.count(f'<td class="name">{name}</td>') == 2  # a row for the metric, one for the agreement

@@ -97,12 +97,12 @@ def told(run: Path, *more: Path) -> str:
 
 
 def without(record: dict[str, Any], *path: str) -> dict[str, Any]:
-    found = copy.deepcopy(record)
-    inner = found
+    actual = copy.deepcopy(record)
+    inner = actual
     for name in path[:-1]:
         inner = inner[name]
     del inner[path[-1]]
-    return found
+    return actual
 
 
 # --- the table ---
@@ -240,7 +240,7 @@ def shown_uses(page: Path) -> dict[str, list[str]]:
     text = page.read_text()
     tabs = re.findall(r"<label for=\"use-0-\d\">(.*?)</label>\n<div class=\"tab\">(.*?)</div>", text, re.DOTALL)
     inside = {title: re.findall(r"<pre.*?>(.*?)</pre>", tab, re.DOTALL) for title, tab in tabs}
-    return {title: list(map(html.unescape, found)) for title, found in inside.items()}
+    return {title: list(map(html.unescape, actual)) for title, actual in inside.items()}
 
 
 def test_the_code_on_the_page_runs(real: Path, tmp_path: Path) -> None:
@@ -318,9 +318,9 @@ def test_a_recovered_model_is_the_one_to_use(tmp_path: Path) -> None:
 def test_the_folder_of_an_export_is_quoted(tmp_path: Path) -> None:
     folder = 'a "b" \\1'
     run = load_runs([exported(make_run(tmp_path / "run"), {**GGUF, "out": folder, "snippet": 'print("DIR")'})])[0]
-    found = uses(run)[0]
-    assert found.title == "llama.cpp, int8 (recovered)"
-    assert executed({"it": found.snippet}, tmp_path) == {"it": f"{folder}\n"}
+    actual = uses(run)[0]
+    assert actual.title == "llama.cpp, int8 (recovered)"
+    assert executed({"it": actual.snippet}, tmp_path) == {"it": f"{folder}\n"}
 
 
 def test_each_run_of_a_page_has_its_own(tmp_path: Path) -> None:
@@ -347,10 +347,10 @@ def test_each_run_of_a_page_has_its_own(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found, reason = find_browser()
-    if found is None:
+    actual, reason = find_browser()
+    if actual is None:
         pytest.skip(reason)
-    with Browser(found) as running:
+    with Browser(actual) as running:
         yield running
 
 

@@ -303,19 +303,19 @@ def test_the_model_index_has_what_was_measured(tmp_path: Path) -> None:
     assert read.data.model_name == "tiny-bert-pruned"
     assert read.data.metrics == ["accuracy"]
     assert read.data.datasets is None  # which is for those of the hub
-    (found,) = read.data.eval_results
-    assert (found.task_type, found.dataset_type, found.dataset_name) == ("text-classification", "csv", "reviews.tsv")
-    assert (found.metric_type, found.metric_value, found.dataset_split) == ("accuracy", result["pruned"], "test")
+    (actual,) = read.data.eval_results
+    assert (actual.task_type, actual.dataset_type, actual.dataset_name) == ("text-classification", "csv", "reviews.tsv")
+    assert (actual.metric_type, actual.metric_value, actual.dataset_split) == ("accuracy", result["pruned"], "test")
     assert "/home/me" not in read.content
     assert ModelCardData(**yaml.safe_load(read.data.to_yaml())).eval_results == read.data.eval_results
 
 
 def test_the_model_index_names_data_sets_and_metrics_as_the_hub_does(tmp_path: Path) -> None:
     read, _ = evaluated(tmp_path / "run", data="stanfordnlp/imdb", measured="matthews")
-    (found,) = read.data.eval_results
-    assert (found.dataset_type, found.dataset_name) == ("stanfordnlp/imdb", "stanfordnlp/imdb")
+    (actual,) = read.data.eval_results
+    assert (actual.dataset_type, actual.dataset_name) == ("stanfordnlp/imdb", "stanfordnlp/imdb")
     assert read.data.datasets == ["stanfordnlp/imdb"]
-    assert (found.metric_type, found.metric_name) == ("matthews_correlation", "matthews")
+    assert (actual.metric_type, actual.metric_name) == ("matthews_correlation", "matthews")
 
 
 def test_what_was_not_measured_is_not_in_the_model_index(tmp_path: Path) -> None:

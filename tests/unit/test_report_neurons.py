@@ -32,11 +32,11 @@ def shown(page: Page, runs: list[Path], out: Path) -> None:
 
 def bars(page: Page) -> list[tuple[str, float]]:
     """Colour and width of every part of a bar that can be seen."""
-    found: list[Any] = page.evaluate(
+    measured: list[Any] = page.evaluate(
         "[...document.querySelectorAll('#chart-widths svg .mark-rect.role-mark path')]"
         ".map(bar => [bar.getAttribute('fill'), bar.getBBox().width])"
     )
-    return [(colour, width) for colour, width in found if width > 0.01]
+    return [(colour, width) for colour, width in measured if width > 0.01]
 
 
 def test_the_strip_follows_the_slider(page: Page, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_the_strip_follows_the_slider(page: Page, tmp_path: Path) -> None:
             (NEW, [(before[s] - w) / d for (s, w), d in zip(steps[step].widths.items(), NEURONS, strict=True)]),
             (REMOVED, [1 - before[s] / d for s, d in zip(before, NEURONS, strict=True)]),
         ):
-            actual = [width / full for found, width in bars(page) if found == colour]
+            actual = [width / full for measured, width in bars(page) if measured == colour]
             assert actual == pytest.approx([part for part in parts if part > 1e-4], abs=0.01)
     assert "empty" not in page.evaluate(LABELS)
     status = page.evaluate("document.getElementById('status').textContent")
@@ -76,5 +76,5 @@ def test_the_strip_hides_for_a_run_without_neurons(page: Page, tmp_path: Path) -
 
 def test_a_strip_is_a_valid_figure(tmp_path: Path) -> None:
     """Pages skip the check against the schema."""
-    found = charts(load_runs([make_run(tmp_path / "both", neurons=NEURONS)]))
-    assert found["widths-both"].to_dict(validate=True)["layer"]
+    measured = charts(load_runs([make_run(tmp_path / "both", neurons=NEURONS)]))
+    assert measured["widths-both"].to_dict(validate=True)["layer"]

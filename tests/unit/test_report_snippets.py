@@ -72,9 +72,9 @@ def test_the_code_for_every_task_runs(tmp_path: Path) -> None:
         assert "trust_remote_code=True" in alone[name]
         assert "headprune" not in alone[name]
         assert "trust_remote_code" not in own[name]
-    found = executed(alone, tmp_path, missing=["headprune"])
-    assert all(found.values())
-    assert executed(own, tmp_path) == found
+    actual = executed(alone, tmp_path, missing=["headprune"])
+    assert all(actual.values())
+    assert executed(own, tmp_path) == actual
 
 
 def test_the_code_is_short() -> None:

@@ -166,10 +166,10 @@ def test_trials_of_the_other_models() -> None:
 
 def inline(chart: Any) -> list[dict[str, Any]]:
     """All rows that a chart draws, in the order of its parts."""
-    found: list[dict[str, Any]] = []
+    actual: list[dict[str, Any]] = []
 
     def walk(part: dict[str, Any]) -> None:
-        found.extend(datasets.get(part.get("data", {}).get("name"), []))
+        actual.extend(datasets.get(part.get("data", {}).get("name"), []))
         for key in ("layer", "concat", "hconcat", "vconcat"):
             for child in part.get(key, []):
                 walk(child)
@@ -177,7 +177,7 @@ def inline(chart: Any) -> list[dict[str, Any]]:
     whole = chart if isinstance(chart, dict) else chart.to_dict()
     datasets = whole["datasets"]
     walk(whole)
-    return found
+    return actual
 
 
 def panels_of(chart: Any) -> dict[str, dict[str, Any]]:
@@ -477,8 +477,8 @@ def test_a_fitted_classifier_knows_its_lessons(tmp_path: Path) -> None:
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.arange(9) % 3}
     langid.fit_classifier(model, [batch])
     with torch.no_grad():
-        found = model(input_ids=ids).logits.argmax(-1)
-    assert (found == batch["labels"]).float().mean() > 0.8
+        actual = model(input_ids=ids).logits.argmax(-1)
+    assert (actual == batch["labels"]).float().mean() > 0.8
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

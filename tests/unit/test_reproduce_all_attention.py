@@ -65,9 +65,9 @@ def test_the_files_of_a_reproduction(whole: tuple[Path, Any], text_file: Path) -
     names = {"results.json", "table1.md", "table1.csv", "table2.md", "table2.csv"}
     names |= {f"figures/figure1.{form}" for form in ("png", "svg", "pdf")}
     assert {str(Path(file).relative_to(out)) for file in said["files"]} == names
-    found = results(out)
-    assert said["rows"] == found["rows"]
-    assert found["settings"] == json.loads(json.dumps(SMALL.to_json())) | {
+    actual = results(out)
+    assert said["rows"] == actual["rows"]
+    assert actual["settings"] == json.loads(json.dumps(SMALL.to_json())) | {
         "seed": 3,
         "scale": 0.01,
         "dense_steps": max(2, round(0.01 * SMALL.dense_steps)),
@@ -75,8 +75,8 @@ def test_the_files_of_a_reproduction(whole: tuple[Path, Any], text_file: Path) -
         "tuning_steps": max(2, round(0.01 * SMALL.tuning_steps)),
         "windows": 2,
     }
-    assert found["text"]["name"] == "small.txt"
-    assert found["text"]["training_bytes"] + found["text"]["validation_bytes"] == text_file.stat().st_size
+    assert actual["text"]["name"] == "small.txt"
+    assert actual["text"]["training_bytes"] + actual["text"]["validation_bytes"] == text_file.stat().st_size
     for part in ("15 of 15", "Transformer, heads only", "40.0 % fewer heads"):
         assert part in result.stderr
     starts = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<svg"}
@@ -270,7 +270,7 @@ def test_the_learning_rate_rises_and_falls() -> None:
 def test_training_learns_and_is_the_same_twice(text_file: Path) -> None:
     """Numbers that follow each other can be learnt; a loop that steps the wrong way would not."""
     text = read_text(text_file, 16)
-    found = []
+    actual = []
     for _ in range(2):
         torch.manual_seed(0)
         model: Any = build("all-attention", SMALL)
@@ -278,6 +278,6 @@ def test_training_learns_and_is_the_same_twice(text_file: Path) -> None:
         losses: list[float] = []
         train(model, text, SMALL, steps=40, rate=0.01, seed=0, on_loss=losses.append)
         assert len(losses) == 40
-        found.append(window_losses(model, text, SMALL).mean())
-        assert found[-1] < before - 1
-    assert found[0] == found[1]
+        actual.append(window_losses(model, text, SMALL).mean())
+        assert actual[-1] < before - 1
+    assert actual[0] == actual[1]

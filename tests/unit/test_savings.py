@@ -33,34 +33,34 @@ BATCH = text_batch(0, size=8, length=32)
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def actual() -> dict[str, Any]:
     dense = larger()
     return savings(dense, half(dense), {**BATCH, "labels": torch.zeros(8, dtype=torch.long)})
 
 
-def test_heads_and_parameters(found: dict[str, Any]) -> None:
-    assert (found["dense"]["heads"], found["pruned"]["heads"]) == (24, 12)
+def test_heads_and_parameters(actual: dict[str, Any]) -> None:
+    assert (actual["dense"]["heads"], actual["pruned"]["heads"]) == (24, 12)
     width, head = 96, 12
     per_head = 3 * (head * width + head) + head * width  # rows of Q, K, V with their biases, columns of O
-    assert found["dense"]["parameters"] - found["pruned"]["parameters"] == 12 * per_head
+    assert actual["dense"]["parameters"] - actual["pruned"]["parameters"] == 12 * per_head
     for name in ("dense", "pruned"):
-        assert sum(found[name]["modules"].values()) == found[name]["parameters"]
-        assert found[name]["megabytes"] == pytest.approx(4 * found[name]["parameters"] / 2**20, abs=0.005)
+        assert sum(actual[name]["modules"].values()) == actual[name]["parameters"]
+        assert actual[name]["megabytes"] == pytest.approx(4 * actual[name]["parameters"] / 2**20, abs=0.005)
 
 
-def test_flops(found: dict[str, Any]) -> None:
+def test_flops(actual: dict[str, Any]) -> None:
     """Two operations per weight and token, and two products of tokens by tokens; half of the heads do half of it."""
     tokens, width, layers = 32, 96, 3
     heads = layers * 2 * (tokens * 4 * width * width + 2 * tokens * tokens * width)
     rest = layers * 2 * tokens * 2 * width * 96 + 2 * (width * width + 3 * width)  # feed-forward; pooler, classifier
-    assert found["dense"]["head_flops"] == heads
-    assert found["dense"]["flops"] == heads + rest
-    assert found["pruned"]["head_flops"] == heads / 2
-    assert found["pruned"]["flops"] == heads / 2 + rest
+    assert actual["dense"]["head_flops"] == heads
+    assert actual["dense"]["flops"] == heads + rest
+    assert actual["pruned"]["head_flops"] == heads / 2
+    assert actual["pruned"]["flops"] == heads / 2 + rest
 
 
-def test_latency_says_how_it_was_taken(found: dict[str, Any]) -> None:
-    latency = found["latency"]
+def test_latency_says_how_it_was_taken(actual: dict[str, Any]) -> None:
+    latency = actual["latency"]
     assert latency.keys() >= {"threads", "repeats", "tokens", "batch_1", "batch_8"}
     assert (latency["threads"], latency["tokens"]) == (torch.get_num_threads(), 32)
     for batch in ("batch_1", "batch_8"):
@@ -82,8 +82,8 @@ def test_the_two_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(turns) > 10
 
 
-def test_peak_memory_falls_with_the_heads(found: dict[str, Any]) -> None:
-    assert found["pruned"]["peak_memory_megabytes"] < found["dense"]["peak_memory_megabytes"]
+def test_peak_memory_falls_with_the_heads(actual: dict[str, Any]) -> None:
+    assert actual["pruned"]["peak_memory_megabytes"] < actual["dense"]["peak_memory_megabytes"]
 
 
 def test_peak_memory_counts_what_lives_at_the_same_time() -> None:
@@ -127,9 +127,9 @@ def test_a_sentence_where_heads_are_a_small_share() -> None:
     assert f"Attention heads are {share:.0%} of this model's FLOPs at 32 tokens" in seen["note"]
 
 
-def test_no_such_sentence_where_they_are_not(found: dict[str, Any]) -> None:
-    assert found["dense"]["head_flops"] / found["dense"]["flops"] > SMALL_SHARE
-    assert "note" not in found
+def test_no_such_sentence_where_they_are_not(actual: dict[str, Any]) -> None:
+    assert actual["dense"]["head_flops"] / actual["dense"]["flops"] > SMALL_SHARE
+    assert "note" not in actual
 
 
 def test_size_on_disk(tmp_path: Path) -> None:

@@ -273,8 +273,8 @@ def centre(name: str) -> torch.Tensor:
     """The mean logits over some batches: the tiny model says the same about everything but for what lies beyond."""
     model, batches = ZOO[name].build(), [labelled(ZOO[name], seed) for seed in range(40, 60)]
     with torch.no_grad():
-        found = [model(**{k: v for k, v in b.items() if k != "labels"}).logits for b in batches]
-    return torch.cat(found).mean(0)
+        actual = [model(**{k: v for k, v in b.items() if k != "labels"}).logits for b in batches]
+    return torch.cat(actual).mean(0)
 
 
 def telling_model(name: str = "bert") -> Any:

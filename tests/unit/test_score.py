@@ -228,8 +228,8 @@ def test_bfloat16_comes_near_float32(name: str) -> None:
     if name != "vit":  # its signs follow from the content of a sample, and rounded pixels are another content
         criteria.append("residual-gradient(residual=False)")
     full = headprune.score(model_of(name, "dense"), batches, criteria=criteria)
-    found = headprune.score(entry.build().bfloat16(), half, criteria=criteria)
+    actual = headprune.score(entry.build().bfloat16(), half, criteria=criteria)
     for criterion in criteria:
-        gap = (found.scores[criterion] - full.scores[criterion]).abs().max() / full.scores[criterion].abs().max()
+        gap = (actual.scores[criterion] - full.scores[criterion]).abs().max() / full.scores[criterion].abs().max()
         assert gap <= 0.05, criterion
-        assert found.scores[criterion].dtype == torch.float64
+        assert actual.scores[criterion].dtype == torch.float64

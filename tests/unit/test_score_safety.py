@@ -114,8 +114,8 @@ def test_training_mode_and_no_grad_around_it_change_nothing() -> None:
     model, batches = ZOO["bert"].build(), bert_batches()
     expected = headprune.score(model, batches, criteria=EVERY).scores
     with torch.no_grad():
-        found = headprune.score(model.train(), batches, criteria=EVERY).scores
-    assert same(found, expected)
+        actual = headprune.score(model.train(), batches, criteria=EVERY).scores
+    assert same(actual, expected)
 
 
 def test_inference_mode_around_it_changes_nothing() -> None:
@@ -126,10 +126,10 @@ def test_inference_mode_around_it_changes_nothing() -> None:
     with torch.inference_mode():
         made_inside = [{name: value.clone() for name, value in batch.items()} for batch in batches]
         assert all(value.is_inference() for batch in made_inside for value in batch.values())
-        found = [headprune.score(model, given, criteria=EVERY).scores for given in (batches, made_inside)]
+        actual = [headprune.score(model, given, criteria=EVERY).scores for given in (batches, made_inside)]
         assert torch.is_inference_mode_enabled()
-    assert same(found[0], expected)
-    assert same(found[1], expected)
+    assert same(actual[0], expected)
+    assert same(actual[1], expected)
     after = state(model)
     assert [key for key in before if not same(before[key], after[key])] == []
 
@@ -142,8 +142,8 @@ def test_pruning_in_inference_mode_removes_the_same_and_leaves_weights_that_lear
     expected = headprune.prune(models[0], batches, **options)
     with torch.inference_mode():
         made_inside = [{name: value.clone() for name, value in batch.items()} for batch in batches]
-        found = headprune.prune(models[1], made_inside, **options)
-    assert [step.removed for step in found.trajectory] == [step.removed for step in expected.trajectory]
+        actual = headprune.prune(models[1], made_inside, **options)
+    assert [step.removed for step in actual.trajectory] == [step.removed for step in expected.trajectory]
     assert same(dict(models[1].state_dict()), dict(models[0].state_dict()))
     models[1](**batches[0]).loss.backward()
     assert all(parameter.grad is not None for parameter in models[1].parameters())
@@ -200,22 +200,22 @@ def test_two_threads_that_score_one_model_take_turns(share: str) -> None:
     criteria = ["entropy", "gnorm"]
     expected = [headprune.score(model, batches, criteria=criteria).scores]
     expected += [headprune.score(other, inputs, criteria=criteria).scores]
-    before, found = (state(model), state(other)), []
+    before, actual = (state(model), state(other)), []
 
     def second() -> None:
-        found.append(headprune.score(other, inputs, criteria=criteria).scores)
+        actual.append(headprune.score(other, inputs, criteria=criteria).scores)
 
     meeting = Meeting(second)
     handles = [each.register_forward_hook(meeting) for each in {id(each): each for each in (model, other)}.values()]
     try:
-        found.append(headprune.score(model, batches, criteria=criteria).scores)
+        actual.append(headprune.score(model, batches, criteria=criteria).scores)
         meeting.thread.join()
     finally:
         for handle in handles:
             handle.remove()
     assert not meeting.together
-    assert same(found[0], expected[0])
-    assert same(found[1], expected[1])
+    assert same(actual[0], expected[0])
+    assert same(actual[1], expected[1])
     after = state(model), state(other)
     for one, two in zip(before, after, strict=True):
         assert [key for key in one if not same(one[key], two[key])] == []
@@ -383,9 +383,9 @@ FORMS: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, Any]]] = {
 def test_lists_arrays_and_other_integers_are_taken_as_tensors(name: str, form: str) -> None:
     model, batch = model_of(name, "dense"), labelled(ZOO[name], 0)
     given = FORMS[form](batch)
-    expected, found = (headprune.score(model, [one], criteria=["his", "gnorm"]) for one in (batch, given))
-    assert same(found.scores, expected.scores)
-    assert (found.loss, found.metric_value.value) == (expected.loss, expected.metric_value.value)
+    expected, actual = (headprune.score(model, [one], criteria=["his", "gnorm"]) for one in (batch, given))
+    assert same(actual.scores, expected.scores)
+    assert (actual.loss, actual.metric_value.value) == (expected.loss, expected.metric_value.value)
     values = [headprune.evaluate(model, [one]).value for one in (batch, given)]
     assert values[0] == values[1]
     metrics = [headprune.prune(ZOO[name].build(), [one], keep=0.8).result.metric for one in (batch, given)]

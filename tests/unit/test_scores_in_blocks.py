@@ -92,21 +92,21 @@ def test_scores_and_quality_are_those_of_whole_logits(name: str, labels: Any) ->
     model, batches = built(name), batches_of(name)
     whole = headprune.score(model, batches, criteria=CRITERIA, labels=labels)
     with in_blocks(model), made_logits(model) as made:
-        found = headprune.score(model, batches, criteria=CRITERIA, labels=labels)
+        actual = headprune.score(model, batches, criteria=CRITERIA, labels=labels)
     assert max(made) == 2
-    assert list(found.scores) == list(whole.scores) == CRITERIA
+    assert list(actual.scores) == list(whole.scores) == CRITERIA
     for criterion in CRITERIA:
         expected = whole.scores[criterion]
         # Elimination ranks units by tokens that it keeps in float32.
         allowed = max(tolerance(name), 2e-5 if criterion == "elimination" else 0.0)
-        assert (found.scores[criterion] - expected).abs().max() <= allowed * expected.abs().max(), criterion
-    for one, other in ((found.predictions, whole.predictions), (found.labels, whole.labels)):
+        assert (actual.scores[criterion] - expected).abs().max() <= allowed * expected.abs().max(), criterion
+    for one, other in ((actual.predictions, whole.predictions), (actual.labels, whole.labels)):
         assert one is not None
         assert other is not None
         assert torch.equal(one, other)
-    assert torch.equal(found.quality.sample_ids, whole.quality.sample_ids)
-    assert found.loss == pytest.approx(whole.loss, rel=tolerance(name))
-    assert found.tokens == whole.tokens
+    assert torch.equal(actual.quality.sample_ids, whole.quality.sample_ids)
+    assert actual.loss == pytest.approx(whole.loss, rel=tolerance(name))
+    assert actual.tokens == whole.tokens
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,10 +115,10 @@ def test_gradients_of_all_draws_are_those_of_whole_logits(name: str) -> None:
     sites = all_sites(model)
     whole = tokens_of(model, sites, batches, at_outputs=True)
     with in_blocks(model), made_logits(model) as made:
-        found = tokens_of(model, sites, batches, at_outputs=True)
+        actual = tokens_of(model, sites, batches, at_outputs=True)
     assert max(made) == 2
-    assert found.keys() == whole.keys()
-    for index, gathered in found.items():
+    assert actual.keys() == whole.keys()
+    for index, gathered in actual.items():
         own, truth = Sensitivity.of(gathered), Sensitivity.of(whole[index])
         assert torch.equal(own.inputs, truth.inputs)
         assert torch.equal(own.samples, truth.samples)
@@ -133,10 +133,10 @@ def test_repairs_towards_the_dense_model_are_those_of_whole_logits(name: str) ->
     sites, task = all_sites(model), task_of(model)
     whole = DenseTargets(model, sites, batches, task).targets
     with in_blocks(model), made_logits(model) as made:
-        found = DenseTargets(model, sites, batches, task).targets
+        actual = DenseTargets(model, sites, batches, task).targets
     assert max(made) == 2
-    assert list(found) == list(whole)
-    for index, own in found.items():
+    assert list(actual) == list(whole)
+    for index, own in actual.items():
         for one, other in zip(own.outputs, whole[index].outputs, strict=True):
             assert torch.equal(one, other)
         assert own.weights is not None
@@ -156,8 +156,8 @@ def test_signs_of_blocks_are_those_of_all_tokens(draw: int, size: int) -> None:
     whole = sign_gradient(task, values, batch, draw)
     signs = TokenSigns(task, values, batch, draw)
     places = [slice(first, min(first + size, tokens)) for first in range(0, tokens, size)]
-    found = torch.cat([signs.gradient(values[:, own], own) for own in places], dim=1)
-    assert torch.equal(found, whole)
+    actual = torch.cat([signs.gradient(values[:, own], own) for own in places], dim=1)
+    assert torch.equal(actual, whole)
     assert whole.any()
 
 
@@ -170,11 +170,11 @@ def test_logits_that_are_not_finite_are_refused_in_the_same_words() -> None:
     for criterion in ("residual-gradient", "entropy"):
         with pytest.raises(NonFiniteError) as whole:
             headprune.score(model, batches, criterion=criterion)
-        with in_blocks(model), made_logits(model) as made, pytest.raises(NonFiniteError) as found:
+        with in_blocks(model), made_logits(model) as made, pytest.raises(NonFiniteError) as actual:
             headprune.score(model, batches, criterion=criterion)
         assert max(made) == 2
-        assert str(found.value) == str(whole.value)
-        said.append(str(found.value))
+        assert str(actual.value) == str(whole.value)
+        said.append(str(actual.value))
     assert said[0].startswith("NaN or Inf appeared first in batch 0")
 
 
@@ -212,11 +212,11 @@ def test_a_head_that_looks_at_the_place_of_tokens_scores_whole() -> None:
         for limit in (1 << 28, 0):
             with mock.patch.object(logit_blocks, "LIMIT", limit):
                 results.append(headprune.score(model, batches, criteria=["gnorm", "his", "entropy"], task="causal-lm"))
-    whole, found = results
+    whole, actual = results
     assert len(ran) == 2 * (len(batches) + 1)  # entropy compares the logits of the first batch with unread ones
-    assert found.tokens == whole.tokens
+    assert actual.tokens == whole.tokens
     for criterion, scores in whole.scores.items():
-        assert torch.allclose(found.scores[criterion], scores, rtol=1e-5)
+        assert torch.allclose(actual.scores[criterion], scores, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -302,9 +302,9 @@ def test_scores_in_blocks_need_a_fraction_of_the_logits() -> None:
 
     whole = score()
     with in_blocks(model, ROWS, 1):
-        found = score()
+        actual = score()
     assert whole > 2
-    assert found < 0.5 * whole
+    assert actual < 0.5 * whole
 
 
 def unmeasured(model: Any, data: list[Batch], criterion: str) -> None:

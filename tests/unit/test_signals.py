@@ -30,8 +30,8 @@ def test_both_contractions_are_the_norm_of_the_gradient(seed: int) -> None:
         for head in range(heads):
             expected[sample, head] = gradient[head * width : (head + 1) * width].square().sum()
     for gram in (None, gram_matrix(inputs)):
-        found = squared_block_norms(inputs, deltas, heads, gram)
-        assert torch.allclose(found.double(), expected, rtol=1e-5, atol=1e-6)
+        actual = squared_block_norms(inputs, deltas, heads, gram)
+        assert torch.allclose(actual.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_gram_form_never_gives_the_root_of_a_negative_number() -> None:
@@ -59,7 +59,7 @@ def test_half_precision_is_contracted_in_float32(name: str, dtype: torch.dtype) 
     they would be off by a hundredth."""
     entry = ZOO[name]
     model, batch = entry.build().to(dtype).requires_grad_(False), text_batch(0)
-    found = headprune.score(model, [batch], criterion="gnorm").scores
+    actual = headprune.score(model, [batch], criterion="gnorm").scores
     sites = headprune.resolve(model)
     seen: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
@@ -95,7 +95,7 @@ def test_half_precision_is_contracted_in_float32(name: str, dtype: torch.dtype) 
                     norms.append(float(gradient.norm()))
                 score *= sum(norms) / 3
             expected[site.index, head] = score
-    assert torch.allclose(found, expected, rtol=1e-4, atol=0)
+    assert torch.allclose(actual, expected, rtol=1e-4, atol=0)
 
 
 def test_sums_over_many_batches_lose_nothing() -> None:

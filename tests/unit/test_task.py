@@ -112,26 +112,26 @@ def test_scores_of_other_tasks_do_not_depend_on_the_batch(name: str) -> None:
 def test_his_of_question_answering_is_the_gradient_at_a_gate() -> None:
     case = BY_NAME["question-answering-bert"]
     model, batch = case.build().double(), case.batch(0)
-    found = headprune.score(model, [batch], criterion="his").scores
+    actual = headprune.score(model, [batch], criterion="his").scores
     gates = torch.ones(3, 3, 4, dtype=torch.float64, requires_grad=True)
     with headprune.gated(model, gates):
         output = model(**{name: value for name, value in batch.items() if not name.endswith("positions")})
     start = functional.cross_entropy(output.start_logits, batch["start_positions"], reduction="none")
     end = functional.cross_entropy(output.end_logits, batch["end_positions"], reduction="none")
     ((start + end) / 2).sum().backward()
-    assert torch.allclose(found, gates.grad.abs().mean(0), rtol=1e-9)
+    assert torch.allclose(actual, gates.grad.abs().mean(0), rtol=1e-9)
 
 
 def test_his_of_multiple_choice_is_the_gradient_at_a_gate() -> None:
     """A gate of a sample is on all its choices."""
     case = BY_NAME["multiple-choice-bert"]
     model, batch = case.build().double(), case.batch(0)
-    found = headprune.score(model, [batch], criterion="his").scores
+    actual = headprune.score(model, [batch], criterion="his").scores
     gates = torch.ones(3, 3, 4, dtype=torch.float64, requires_grad=True)
     with headprune.gated(model, gates.repeat_interleave(2, dim=0)):
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     functional.cross_entropy(logits, batch["labels"], reduction="sum").backward()
-    assert torch.allclose(found, gates.grad.abs().mean(0), rtol=1e-9)
+    assert torch.allclose(actual, gates.grad.abs().mean(0), rtol=1e-9)
 
 
 # --- what used to be guessed ---

@@ -97,10 +97,10 @@ def test_moments_of_tokens_are_those_that_are_gathered_alone(name: str) -> None:
     made = ScoringPass(model, sites, {"r": make("residual-gradient")}, task, "given", keep=True)
     assert made.moments([0]) is None  # it has not run yet
     made.run(batches)
-    found = made.moments(expected)
-    assert found is not None
-    assert found.keys() == expected.keys()
-    for index, moments in found.items():
+    actual = made.moments(expected)
+    assert actual is not None
+    assert actual.keys() == expected.keys()
+    for index, moments in actual.items():
         assert torch.equal(moments.products, expected[index].products)
         assert torch.equal(moments.counts, expected[index].counts)
         assert moments.samples == expected[index].samples == made.samples
@@ -114,7 +114,7 @@ def test_gradients_of_tokens_are_those_at_the_inputs() -> None:
     """Of a factor on everything that a site's output map is given."""
     model, batch = ZOO["bert"].build().double(), labelled(ZOO["bert"], 0)
     task, sites = task_of(model), headprune.resolve(model)
-    found = tokens_of(model, sites, [batch], at_inputs=True)
+    actual = tokens_of(model, sites, [batch], at_inputs=True)
     from headprune.signals.objectives import sign_gradient
 
     for site in sites:
@@ -125,7 +125,7 @@ def test_gradients_of_tokens_are_those_at_the_inputs() -> None:
         logits = task.logits(model(**task.inputs(prepared)))
         handle.remove()
         (slope,) = torch.autograd.grad(logits, factor, sign_gradient(task, logits, prepared))
-        (own,) = found[site.index].applications
+        (own,) = actual[site.index].applications
         assert own.gradient is not None
         assert float((own.inputs * own.gradient).sum()) == pytest.approx(float(slope), rel=1e-9)
 

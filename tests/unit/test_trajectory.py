@@ -73,17 +73,17 @@ def test_a_journal_that_knows_of_no_compensation_still_loads() -> None:
 def test_what_is_no_number_is_null() -> None:
     """JSON has no NaN, and other programs read the journal."""
     line = json.dumps(step(1, 5, math.nan, loss=None, agreement=None).to_json(), allow_nan=False)
-    found = json.loads(line)
-    assert found.keys() >= STEP_KEYS
-    assert (found["metric"], found["loss"], found["agreement"]) == (None, None, None)
-    assert found["scores"] == [[0.1, None], [1e-30, 3.0]]
-    assert math.isnan(Step.from_json(found).metric)
+    actual = json.loads(line)
+    assert actual.keys() >= STEP_KEYS
+    assert (actual["metric"], actual["loss"], actual["agreement"]) == (None, None, None)
+    assert actual["scores"] == [[0.1, None], [1e-30, 3.0]]
+    assert math.isnan(Step.from_json(actual).metric)
 
 
 def test_the_dense_step() -> None:
-    found = step(0, 6, 0.9, removed=(), score=None, scores=None).to_json()
-    assert (found["step"], found["removed"], found["scores"]) == (0, [], None)
-    assert Step.from_json(found).scores is None
+    actual = step(0, 6, 0.9, removed=(), score=None, scores=None).to_json()
+    assert (actual["step"], actual["removed"], actual["scores"]) == (0, [], None)
+    assert Step.from_json(actual).scores is None
 
 
 def test_what_is_gone_until_a_step() -> None:
