@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 
+from headprune.errors import EquivalenceError
 from headprune.hooks.residual_stream import streams
 from headprune.layerwise.site_passes import SitePasses
 from headprune.repair.dense_targets import DenseTargets
@@ -13,7 +17,8 @@ from headprune.repair.regression import DENSE_RIDGES, Repair, Sums, fit
 from headprune.signals.sensitivity import FLOOR, token_weights
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import task_of
-from headprune.units import Member, all_sites
+from headprune.units import Member, Site, all_sites
+from headprune.units.cutting.removal import slice_weights
 from zoo import ZOO
 
 
@@ -225,3 +230,22 @@ def test_a_site_without_units_gives_what_the_dense_one_gave_on_average() -> None
     dense.targets = {empty.index: dense.targets[empty.index]}  # with all before it as it was
     dense.repair(model, all_sites(model), "dense")
     assert torch.allclose(model.get_submodule(empty.o).bias, wanted.mean(0), atol=1e-5)
+
+
+def test_every_site_is_verified_where_a_check_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice that is wrong at the last site alone is noticed: each removal is compared with gates on its own."""
+    entry = ZOO["bert"]
+    model, batch = entry.build().eval(), entry.batch(0)
+    sites = all_sites(model)
+    order = running_order(model, sites, batch, task_of(model))
+    chosen = [sites[index].units()[0][0] for index in order]
+
+    def slice_wrongly(model: Any, sites: Sequence[Site], members: Sequence[Member]) -> None:
+        slice_weights(model, sites, members)
+        if members[0].site == order[-1]:
+            with torch.no_grad():
+                model.get_submodule(sites[order[-1]].o).weight.mul_(1.5)
+
+    monkeypatch.setattr("headprune.surgery.remove_units.slice_weights", slice_wrongly)
+    with pytest.raises(EquivalenceError):
+        remove_front_to_back(model, sites, chosen, [batch], task_of(model), "lstsq", batch)

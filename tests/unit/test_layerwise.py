@@ -27,6 +27,7 @@ from headprune.search.config import PruneConfig
 from headprune.search.layerwise.choose import choose_units, precision_for
 from headprune.search.layerwise.prune_layer import PrunedLayer
 from headprune.search.layerwise.pruning import LayerwisePruning
+from headprune.search.schedules.schedule import Removal
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import task_of
 from headprune.units import sites_of
@@ -92,8 +93,9 @@ def test_layers_one_by_one_are_the_whole_model(name: str, tmp_path: Path) -> Non
     pruning = LayerwisePruning(
         model, batches, settings, task, storage=storage, structure=dense, scratch=tmp_path / "parts"
     )
-    for pruned in pruning.layers(pruning.widths()):
-        assert all(repair.weight is None and repair.bias is None for repair in pruned.repairs)  # nothing piles up
+    removal = pruning.prune(Removal(widths=pruning.widths()))
+    assert removal.repairs
+    assert all(repair.weight is None and repair.bias is None for repair in removal.repairs)  # nothing piles up
     assert set(storage.there) == {1}
     save_weights_of(model, tmp_path / "pruned", storage.write_weights)
     same_weights(headprune.load(tmp_path / "pruned"), slow)
@@ -213,8 +215,7 @@ def test_logits_of_layerwise_pruning_come_in_blocks(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("headprune.hooks.logit_blocks.BLOCK", 4 * 3 * 61 * 2)  # two tokens at a time
         model, batches = ZOO["llama"].build().eval(), batches_of("llama")
         pruning = LayerwisePruning(model, batches, config(), task_of(model))
-        for _ in pruning.layers(pruning.widths()):
-            pass
+        pruning.prune(Removal(widths=pruning.widths()))
         losses.append(pruning.predictions("pruned").loss)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

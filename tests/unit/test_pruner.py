@@ -122,8 +122,9 @@ def test_a_model_put_back_can_be_pruned_again() -> None:
         ({"rescore": "every"}, 5),
         ({"keep_flops": 0.6, "rounds": 3}, 3),
         ({"keep_flops": 0.6, "rounds": 3, "repair": "none"}, 3),
+        ({"keep_flops": 0.6, "rounds": 3, "repair": "lstsq"}, 3),
     ],
-    ids=["greedy", "rounds", "rounds-unrepaired"],
+    ids=["greedy", "rounds", "rounds-unrepaired", "rounds-by-site"],
 )
 def test_sites_are_resolved_once_a_step(options: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first step, and when the units of a step have gone; all else is handed on."""
@@ -138,6 +139,22 @@ def test_sites_are_resolved_once_a_step(options: dict[str, Any], steps: int, mon
         surveyed.clear()
         next(pruner)
         assert [own for own in surveyed if own is model] == [model]
+
+
+@pytest.mark.parametrize("repair", ["dense", "lstsq", "none"])
+def test_layers_are_resolved_when_they_begin_and_after_each_removal(
+    repair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, surveyed = ZOO["bert"].build(), list[Any]()
+    module: Any = importlib.import_module("headprune.units.resolve")
+    read = module.attention_sites
+    config = PruneConfig(schedule="layerwise", keep_flops=0.6, repair=repair)
+    pruner = Pruner(model, [labelled(ZOO["bert"], 0)], config, evaluation=[labelled(ZOO["bert"], 2)])
+    next(pruner)
+    monkeypatch.setattr(module, "attention_sites", lambda own, family: (surveyed.append(own), read(own, family))[1])
+    step = next(pruner)
+    layers, changed = model.config.num_hidden_layers, len({site for site, _ in step.removed})
+    assert [own for own in surveyed if own is model] == [model] * (layers + changed + 1)
 
 
 # --- a journal that does not fit ---

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from headprune.signals.moments import FOLDS, Gathering
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task
 from headprune.units import Member, Site, by_site
+from headprune.units.cutting.removal import remaining
 
 log = logging.getLogger(__name__)
 
@@ -131,18 +132,21 @@ def remove_front_to_back(
     model is not used, so errors that a repair leaves add up."""
     ids_by_site = by_site(members)
     repairs: list[Repair] = []
+    current = list(sites)
     passes = SitePasses(model, sites, batches, task, walkable=is_walkable(model, sites, batches, task))
     order = running_order(model, [sites[index] for index in ids_by_site], batches[0], task)
     for index in tracked(order, "repairing", len(order), unit="site"):
         leaving = [Member(index, member) for member in ids_by_site[index]]
-        repairs.append(remove_from_site(model, sites[index], leaving, passes, kind, verify=verify))
-        verify = None  # one check is enough
+        repairs.append(remove_from_site(model, current, index, leaving, passes, kind, verify=verify))
+        # Of a site that is done only the ids in the record are read again, so the model is not resolved for every site.
+        current[index] = replace(sites[index], kept=tuple(remaining(sites, leaving)[index]))
     return repairs
 
 
 def remove_from_site(
     model: PreTrainedModel,
-    site: Site,
+    sites: Sequence[Site],
+    index: int,
     members: Sequence[Member],
     inputs: SiteInputs,
     kind: RepairKind = "lstsq",
@@ -151,7 +155,8 @@ def remove_from_site(
     ridges: tuple[float, ...] = SITE_RIDGES,
     precision: torch.dtype = torch.float64,
 ) -> Repair:
-    """Remove these members of one site, and repair it towards its outputs with them, on its current inputs."""
+    """Remove these members of one of the sites, and repair it towards its outputs with them, on its current inputs."""
+    site = sites[index]
     gathering = Gathering(precision)
     with distributed.fail_together():
         for tokens in inputs.at(site):
@@ -159,7 +164,7 @@ def remove_from_site(
     moments = gathering.moments().get(site.index)
     ids = [member.index for member in members]
     repair = distributed.on_main(lambda: plan_repair(model, site, ids, kind, moments, ridges))
-    remove_units(model, members, verify=verify)
+    remove_units(model, members, sites=sites, verify=verify)
     apply_repair(model, site, repair)
     return repair
 

@@ -35,7 +35,6 @@ from headprune.search.layerwise.prune_layer import PrunedLayer
 from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.search.observers import Observer
 from headprune.search.pruner import PruneResult
-from headprune.search.schedules.layerwise import removal_of
 from headprune.search.schedules.schedule import Removal
 from headprune.search.step import describe
 from headprune.surgery.remove_units import remove_units
@@ -79,11 +78,9 @@ def prune_on_disk(
             device=device,
             scratch=scratch if experiment.activations_on_disk else None,
         )
-        done: list[PrunedLayer] = []
-        for layer in pruning.layers(storage.widths(pruning.widths)):
-            done.append(layer)
-            observer.layer(len(done), len(layers), layer)
-        result = _record_steps(run, experiment, structure, pruning, done, observer, time.perf_counter() - started)
+        removal = pruning.prune(Removal(widths=storage.widths(pruning.widths)), [observer])
+        seconds = time.perf_counter() - started
+        result = _record_steps(run, experiment, structure, pruning, removal, observer, seconds)
     model.config.dtype = precision or model.config.dtype  # instead of the precision of the computation
     save_weights_of(model, run.path / "model", storage.write_weights)
     return result
@@ -94,7 +91,7 @@ def _record_steps(
     experiment: Experiment,
     structure: PreTrainedModel,
     pruning: LayerwisePruning,
-    layers: Sequence[PrunedLayer],
+    removal: Removal,
     observer: Observer,
     seconds: float,
 ) -> PruneResult:
@@ -103,12 +100,12 @@ def _record_steps(
     dense, pruned = pruning.predictions("dense"), pruning.predictions("pruned")
     metric = choose_metric(experiment.metric, dense)
     steps: list[Step] = []
-    for removal, predictions in ((Removal(), dense), (removal_of(layers), pruned)):
-        if removal.members:
-            remove_units(structure, removal.members)
+    for applied, predictions in ((Removal(), dense), (removal, pruned)):
+        if applied.members:
+            remove_units(structure, applied.members)
         sites, metric_value = sites_of(structure, experiment.units), metric.of(predictions, dense)
         steps.append(
-            describe(structure, sites, experiment.units, len(steps), removal, predictions, dense, metric_value)
+            describe(structure, sites, experiment.units, len(steps), applied, predictions, dense, metric_value)
         )
     for step in steps[len(run.steps) :]:
         run.step(step, {"seconds": seconds if step.step else 0.0})

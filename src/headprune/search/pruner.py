@@ -30,7 +30,6 @@ from headprune.search.candidates import sites_and_candidates
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.memory import cache_bytes
 from headprune.search.observers import Callback, Journal, Observer, OnStep, ProgressBar
-from headprune.search.removers import remover_for
 from headprune.search.replay import check_replay
 from headprune.search.rescore import AUTO, EVERY
 from headprune.search.schedules.greedy import Greedy
@@ -169,7 +168,7 @@ class Pruner:
             self.state = RunState(model, config, task, calibration, scorer, sites, candidates, observers=self.observers)
             self.schedule: Schedule = schedules.get(config.schedule, Greedy)(self.state)
         self._removals = self.schedule.removals(self.state)
-        self._remover = remover_for(config.schedule)
+        self._remover = self.schedule.remover()
 
     # --- the loop ---
 
@@ -257,7 +256,7 @@ class Pruner:
     def replay(self, steps: Sequence[Step]) -> None:
         """Apply these steps to the dense model, one by one: a repair depends on the model that it is computed for, and
         its errors must be those in the journal."""
-        self._remover = remover_for(self.config.schedule)
+        self._remover = self.schedule.remover()
         self.state.refresh()
         with reporting_to(self._report_phase):
             for step in tracked(steps[1:], "repeating known steps", len(steps) - 1, unit="step"):

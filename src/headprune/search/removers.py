@@ -1,25 +1,19 @@
-"""Applies a removal: units are removed from the weights, and sites are repaired as the schedule requires."""
+"""What applies the removals of each schedule (`Remover`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from headprune.repair.dense_targets import DenseTargets
 from headprune.repair.front_to_back import remove_front_to_back
 from headprune.repair.remove import remove_from_sites
-from headprune.search.schedules.layerwise import prune_layers
+from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.search.schedules.schedule import Removal, RunState
 from headprune.surgery.remove_units import remove_units
 
 Inputs = Mapping[str, Any]
-
-
-class Remover(Protocol):
-    def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
-        """Change the model, refresh the state of the run, and return the removal with its repairs; `verify` masked ==
-        removed on these inputs."""
 
 
 class RepairedSites:
@@ -67,12 +61,11 @@ class RepairedModel:
 class RepairedLayers:
     """Prunes and repairs layer after layer, each before the next is reached."""
 
+    def __init__(self, pruning: LayerwisePruning) -> None:
+        self.pruning = pruning
+
     def apply(self, run: RunState, removal: Removal, verify: Inputs | None = None) -> Removal:
-        pruned = prune_layers(run, removal)
+        # Removals were verified on a small model of the class (`require_walkable`).
+        pruned = self.pruning.prune(removal, run.observers)
         run.refresh()
         return pruned
-
-
-def remover_for(schedule: str) -> Remover:
-    removers: dict[str, type[Remover]] = {"rounds": RepairedModel, "layerwise": RepairedLayers}
-    return removers.get(schedule, RepairedSites)()

@@ -15,7 +15,7 @@ from headprune.errors import ScheduleError, UnsupportedModelError
 from headprune.hooks.layer_calls import NotLayerwiseError
 from headprune.hooks.logit_blocks import forward
 from headprune.layerwise.check_walkable import require_walkable
-from headprune.layerwise.walker import InMemory, LayerWeights, Walker, Which
+from headprune.layerwise.walker import InMemory, LayerWeights, Walker, Which, layers_of
 from headprune.measure.evaluator import add_output
 from headprune.measure.predictions import Predictions
 from headprune.search.budget import Budget, budget_of, check_reachable, prices
@@ -24,6 +24,8 @@ from headprune.search.config import PruneConfig
 from headprune.search.layerwise.choose import check_local
 from headprune.search.layerwise.prune_layer import LayerPruner, PrunedLayer
 from headprune.search.layerwise.widths import errors_of, widths
+from headprune.search.observers import Observer
+from headprune.search.schedules.schedule import Removal
 from headprune.search.selection import least_units
 from headprune.signals.reach import named_sites
 from headprune.tasks import Task
@@ -142,9 +144,20 @@ class LayerwisePruning:
             )
         return found
 
-    def layers(self, widths: Mapping[int, int], chosen: Sequence[Member] = ()) -> Iterator[PrunedLayer]:
-        """Prune one layer after the other to these widths, or remove the `chosen` members; layers that an earlier
-        process has pruned are restored."""
+    def prune(self, removal: Removal, observers: Sequence[Observer] = ()) -> Removal:
+        """Prune all layers to the widths of this removal, or remove its members; tells the observers of each layer, and
+        returns the removal with the members and repairs of all."""
+        count = len(layers_of(self.model, self.sites))
+        done: list[PrunedLayer] = []
+        for pruned in self._layers(removal.widths or {}, removal.members):
+            done.append(pruned)
+            for observer in observers:
+                observer.layer(len(done), count, pruned)
+        members = sorted(member for pruned in done for member in pruned.removed)
+        return Removal(tuple(members), repairs=[repair for pruned in done for repair in pruned.repairs])
+
+    def _layers(self, widths: Mapping[int, int], chosen: Sequence[Member]) -> Iterator[PrunedLayer]:
+        """One layer after the other; those that an earlier process has pruned are restored."""
         storage = self.storage
         ids_by_site = by_site(chosen)
         decided = {

@@ -10,8 +10,9 @@ import torch
 from headprune import distributed
 from headprune.config.groups import Measure
 from headprune.search.reachable import refuse_unreachable_keep
+from headprune.search.removers import RepairedSites
 from headprune.search.rescore import AUTO, choose_together, is_due
-from headprune.search.schedules.schedule import Removal, RunState
+from headprune.search.schedules.schedule import Removal, Remover, RunState
 from headprune.search.stopwatch import Stopwatch
 from headprune.units import Member, Site, kept_mask
 
@@ -25,6 +26,9 @@ class Greedy:
     def __init__(self, run: RunState) -> None:
         self.points: Mapping[int, str] = {}
         refuse_unreachable_keep(run.model, run.config, run.prunable)
+
+    def remover(self) -> Remover:
+        return RepairedSites()
 
     def rule(self, run: RunState) -> str:
         return ""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from headprune import distributed
 from headprune.errors import ScheduleError
 from headprune.hooks.offload import input_device
-from headprune.layerwise.walker import layers_of
-from headprune.search.layerwise.prune_layer import PrunedLayer
 from headprune.search.layerwise.pruning import LayerwisePruning
-from headprune.search.schedules.schedule import Removal, RunState
+from headprune.search.removers import RepairedLayers
+from headprune.search.schedules.schedule import Removal, Remover, RunState
 from headprune.search.stopwatch import Stopwatch
 
 
@@ -24,41 +23,24 @@ class Layerwise:
             raise ScheduleError(
                 "The layer-wise schedule runs in one process; prune outside of the group, or use another."
             )
-        self.budget = layerwise_pruning(run).budget
+        self.pruning = LayerwisePruning(
+            run.model,
+            run.calibration,
+            run.config,
+            run.task,
+            device=input_device(run.model),
+            unreached=run.candidates.unreached,
+        )
+        self.budget = self.pruning.budget
         self.measure = self.budget.measure
         self.points: Mapping[int, str] = {}
+
+    def remover(self) -> Remover:
+        return RepairedLayers(self.pruning)
 
     def rule(self, run: RunState) -> str:
         return self.budget.rule() if run.config.budget is not None and len(run.steps) > 1 else ""
 
     def removals(self, run: RunState) -> Iterator[Removal]:
         if len(run.steps) == 1:
-            yield Removal(widths=layerwise_pruning(run).widths())
-
-
-def layerwise_pruning(run: RunState) -> LayerwisePruning:
-    return LayerwisePruning(
-        run.model,
-        run.calibration,
-        run.config,
-        run.task,
-        device=input_device(run.model),
-        unreached=run.candidates.unreached,
-    )
-
-
-def prune_layers(run: RunState, removal: Removal) -> Removal:
-    """Prune and repair layer after layer, to these widths or by these members."""
-    count = len(layers_of(run.model, run.sites))
-    pruned: list[PrunedLayer] = []
-    for layer in layerwise_pruning(run).layers(removal.widths or {}, removal.members):
-        pruned.append(layer)
-        for observer in run.observers:
-            observer.layer(len(pruned), count, layer)
-    return removal_of(pruned)
-
-
-def removal_of(layers: Sequence[PrunedLayer]) -> Removal:
-    """The removals and repairs of all layers as one removal."""
-    members = sorted(member for layer in layers for member in layer.removed)
-    return Removal(tuple(members), repairs=[repair for layer in layers for repair in layer.repairs])
+            yield Removal(widths=self.pruning.widths())

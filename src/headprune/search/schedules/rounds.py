@@ -18,7 +18,8 @@ from headprune.search.budget import (
     least_share,
     prices,
 )
-from headprune.search.schedules.schedule import Removal, RunState
+from headprune.search.removers import RepairedModel
+from headprune.search.schedules.schedule import Removal, Remover, RunState
 from headprune.search.selection import choose, least_units
 from headprune.search.stopwatch import Stopwatch
 from headprune.units import Member, Site
@@ -54,6 +55,9 @@ class Rounds:
 
     def _least(self, site: Site) -> int:
         return least_units(site, self.config)
+
+    def remover(self) -> Remover:
+        return RepairedModel()
 
     def rule(self, run: RunState) -> str:
         return self.budget.rule() if self.config.budget is not None and not self._continues(run) else ""

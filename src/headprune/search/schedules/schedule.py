@@ -61,6 +61,14 @@ class RunState:
         self.scorer.clear()
 
 
+class Remover(Protocol):
+    """Applies removals: units are removed from the weights, and sites are repaired as the schedule requires."""
+
+    def apply(self, run: RunState, removal: Removal, verify: Mapping[str, Any] | None = None) -> Removal:
+        """Change the model, refresh the state of the run, and return the removal with its repairs; `verify` masked ==
+        removed on these inputs."""
+
+
 class Schedule(Protocol):
     """Created from the state of a run whose model is dense."""
 
@@ -70,6 +78,9 @@ class Schedule(Protocol):
 
     def removals(self, run: RunState) -> Iterator[Removal]:
         """The next removals from the current state; each is applied and measured before the next is requested."""
+
+    def remover(self) -> Remover:
+        """What applies its removals to the dense model, one after the other."""
 
     def rule(self, run: RunState) -> str:
         """The rule by which the schedule ended the run; empty where it did not."""
