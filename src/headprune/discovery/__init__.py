@@ -3,16 +3,7 @@
 Other rooms import only what is exported here, inside the functions that ask: loading needs none of it. `twin/` builds
 the small models."""
 
-from headprune.discovery.attention import DiscoveryError
-from headprune.discovery.dense_site import site_of
 from headprune.discovery.feed_forward import discover_feed_forward
 from headprune.discovery.public import discover, small_twin, whole_inputs
 
-__all__ = [
-    "DiscoveryError",
-    "discover",
-    "discover_feed_forward",
-    "site_of",
-    "small_twin",
-    "whole_inputs",
-]
+__all__ = ["discover", "discover_feed_forward", "small_twin", "whole_inputs"]

@@ -45,12 +45,12 @@ def require_walkable(model: PreTrainedModel) -> None:
 
 
 def _reason_of_twin(model: PreTrainedModel) -> str:
-    from headprune.discovery import DiscoveryError, small_twin
+    from headprune.discovery import small_twin
 
     with torch.device("cpu"), quiet():
         try:
             twin, whole = small_twin(model, DEPTH)
-        except DiscoveryError as error:
+        except UnsupportedModelError as error:
             return f"no small twin of it runs ({error})"
         if not whole:
             return "no small twin of it runs as a whole"

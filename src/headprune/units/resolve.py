@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.module_paths import submodule
-from headprune.hooks.torch_attention import original_class
-from headprune.units.attention import HOW_TO_REGISTER, applications_of, attention_sites, refuse_bad_record, stack_of
+from headprune.units.attention import applications_of, attention_sites, stack_of
 from headprune.units.cutting.record import removed_members
 from headprune.units.families import FeedForward, family_of
 from headprune.units.feed_forward import feed_forward_sites
-from headprune.units.linear import refuse_computed
-from headprune.units.placeholders import Bias, Zeros
 from headprune.units.record_check import check_record
 from headprune.units.spec import Kind, Site
 
@@ -85,54 +80,12 @@ def survey(model: nn.Module) -> Survey:
     return Survey(sites, "table")
 
 
-def _discovered(model: Any) -> Survey:
-    from headprune.discovery import DiscoveryError, discover, site_of
+def _discovered(model: nn.Module) -> Survey:
+    from headprune.discovery import discover
 
-    try:
-        discovery = discover(model)
-    except DiscoveryError as error:
-        if not isinstance(model, PreTrainedModel):
-            raise UnsupportedModelError(
-                f"The layout of {type(model).__name__}, which is no transformers model, could not be measured: {error}."
-            ) from None
-        raise UnsupportedModelError(
-            f"Model type {model.config.model_type!r} is not in the table, and its layout could not be measured: "
-            f"{error}; {HOW_TO_REGISTER}."
-        ) from None
-    removed = removed_members(model, "heads")
-    uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    sites = []
-    for index, dense in enumerate(discovery.sites):
-        ids = removed.get(index, [])
-        _refuse_other_classes(model, dense, len(ids) == len(dense.layout.members))
-        refuse_bad_record(index, dense.path, ids, len(dense.layout.members))
-        sites.append(
-            site_of(
-                dense,
-                index,
-                ids,
-                stack=stack_of(model, dense.path, None),
-                applications=uses[id(model.get_submodule(dense.path))],
-            )
-        )
+    sites, left = discover(model)
     check_record(model, "heads", sites)
-    return Survey(sites, "experiment", discovery.left)
-
-
-def _refuse_other_classes(model: nn.Module, dense: Any, empty: bool) -> None:
-    """Discovery measures the class as it is built, so an adapter or a quantised map is refused."""
-    for path, expected in dense.kinds:
-        module = submodule(model, path)
-        if empty and (module is None or isinstance(module, (Bias, Zeros))):
-            continue
-        kind = type(None) if module is None else original_class(module)
-        if module is not None and is_parametrized(module):
-            refuse_computed(module, path)
-        if f"{kind.__module__}.{kind.__qualname__}" != expected:
-            raise UnsupportedModelError(
-                f"Stopped at {path}: it is a {kind.__name__} and not the {expected.rpartition('.')[2]} that the model "
-                "is built with; merge the adapter or dequantise the model first."
-            )
+    return Survey(sites, "experiment", left)
 
 
 def sites_of(model: nn.Module, kinds: Collection[Kind] = KINDS[:1]) -> Sequence[Site]:
