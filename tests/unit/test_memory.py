@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headprune.errors import ScheduleError
 from headprune.measure.evaluator import CACHE_BYTES
+from headprune.repair.dense_targets import TARGET_BYTES, DenseTargets
 from headprune.runs.experiment import run_experiment
 from headprune.search.config import Experiment, PruneConfig
-from headprune.search.memory import DEFAULT, cache_bytes, parse_memory, token_bytes
+from headprune.search.memory import DEFAULT, cache_bytes, parse_memory, target_bytes, token_bytes
 from headprune.search.pruner import Pruner
 from headprune.signals.tokens import TOKEN_BYTES
+from headprune.tasks import task_of
+from headprune.units import all_sites
 from run_helpers import material
 from score_helpers import labelled
 from zoo import ZOO
@@ -36,8 +41,12 @@ def test_other_texts_are_refused(text: str) -> None:
 
 def test_the_default_is_what_each_cache_had() -> None:
     assert PruneConfig().memory == DEFAULT
-    assert (token_bytes(DEFAULT), cache_bytes(DEFAULT)) == (TOKEN_BYTES, CACHE_BYTES)
-    assert token_bytes(5000) + cache_bytes(5000) == 5000
+    assert (token_bytes(DEFAULT), target_bytes(DEFAULT), cache_bytes(DEFAULT)) == (
+        TOKEN_BYTES,
+        TARGET_BYTES,
+        CACHE_BYTES,
+    )
+    assert token_bytes(9000) + target_bytes(9000) + cache_bytes(9000) == 9000
 
 
 @pytest.mark.parametrize("options", [{"rescore": "every", "keep": 9}, {"keep_flops": 0.9, "rounds": 2, "round_to": 2}])
@@ -63,3 +72,28 @@ def test_a_run_goes_on_with_another_limit(tmp_path: Path) -> None:
     assert "memory" not in record["settings"]
     again = run_experiment(asked.with_options(memory="1GB"), tmp_path / "run", measure=False, publish=False)
     assert again == record
+
+
+def test_targets_beyond_the_limit_are_read_from_files() -> None:
+    """The same tensors whether none, some or all fit into memory, and nothing left behind."""
+    entry = ZOO["bert"]
+    model, data = entry.build(), [labelled(entry, seed) for seed in (0, 1)]
+    sites = all_sites(model)
+    every = DenseTargets(model, sites, data, task_of(model))
+    size = sum(tensor.nbytes for target in every.targets.values() for tensor in target.outputs)
+    for memory in (0, size):
+        some = DenseTargets(model, sites, data, task_of(model), memory=memory)
+        folder = Path(some._folder.name)
+        files = len(list(folder.iterdir()))
+        assert files == 2 * len(sites) * len(data) if memory == 0 else 0 < files < 2 * len(sites) * len(data)
+        for index, target in every.targets.items():
+            for ours, theirs in (
+                (target.outputs, some.targets[index].outputs),
+                (target.streams, some.targets[index].streams),
+            ):
+                assert ours is not None
+                assert theirs is not None
+                assert all(map(torch.equal, ours, theirs))
+        del some, theirs
+        gc.collect()
+        assert not folder.exists()

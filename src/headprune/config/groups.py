@@ -231,7 +231,7 @@ class MemoryOptions(OptionGroup):
     memory: Any = option(
         None,
         "Memory for what is kept between passes over the data, such as 4GB: less takes more passes, with the same "
-        "results; 5GB by default.",
+        "results; 9GB by default.",
     )
     activations_on_disk: bool = option(
         False, "With '--schedule layerwise', keep hidden states between layers in files instead of in memory."

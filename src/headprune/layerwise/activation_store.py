@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,18 +13,32 @@ from safetensors.torch import load_file, save_file
 from headprune.errors import RunError
 
 
-class ActivationStore:
-    """A list of tensors, one per batch, in memory or on disk."""
+@dataclass
+class MemoryLimit:
+    """Bytes that several stores may together hold in memory."""
 
-    def __init__(self, folder: Path | None = None, name: str = "") -> None:
-        self.folder, self.name = folder, name
+    left: int
+
+    def take(self, size: int) -> bool:
+        """Whether there is room for as many; then they are taken."""
+        fits = size <= self.left
+        self.left -= size if fits else 0
+        return fits
+
+
+class ActivationStore:
+    """A list of tensors, one per batch: in memory without a folder, else in files; with a `limit` in files only when it
+    is reached."""
+
+    def __init__(self, folder: Path | None = None, name: str = "", limit: MemoryLimit | None = None) -> None:
+        self.folder, self.name, self.limit = folder, name, limit
         self._tensors: list[torch.Tensor | None] = []
 
     def put(self, number: int, tensor: torch.Tensor) -> None:
         """Store the tensor of this batch."""
         while len(self._tensors) <= number:
             self._tensors.append(None)
-        if self.folder is None:
+        if self.folder is None or (self.limit is not None and self.limit.take(tensor.nbytes)):
             self._tensors[number] = tensor
         else:
             try:
@@ -32,7 +47,7 @@ class ActivationStore:
                 reason = getattr(error, "strerror", None) or str(error)
                 raise RunError(
                     f"Cannot write activations to {self.folder}: {reason}; make room and run the same command again, "
-                    "which resumes at this layer."
+                    "which resumes."
                 ) from None
 
     def append(self, tensor: torch.Tensor) -> None:

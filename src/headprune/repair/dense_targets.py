@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.residual_stream import streams
 from headprune.hooks.site_activations import frozen, tracked_output
-from headprune.layerwise.activation_store import ActivationStore
+from headprune.layerwise.activation_store import ActivationStore, MemoryLimit
 from headprune.layerwise.check_walkable import is_walkable
 from headprune.layerwise.site_passes import SitePasses
 from headprune.repair.front_to_back import Target, repair_front_to_back
@@ -31,6 +32,8 @@ from headprune.signals.sensitivity import token_weights
 from headprune.signals.spec import is_expert
 from headprune.tasks import Task, own_batches
 from headprune.units import Site
+
+TARGET_BYTES = 1 << 32  # bytes of targets that are kept in memory
 
 
 @dataclass
@@ -54,8 +57,10 @@ class TargetRecorder:
     enabled, also the squared gradient at each token. With `kept=False` it records only which sites run, and in which
     order."""
 
-    def __init__(self, task: Task, *, kept: bool = True, scratch: Path | None = None) -> None:
-        self.task, self.kept, self.scratch = task, kept, scratch
+    def __init__(
+        self, task: Task, *, kept: bool = True, scratch: Path | None = None, limit: MemoryLimit | None = None
+    ) -> None:
+        self.task, self.kept, self.scratch, self.limit = task, kept, scratch, limit
         self.targets: dict[int, Target] = {}  # in the order in which sites run
         self._batch: Mapping[str, Any] | None = None
         self._parts: dict[int, _Parts] = {}
@@ -74,7 +79,9 @@ class TargetRecorder:
         """End of the batch, which has this number in all the data."""
         for index, parts in self._parts.items():
             if index not in self.targets:
-                outputs, added = (ActivationStore(self.scratch, f"{name}-{index}") for name in ("wanted", "stream"))
+                outputs, added = (
+                    ActivationStore(self.scratch, f"{name}-{index}", self.limit) for name in ("output", "stream")
+                )
                 self.targets[index] = Target(outputs, added, [] if torch.is_grad_enabled() else None)
             target = self.targets[index]
             target.numbers.append(number)
@@ -122,7 +129,8 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class DenseTargets:
-    """The targets of all sites, from one pass over the data.
+    """The targets of all sites, from one pass over the data: up to `memory` bytes of them in memory, the rest in a
+    temporary folder.
 
     Each of several processes keeps those of its own batches.
     """
@@ -135,10 +143,12 @@ class DenseTargets:
         task: Task,
         *,
         weighted: bool = True,
+        memory: int = TARGET_BYTES,
     ) -> None:
         self.batches, self.task = batches, task
+        self._folder = tempfile.TemporaryDirectory(prefix="headprune-targets-")  # removed with this object
         self.walkable = is_walkable(model, sites, batches, task)
-        recorder = TargetRecorder(task)
+        recorder = TargetRecorder(task, scratch=Path(self._folder.name), limit=MemoryLimit(memory))
         with distributed.fail_together(), evaluating(model), frozen(model), torch.set_grad_enabled(weighted):
             for number, _, raw in own_batches(batches, "running the dense model for repairs"):
                 batch = task.prepare(raw, input_device(model))

@@ -20,7 +20,7 @@ from headprune.measure.costs import total_parameters
 from headprune.measure.dummy_inputs import default_tokens
 from headprune.search import memory
 from headprune.search.layerwise import choose
-from headprune.search.memory import cache_bytes, token_bytes
+from headprune.search.memory import cache_bytes, target_bytes, token_bytes
 from headprune.signals.moments import FOLDS
 from headprune.signals.tokens import DRAWS
 from headprune.tasks import task_of
@@ -186,7 +186,10 @@ def shared_terms(shape: Shape, data: Calibration) -> Terms:
         "logits, forward": 2 * logits,
         "logits, backward": 3 * logits + hidden,
         "copy to write": 0 if shape.stored == shape.item else shape.parameters * shape.stored,
-        "dense outputs": 2 * data.tokens * sum(site.outputs * site.applications for site in shape.sites) * shape.item,
+        "dense outputs": min(
+            target_bytes(data.memory),
+            2 * data.tokens * sum(site.outputs * site.applications for site in shape.sites) * shape.item,
+        ),
         "two layers": 2 * shape.layer * shape.item,
         "table": shape.table * shape.item,
     }

@@ -1,6 +1,7 @@
 """The memory limit of the caches of a run, and how they share it.
 
-A smaller one takes more passes, with the same results: sites are scored in more groups, and more layers run again.
+A smaller one takes longer, with the same results: sites are scored in more groups, more layers run again, and outputs
+of the dense model are read from a temporary folder.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from typing import Any
 
 from headprune.errors import ScheduleError
 from headprune.measure.evaluator import CACHE_BYTES
+from headprune.repair.dense_targets import TARGET_BYTES
 from headprune.signals.tokens import TOKEN_BYTES
 
-DEFAULT = TOKEN_BYTES + CACHE_BYTES
+DEFAULT = TOKEN_BYTES + TARGET_BYTES + CACHE_BYTES
 UNITS = ("", "K", "M", "G", "T")  # each 1,024 of the one before
 
 
@@ -33,3 +35,8 @@ def token_bytes(memory: int) -> int:
 def cache_bytes(memory: int) -> int:
     """The limit of cached outputs of layers on the evaluation data."""
     return memory * CACHE_BYTES // DEFAULT
+
+
+def target_bytes(memory: int) -> int:
+    """The limit of outputs of the dense model, the targets of repairs, that are kept in memory."""
+    return memory * TARGET_BYTES // DEFAULT

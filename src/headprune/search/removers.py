@@ -10,6 +10,7 @@ from headprune.repair.dense_targets import DenseTargets
 from headprune.repair.front_to_back import remove_front_to_back
 from headprune.repair.remove import remove_from_sites
 from headprune.search.layerwise.pruning import LayerwisePruning
+from headprune.search.memory import target_bytes
 from headprune.search.schedules.schedule import Removal, RunState
 from headprune.surgery.remove_units import remove_units
 
@@ -50,7 +51,14 @@ class RepairedModel:
             return replace(removal, repairs=repairs)
         if repair != "none" and self.dense is None:
             weighted = repair == "dense"  # only this repair weights tokens by the logits' sensitivity
-            self.dense = DenseTargets(model, run.sites, run.calibration, run.task, weighted=weighted)
+            self.dense = DenseTargets(
+                model,
+                run.sites,
+                run.calibration,
+                run.task,
+                weighted=weighted,
+                memory=target_bytes(run.config.memory),
+            )
         remove_units(model, members, sites=run.sites, verify=verify)
         run.refresh()
         if self.dense is None:

@@ -31,7 +31,6 @@ MAX_DEATHS = 3  # deaths in a row without a new step after which a run fails
 OBJECT_STORE = 100 << 20  # bytes of shared memory, of which almost nothing is used
 MAX_STARTS = 3  # attempts to start Ray on this machine
 PROCESS_BYTES = 1 << 30  # of a process after its imports
-CACHE_BYTES = 1 << 30  # of cached layer outputs in evaluation
 ENVIRONMENT = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM")
 
 
@@ -303,6 +302,7 @@ def memory_of(job: Job) -> int:
     from headprune.checkpoint.config_files import stored_dtype
     from headprune.checkpoint.paths import model_folder
     from headprune.runs.loading import DTYPES
+    from headprune.search.memory import cache_bytes
 
     folder = model_folder(job.experiment.model)  # empty for a model of the hub that is not downloaded yet
     if job.experiment.schedule == "layerwise":
@@ -310,7 +310,7 @@ def memory_of(job: Job) -> int:
     weights = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
     stored = stored_dtype(str(folder)) if weights else None
     scale = 1 if stored is None else DTYPES[job.experiment.dtype].itemsize / stored.itemsize
-    return int(3 * weights * scale) + CACHE_BYTES + PROCESS_BYTES
+    return int(3 * weights * scale) + cache_bytes(job.experiment.memory) + PROCESS_BYTES
 
 
 # --- in the workers of Ray ---
