@@ -8,7 +8,8 @@ BUDGET_CRITERION = "elimination"
 LAYERWISE_CRITERION = "elimination(metric=output,ridge=0.01)"
 REPAIR = "lstsq"
 BUDGET_REPAIR = "dense"
-# Rows to score and repair on. Of data that evaluates as well, these are at most the share, or half of few rows.
+# Rows to score and repair on. Of data that evaluates as well, these are the share, but no fewer than the second number,
+# no more than the first, and never more than half.
 CALIBRATION_SAMPLES = 256
 FEW_CALIBRATION_SAMPLES = 128
 CALIBRATION_SHARE = 0.3

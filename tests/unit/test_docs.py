@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,19 @@ GROUPS = ["Start", "Prune", "Train", "Ship", "Scale", "Methods", "Reference"]
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```(?P<language>\w+)[^\n]*\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
+BENCHMARK_FILE = re.compile(r"`(benchmarks/[\w./-]+)`")
+TOP_PAGES = [ROOT / file for file in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+EVERY_PAGE = [*TOP_PAGES, *PAGES[1:]]
+# Tables whose rows are named by more than their first column, by page and head of that column: how many columns.
+KEY_COLUMNS = {
+    ("docs/all-attention.md", "model"): 3,
+    ("docs/export.md", "runtime"): 2,
+    ("docs/scale.md", "model"): 2,
+    ("docs/scale.md", "schedule"): 2,
+    ("docs/scale.md", "work"): 3,
+}
+SHORT = 50  # characters of a sentence that may stand on a page again
+PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )")
 PROGRAM: Any = typer.main.get_command(app)
 
 
@@ -276,6 +290,56 @@ def project() -> Any:
     return tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
 
 
+# --- text ---
+
+
+def repeated(parts: Iterable[Any]) -> list[Any]:
+    return [part for part, count in Counter(parts).items() if count > 1]
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The tables of a page as rows of cells: the head, the line under it, and the rows."""
+    blocks_of_rows = re.findall(r"(?:^\|.*\|\n)+", FENCE.sub("", text), re.MULTILINE)
+    return [[[cell.strip() for cell in row.split("|")[1:-1]] for row in rows.splitlines()] for rows in blocks_of_rows]
+
+
+def rows_written_twice(page: str, text: str) -> list[tuple[str, ...]]:
+    """The keys that two rows of one table have."""
+    keys = []
+    for number, (head, _, *rows) in enumerate(tables(text)):
+        columns = KEY_COLUMNS.get((page, head[0]), 1)
+        keys += [(str(number), *row[:columns]) for row in rows]
+    return [key[1:] for key in repeated(keys)]
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a page outside of code, tables, headings and comments, each on one line."""
+    prose = re.sub(r"^\s*(?:\|.*\||#.*|<!--.*)$", "", FENCE.sub("\n\n", text), flags=re.MULTILINE)
+    paragraphs = [" ".join(part.split()) for part in PARAGRAPH.split(prose)]
+    return [sentence for part in paragraphs for sentence in re.split(r"(?<=[.:;!?])\s+", part.lstrip("-* "))]
+
+
+def sentences_written_twice(text: str) -> list[str]:
+    return repeated(sentence for sentence in sentences(text) if len(sentence) > SHORT)
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=name)
+def test_nothing_is_written_twice_on_a_page(page: Path) -> None:
+    assert rows_written_twice(name(page), text_of(page)) == []
+    assert sentences_written_twice(text_of(page)) == []
+
+
+def test_a_second_copy_would_be_noticed() -> None:
+    row, sentence = "| `a` | b |\n", "A sentence that is longer than the fifty characters that are allowed."
+    table = f"| option | meaning |\n|---|---|\n{row}"
+    once = f"# Page\n\n{sentence}\n\n- Another.\n\n{table}"
+    assert rows_written_twice("page.md", f"{once}\n{table}") == sentences_written_twice(once) == []
+    assert rows_written_twice("page.md", once + row) == [("`a`",)]
+    wrapped = sentence.replace(" that is", "\n  that is")
+    assert sentences_written_twice(f"{once}\n- First. {wrapped}\n") == [sentence]
+    assert sentences_written_twice(f"{once}\n```text\n{sentence}\n```\n") == []
+
+
 # --- the site --------------------------------------------------------------------------------------------------------
 
 
@@ -306,10 +370,19 @@ def test_invariants_name_tests_that_exist_and_every_promise() -> None:
     assert missing == []
 
 
-def test_links_of_the_readme_lead_somewhere() -> None:
-    links = LINK.findall(text_of(ROOT / "README.md"))
-    assert "docs/index.md" in links
-    assert [link for link in links if not (ROOT / link).is_file()] == []
+@pytest.mark.parametrize("page", TOP_PAGES, ids=name)
+def test_links_of_pages_outside_of_the_site_lead_somewhere(page: Path) -> None:
+    links = LINK.findall(text_of(page))
+    assert links
+    assert page.name != "README.md" or "docs/index.md" in links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_files_of_benchmarks_that_pages_name_exist() -> None:
+    """Their results too, as these are the measurements behind the numbers."""
+    named = {file: name(page) for page in EVERY_PAGE for file in BENCHMARK_FILE.findall(text_of(page))}
+    assert "benchmarks/results/scale.json" in named
+    assert {file: page for file, page in named.items() if not (ROOT / file).exists()} == {}
 
 
 def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -> None:

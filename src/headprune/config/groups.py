@@ -62,8 +62,9 @@ class CalibrationOptions(OptionGroup):
     )
     calibration_samples: int | None = option(
         None,
-        f"Samples to score and repair on; by default {defaults.CALIBRATION_SAMPLES}, of --data at most "
-        f"{defaults.CALIBRATION_SHARE:.0%}, or half where that is fewer than {defaults.FEW_CALIBRATION_SAMPLES}.",
+        f"Samples to score and repair on; by default {defaults.CALIBRATION_SAMPLES}, of --data "
+        f"{defaults.CALIBRATION_SHARE:.0%} but at least {defaults.FEW_CALIBRATION_SAMPLES} and at most "
+        f"{defaults.CALIBRATION_SAMPLES}, and never more than half.",
         type=int,
         minimum=1,
     )
