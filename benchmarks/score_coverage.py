@@ -7,7 +7,7 @@ rounds    finished       a run to 0.8 of the FLOPs, in two rounds, ends
           too wide       the small model has feed-forward layers so wide that a run takes minutes
 both      refused        headprune says why not
           fails          another error
-          not run        no inputs were found on which the model runs as a whole
+          not run        no inputs were found on which the model runs as a whole, or, for scores, on one sample
 """
 
 from __future__ import annotations
@@ -35,10 +35,27 @@ def score_row(model: Any, runs: Sequence[Run]) -> dict[str, Any]:
     if inputs is None:
         return {"scores": "not run", "rounds": "not run"}
     batch = {name: value for name, value in copy.deepcopy(inputs).items() if value is not None}
+    if _failure(model, batch):  # without a KV cache, in float64
+        model = copy.deepcopy(model).float()
+        batch = {name: value.float() if _is_floating(value) else value for name, value in batch.items()}
     scores, why_scores = _outcome(lambda: _compare_batches(model, batch))
     rounds, why_rounds = _outcome(lambda: _prune(copy.deepcopy(model), batch))
     reasons = [f"{column}: {why}" for column, why in (("scores", why_scores), ("rounds", why_rounds)) if why]
     return {"scores": scores, "rounds": rounds, "score_reason": "; ".join(dict.fromkeys(reasons))}
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _failure(model: Any, batch: dict[str, Any]) -> str:
+    """Why the code of the model does not run on these inputs; empty where it does."""
+    try:
+        with torch.no_grad():
+            model(**task_of(model).inputs(copy.deepcopy(batch)))
+    except Exception as error:
+        return error_text(error)
+    return ""
 
 
 def _outcome(attempt: Callable[[], str]) -> tuple[str, str]:
@@ -61,6 +78,8 @@ def error_text(error: Exception) -> str:
 def _compare_batches(model: Any, batch: dict[str, Any]) -> str:
     task = task_of(model)
     alone = [task.select(batch, slice(row, row + 1)) for row in range(batch_size(batch))]
+    if any(_failure(model, sample) for sample in alone):
+        return "not run"
     both, single = (headprune.score(model, data, progress=False).scores for data in ([batch], alone))
     known = ~single.isnan()
     scale = float(single[known].abs().max()) if known.any() else 0.0
