@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from headprune.runs.hub import push_to_hub
     from headprune.search.config import PruneConfig
     from headprune.search.methods import Method, register_method
-    from headprune.search.pruner import Pruner, PruneResult, prune
+    from headprune.search.prune_result import PruneResult
+    from headprune.search.pruner import Pruner, prune
     from headprune.tasks import Task, task_of
     from headprune.training.config import TrainConfig
     from headprune.training.finetune import FinetuneResult, finetune
@@ -52,7 +53,7 @@ else:  # the same once more, for importing each of them when it is used: `import
             "LearnedGates": "headprune.training.learned_gates",
             "Method": "headprune.search.methods",
             "PruneConfig": "headprune.search.config",
-            "PruneResult": "headprune.search.pruner",
+            "PruneResult": "headprune.search.prune_result",
             "Pruner": "headprune.search.pruner",
             "QuantizeResult": "headprune.checkpoint.quantized",
             "ScoreResult": "headprune.criteria.scoring",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import importlib
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import headprune
 from headprune.checkpoint.fingerprint import fingerprint
 from headprune.errors import NonFiniteError, RunError
 from headprune.run_folder import Run, read_run
-from headprune.runs.experiment import Experiment
+from headprune.runs.experiment import Experiment, run_experiment
 from headprune.signals import GateGradients
 from helpers import contents
 from run_helpers import STEP_KEYS, in_fork, interrupt, material, prune_command, same_but_timing, steps_of
@@ -648,3 +649,27 @@ def test_equal_experiments_have_equal_settings() -> None:
     one, other = (Experiment(model=m.bert, data=m.data_csv, keep=keep).settings() for keep in (0.5, 0.5))
     assert one == other == json.loads(json.dumps(one))
     assert Experiment(model=m.bert, data=m.data_csv, keep=0.4).settings() != one
+
+
+@pytest.mark.parametrize("options", [{"keep": 9}, {"keep_flops": 0.7, "rounds": 2}], ids=["greedy", "rounds"])
+def test_what_a_run_checks_it_checks_once(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sites that samples reach, the budget and the repair: before the folder exists, and not again."""
+    m, calls = material(), list[str]()
+    for module, name in (
+        ("headprune.search.candidates", "unreached_sites"),
+        ("headprune.search.pruner", "refuse_unreachable"),
+        ("headprune.search.pruner", "check_repair"),
+    ):
+        checked = getattr(importlib.import_module(module), name)
+
+        def counting(*args: Any, name: str = name, checked: Any = checked, **settings: Any) -> Any:
+            assert not (tmp_path / "run").exists()
+            calls.append(name)
+            return checked(*args, **settings)
+
+        monkeypatch.setattr(f"{module}.{name}", counting)
+    experiment = Experiment(model=m.bert, data=m.data_csv, calibration_samples=8, **options)
+    run_experiment(experiment, tmp_path / "run", measure=False, publish=False)
+    assert sorted(calls) == ["check_repair", "refuse_unreachable", "unreached_sites"]

@@ -40,8 +40,9 @@ from headprune.runs.loading import RunInputs, find_device, load_run_inputs, read
 from headprune.search.candidates import check_named_sites
 from headprune.search.config import Experiment, stop_settings
 from headprune.search.observers import Observer, reporting_phases
-from headprune.search.pruner import PruneResult, prune
-from headprune.search.reachable import refuse_unreachable, refuse_unreachable_with
+from headprune.search.prune_result import PruneResult
+from headprune.search.pruner import Pruner, run_to_end
+from headprune.search.reachable import refuse_unreachable
 from headprune.search.rescore import AUTO, EVERY
 from headprune.search.settings import migrated
 from headprune.tasks import Task, task_of
@@ -121,7 +122,7 @@ def experiment_of(record: Mapping[str, Any]) -> Experiment:
 
 
 def check(experiment: Experiment, inputs: RunInputs, evaluated: Examples) -> None:
-    """Raise the errors that the run would, before anything is written or overwritten."""
+    """Raise the errors that the run would, but for those that need all calibration data."""
     model, task = inputs.model, inputs.task
     sites = sites_of(model, experiment.units)
     if experiment.schedule == "layerwise":
@@ -129,6 +130,12 @@ def check(experiment: Experiment, inputs: RunInputs, evaluated: Examples) -> Non
     check_named_sites(experiment, sites)
     refuse_unreachable(model, experiment, sites)
     check_repair(experiment.repair, model, published=experiment.method is not None)
+    check_metric(experiment, inputs, evaluated)
+
+
+def check_metric(experiment: Experiment, inputs: RunInputs, evaluated: Examples) -> None:
+    """Raise the error of a metric that the predictions of the model do not have."""
+    model, task = inputs.model, inputs.task
     sample = Predictions(task)
     with torch.no_grad(), evaluating(model):
         (batch,) = evaluated.select([0]).batches(1)
@@ -191,12 +198,21 @@ def _run(
     experiment = experiment if overwrite else distributed.on_main(lambda: with_earlier_defaults(experiment, out))
     with distributed.fail_together():
         inputs, calibration, evaluation = load(experiment, on_disk=on_disk)
-        check(experiment, inputs, evaluation or calibration)
+        check_inputs = check if experiment.schedule == "layerwise" else check_metric  # a pruner checks the rest
+        check_inputs(experiment, inputs, evaluation or calibration)
         # Rows are prepared lazily; an error in one must not leave an incomplete run behind.
         calibrating = calibration.batches(experiment.batch_size, full=experiment.criterion.by_batch)
         held_out = None if evaluation is None else evaluation.batches(experiment.batch_size)
+    pruner, main = None, distributed.is_main()
     if experiment.schedule != "layerwise":  # whose model is not in memory as a whole
-        refuse_unreachable_with(inputs.model, experiment, calibrating, inputs.task)
+        pruner = Pruner(
+            inputs.model,
+            calibrating,
+            experiment,
+            evaluation=held_out,
+            observers=[observer] if main else (),
+            at_point=(lambda label: _save_point(out, label, experiment, inputs.model)) if main else None,
+        )
     # The layer-wise schedule decides everything at its start, so its stopping rules cannot change later.
     free = () if experiment.schedule == "layerwise" else stop_settings()
     with Run.open_on_main(out, lambda: settings_of(experiment), overwrite=overwrite, free=free) as run:
@@ -207,7 +223,7 @@ def _run(
         if run is not None and run.changed and experiment.schedule not in ("rounds", "layerwise"):
             units = None if experiment.rescore == AUTO else experiment.every
             run.drop_short_step(units, [site.group for site in resolve(inputs.model)])
-        if experiment.schedule == "layerwise":
+        if pruner is None:
             assert run is not None  # refused with several processes
             result = prune_on_disk(
                 run,
@@ -220,17 +236,8 @@ def _run(
                 observer=observer,
             )
         else:
-            result = prune(
-                inputs.model,
-                calibrating,
-                config=experiment,
-                evaluation=held_out,
-                run=run,
-                observers=[observer],
-                keep_dense=measure and run is not None,
-                progress=False,  # the observer shows the steps
-                at_point=lambda label: _save_point(out, label, experiment, inputs.model),
-            )
+            pruner.record_in(run)
+            result = run_to_end(pruner, keep_dense=measure and run is not None)
 
         def finish() -> dict[str, Any]:
             assert run is not None

@@ -34,7 +34,7 @@ from headprune.search.config import Experiment
 from headprune.search.layerwise.prune_layer import PrunedLayer
 from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.search.observers import Observer
-from headprune.search.pruner import PruneResult
+from headprune.search.prune_result import PruneResult
 from headprune.search.schedules.schedule import Removal
 from headprune.search.step import describe
 from headprune.surgery.remove_units import remove_units

@@ -40,7 +40,7 @@ from headprune.runs.loading import RunInputs, load_run_inputs, read_examples
 from headprune.runs.recovery_job import RecoveryRequest, separate_rows
 from headprune.search.config import Experiment
 from headprune.search.observers import Observer, reporting_phases
-from headprune.search.pruner import PruneResult
+from headprune.search.prune_result import PruneResult
 from headprune.search.schedules.schedule import Removal
 from headprune.search.step import describe
 from headprune.training.config import TrainConfig

@@ -42,22 +42,13 @@ def sites_and_candidates(
         reasons = "; ".join(surveyed.left_whole())
         log.warning("Some attention modules are not pruned, as their heads cannot be removed exactly: %s.", reasons)
     sites = sites_of(model, config.units)
-    candidates = find_candidates(model, config, sites, batches, task)
-    warn_unreached([sites[index] for index in candidates.unreached])
-    return sites, candidates
-
-
-def find_candidates(
-    model: PreTrainedModel, config: PruneConfig, sites: Sequence[Site], batches: Iterable[Mapping[str, Any]], task: Task
-) -> Candidates:
-    """The candidates of a run on these calibration batches, which are read until all sites are reached; raises where
-    there are none."""
     check_named_sites(config, sites)
     pruned = [site for site in sites if site.kind in config.units]
     unreached = {site.index for site in unreached_sites(model, pruned, batches, task)}
     candidates = candidates_of(config, sites, unreached)
     _refuse_no_candidates(candidates.among(sites), config)
-    return candidates
+    warn_unreached([sites[index] for index in candidates.unreached])
+    return sites, candidates
 
 
 def candidates_of(config: PruneConfig, sites: Sequence[Site], unreached: Collection[int]) -> Candidates:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from headprune import distributed
-from headprune.display import data_frame, html_table
 from headprune.errors import DataError, ReplayError
 from headprune.hooks.exclusive import exclusive, exclusively
-from headprune.measure.curves import curve_rows
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, MetricValue, choose_metric
 from headprune.measure.predictions import Predictions
@@ -30,12 +28,14 @@ from headprune.search.candidates import sites_and_candidates
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.memory import cache_bytes
 from headprune.search.observers import Callback, Journal, Observer, OnStep, ProgressBar
+from headprune.search.prune_result import PruneResult
+from headprune.search.reachable import refuse_unreachable
 from headprune.search.replay import check_replay
 from headprune.search.rescore import AUTO, EVERY
 from headprune.search.schedules.greedy import Greedy
 from headprune.search.schedules.layerwise import Layerwise
 from headprune.search.schedules.rounds import Rounds
-from headprune.search.schedules.schedule import Removal, RunState, Schedule
+from headprune.search.schedules.schedule import Removal, Remover, RunState, Schedule
 from headprune.search.scorer import Scorer
 from headprune.search.step import describe
 from headprune.search.stop import THE_END, Decision
@@ -49,65 +49,6 @@ from headprune.units.linear import refuse_inference_weights, refuse_quantized
 
 AtPoint = Callable[[str], None]  # called with the label of a point of a budget when the model has reached it
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, repr=False)
-class PruneResult:
-    """The pruned model (the object that was passed), the whole trajectory, and the step that the model is at."""
-
-    model: PreTrainedModel
-    dense: PreTrainedModel | None
-    trajectory: list[Step]
-    stopped_at: int
-    metric: Metric
-    mask: torch.Tensor  # bool [sites x heads], True = kept
-    rule: str = ""  # what decided where to stop
-    points: Mapping[int, str] = field(default_factory=dict)  # steps at the points of a budget, where there are several
-    unreached: Mapping[int, str] = field(
-        default_factory=dict
-    )  # sites left whole, as no sample reaches them; their paths
-
-    @property
-    def result(self) -> Step:
-        return self.trajectory[self.stopped_at]
-
-    def to_frame(self) -> Any:
-        """The trajectory as a pandas frame, with a line per step; `removed` is a share."""
-        return data_frame(curve_rows(self.trajectory))
-
-    def plot(self) -> Any:
-        """The metric over the share removed, as an Altair chart; the ring marks the step of the model."""
-        from headprune.reports.plots import plot_trajectory
-
-        return plot_trajectory(self.trajectory, self.metric.name, self.stopped_at)
-
-    def _repr_html_(self) -> str:
-        first, last = self.trajectory[0], self.result
-        interval = ("95% interval", _ends(first), _ends(last))
-        rows = [
-            *((kind, f"{count:,}", f"{last.units.get(kind, 0):,}") for kind, count in first.units.items()),
-            (self.metric.name, f"{first.metric:.4g}", f"{last.metric:.4g}"),
-            *([interval] if first.interval is not None else []),
-            *([("agreement", "1", f"{last.agreement:.4g}")] if last.agreement is not None else []),
-            ("parameters", f"{first.parameters:,}", f"{last.parameters:,}"),
-            *([("time of a forward pass", "1", f"{last.latency:.3g}")] if last.latency is not None else []),
-        ]
-        where = f"step {self.stopped_at} of {len(self.trajectory) - 1}, {self.rule or 'the end of the curve'}"
-        return html_table(f"Pruned: {where}", ("", "dense", "pruned"), rows)
-
-    def __repr__(self) -> str:
-        first, last = self.trajectory[0], self.result
-        agree = "" if last.agreement is None else f", agreement {last.agreement:.3f}"
-        removed = " and ".join(f"{count - last.units[kind]} of {count} {kind}" for kind, count in first.units.items())
-        return (
-            f"<PruneResult: {removed} removed, {self.metric.name} "
-            f"{first.metric:.4g} -> {last.metric:.4g}{agree}, stopped at step {self.stopped_at} of "
-            f"{len(self.trajectory) - 1} by {self.rule or 'the end of the curve'}>"
-        )
-
-
-def _ends(step: Step) -> str:
-    return "" if step.interval is None else f"[{step.interval.low:.4g}, {step.interval.high:.4g}]"
 
 
 class Pruner:
@@ -136,7 +77,7 @@ class Pruner:
         self.observers, self.known, self.at_point = list(observers), list(known), at_point
         self.metric: Metric | None = None
         self._verified_empty = self._stopped = False
-        with exclusive(model):
+        with exclusive(model), reporting_to(self._report_phase):
             self._prepare(model, batches, config or PruneConfig(), evaluation)
 
     def _prepare(
@@ -161,14 +102,33 @@ class Pruner:
             None if held_out is None else Evaluator(held_out, task, cache_bytes=cache_bytes(config.memory))
         )
         self.config = config
+        sites, candidates = sites_and_candidates(model, config, calibration, task)
+        if config.schedule != "layerwise":  # which checks its budget layer by layer
+            refuse_unreachable(model, config, candidates.among(sites))
         scorer = Scorer(model, calibration, config, task)
+        self.state = RunState(model, config, task, calibration, scorer, sites, candidates, observers=self.observers)
+
+    def record_in(self, run: Journal | None) -> None:
+        """Continue after the steps that a run has, and write new ones into it; in a group of processes only the first
+        has a run."""
+        self.known = distributed.broadcast([] if run is None else list(run.steps))
+        if run is not None:
+            self.observers.insert(0, run)
+
+    @functools.cached_property
+    def schedule(self) -> Schedule:
+        """Created while the model is dense; for a budget of time this measures a table."""
         schedules: dict[str, Callable[[RunState], Schedule]] = {"rounds": Rounds, "layerwise": Layerwise}
-        with reporting_to(self._report_phase):  # a budget of time measures a table
-            sites, candidates = sites_and_candidates(model, config, calibration, task)
-            self.state = RunState(model, config, task, calibration, scorer, sites, candidates, observers=self.observers)
-            self.schedule: Schedule = schedules.get(config.schedule, Greedy)(self.state)
-        self._removals = self.schedule.removals(self.state)
-        self._remover = self.schedule.remover()
+        with reporting_to(self._report_phase):
+            return schedules.get(self.config.schedule, Greedy)(self.state)
+
+    @functools.cached_property
+    def _removals(self) -> Iterator[Removal]:
+        return self.schedule.removals(self.state)
+
+    @functools.cached_property
+    def _remover(self) -> Remover:
+        return self.schedule.remover()
 
     # --- the loop ---
 
@@ -214,6 +174,7 @@ class Pruner:
 
     def _start(self) -> Step:
         """Measure the dense model, and replay the steps of an earlier process; returns the last of them."""
+        _ = self.schedule  # while the model is dense
         started = time.perf_counter()
         dense = self._measure(None)
         self.metric = choose_metric(self.config.metric, dense)
@@ -356,20 +317,21 @@ def prune(
     work, and only the first writes to the `run` and calls observers.
     """
     settings = config_from(options, config)
-    all_observers = [*([] if run is None else [run]), *observers, *([] if on_step is None else [Callback(on_step)])]
-    known = distributed.broadcast([] if run is None else list(run.steps))
-    if not distributed.is_main():
-        all_observers, at_point = [], None
-    with ProgressBar(settings, show=progress if distributed.is_main() else False) as bar:
+    main = distributed.is_main()
+    with ProgressBar(settings, show=progress if main else False) as bar:
+        watching = [*observers, *([] if on_step is None else [Callback(on_step)]), bar] if main else [bar]
         pruner = Pruner(
-            model,
-            batches,
-            settings,
-            evaluation=evaluation,
-            observers=[*all_observers, bar],
-            known=known,
-            at_point=at_point,
+            model, batches, settings, evaluation=evaluation, observers=watching, at_point=at_point if main else None
         )
+        pruner.record_in(run if main else None)
+        return run_to_end(pruner, keep_dense=keep_dense)
+
+
+def run_to_end(pruner: Pruner, *, keep_dense: bool = False) -> PruneResult:
+    """Take all steps, and leave the model at the step that the rules of the config decide on. If anything fails, the
+    model is restored."""
+    model = pruner.state.model
+    with exclusive(model):
         dense = copy.deepcopy(model) if keep_dense else None
         undo = Undo(model)
         try:
@@ -383,7 +345,6 @@ def prune(
             undo()
             raise
     assert pruner.metric is not None
-    mask = kept_mask(pruner.state.sites)
     points = {step: label for step, label in pruner.schedule.points.items() if step < len(pruner.steps)}
     return PruneResult(
         model,
@@ -391,7 +352,7 @@ def prune(
         pruner.steps,
         decision.step,
         pruner.metric,
-        mask,
+        kept_mask(pruner.state.sites),
         decision.rule,
         points,
         pruner.state.candidates.unreached,

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
 from headprune.search.budget import budget_of, check_reachable, prices, units
-from headprune.search.candidates import find_candidates
 from headprune.search.config import PruneConfig
 from headprune.search.selection import competes, least_units
-from headprune.tasks import Task
-from headprune.units import Site, sites_of
+from headprune.units import Site
 
 
 def refuse_unreachable(model: PreTrainedModel, config: PruneConfig, sites: Sequence[Site]) -> None:
     """Refuse a budget that cannot be met with these sites; one of time is known only by measuring."""
     if config.schedule != "rounds":
-        refuse_unreachable_keep(model, config, sites)
-    elif config.budget is not None and config.budget.measure != "latency":
-        dense_prices = prices(model, sites, config.budget.measure, config.units)
-        check_reachable(config.budget, dense_prices, sites, lambda site: least_units(site, config))
+        _refuse_keep(model, config, sites)
+    elif config.budget is not None or config.keep is not None:
+        budget = budget_of(config, sites)
+        if budget.measure != "latency":
+            dense_prices = prices(model, sites, budget.measure, config.units)
+            check_reachable(budget, dense_prices, sites, lambda site: least_units(site, config))
 
 
-def refuse_unreachable_keep(model: PreTrainedModel, config: PruneConfig, sites: Sequence[Site]) -> None:
+def _refuse_keep(model: PreTrainedModel, config: PruneConfig, sites: Sequence[Site]) -> None:
     """Refuse to keep more units than there are, or fewer than those of the sites that stay whole."""
     config.stop.units_left(sum(site.size for site in sites if site.kind in config.units))
     if config.keep is not None:
@@ -33,11 +32,3 @@ def refuse_unreachable_keep(model: PreTrainedModel, config: PruneConfig, sites: 
             return 0 if competes(site, config.units) else units(site)
 
         check_reachable(budget_of(config, sites), prices(model, sites, "units", config.units), sites, least)
-
-
-def refuse_unreachable_with(
-    model: PreTrainedModel, config: PruneConfig, batches: Iterable[Mapping[str, Any]], task: Task
-) -> None:
-    """The same with these calibration batches, for a model that is in memory as a whole."""
-    sites = sites_of(model, config.units)
-    refuse_unreachable(model, config, find_candidates(model, config, sites, batches, task).among(sites))

@@ -9,7 +9,6 @@ import torch
 
 from headprune import distributed
 from headprune.config.groups import Measure
-from headprune.search.reachable import refuse_unreachable_keep
 from headprune.search.removers import RepairedSites
 from headprune.search.rescore import AUTO, choose_together, is_due
 from headprune.search.schedules.schedule import Removal, Remover, RunState
@@ -25,7 +24,6 @@ class Greedy:
 
     def __init__(self, run: RunState) -> None:
         self.points: Mapping[int, str] = {}
-        refuse_unreachable_keep(run.model, run.config, run.prunable)
 
     def remover(self) -> Remover:
         return RepairedSites()
