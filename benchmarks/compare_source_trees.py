@@ -33,6 +33,9 @@ import headprune
 transformers.utils.logging.set_verbosity_error()
 torch.set_num_threads(1)
 
+HOME = os.path.dirname(headprune.__file__)
+LAYERWISE = "sweep" if os.path.isdir(os.path.join(HOME, "search", "sweep")) else "layerwise"  # its former name
+
 def bert(layers=6):
     torch.manual_seed(0)
     config = transformers.BertConfig(vocab_size=2000, hidden_size=384, num_hidden_layers=layers, num_attention_heads=12,
@@ -74,7 +77,7 @@ WORK = {
     "greedy-gnorm": ("", 'prune(schedule="greedy", criterion="gnorm", rescore="every", keep=64)'),
     "one-shot": ("", 'prune(schedule="one-shot", keep=60)'),
     "rounds": ("", "prune(keep_flops=0.6, rounds=3)"),
-    "layerwise": ("", 'prune(schedule="layerwise", keep_flops=0.6)'),
+    "layerwise": ("", "prune(schedule=LAYERWISE, keep_flops=0.6)"),
     "remove": ("model = bert()", "headprune.remove(model, [(0, 1), (3, 2)])"),
     "load-discovered": (
         "model = granite(); headprune.remove(model, headprune.resolve(model)[0].units()[0]); "

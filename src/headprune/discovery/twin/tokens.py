@@ -6,6 +6,7 @@ from typing import Any
 
 from .config_patterns import TOKEN, VOCAB
 from .config_tree import Node
+from .module_facts import special_ids
 
 VOCABULARY = 199
 # Ids below this stay the same.
@@ -16,7 +17,7 @@ def reduce_vocabulary(tree: list[Node]) -> None:
     large = {value for node in tree for name, value in node.ints() if VOCAB.search(name) and value > VOCABULARY}
     if not large:
         return
-    ids = sorted({value for node in tree for value in token_ids(node) if value >= LOW}, reverse=True)
+    ids = sorted({value for node in tree for value in special_ids(node.old) if value >= LOW}, reverse=True)
     # From the top down, so that the last id of a vocabulary stays the last.
     new = {value: VOCABULARY - 1 - rank for rank, value in enumerate(ids)}
     for node in tree:
@@ -25,16 +26,6 @@ def reduce_vocabulary(tree: list[Node]) -> None:
                 node.set(name, VOCABULARY)
             elif TOKEN.search(name):
                 node.set(name, replace_ids(value, new))
-
-
-def token_ids(node: Node) -> list[int]:
-    ids = []
-    for name, value in node.old.items():
-        if TOKEN.search(name):
-            for token in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(token, int) and not isinstance(token, bool):
-                    ids.append(token)
-    return ids
 
 
 def replace_ids(value: Any, new: dict[int, int]) -> Any:
