@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import numpy
 import torch
 from torch import nn
+from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
+from transformers.utils.generic import TransformersKwargs
 
 from headprune.batches import batch_size
 from headprune.errors import DataError
@@ -22,6 +26,9 @@ AXES = {
     "inputs_embeds": 3,
 }
 LABELS = ("labels", "start_positions", "end_positions")
+MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}  # of token ids
+# What modules of transformers, and the losses of its models, read from the keywords that are passed on to them.
+KEYWORDS = {*TransformersKwargs.__annotations__, *FlashAttentionKwargs.__annotations__, "shift_labels"}
 # Options that transformers' wrappers of a forward take, although its signature does not have them.
 OPTIONS = ("output_attentions", "output_hidden_states", "return_dict")
 
@@ -34,15 +41,37 @@ def checked_batches(batches: Any, model: nn.Module) -> Iterator[Mapping[str, Any
     if isinstance(batches, Mapping) or not isinstance(batches, Iterable):
         raise DataError("batches must be an iterable of batches, such as [batch] for a single one.")
     takes = forward_arguments(model)
+    keywords = _keywords(model) if takes is None else None
     for number, batch in enumerate(batches):
         converted = _converted(number, batch) if isinstance(batch, Mapping) else batch
         _check_batch(number, converted)
-        for name in converted:
+        for name, value in converted.items():
             if takes is not None and name not in (*takes, *LABELS, *OPTIONS):
-                raise DataError(
-                    f"Batch {number} has an entry {name!r}, which {type(model).__name__} does not take; leave it out."
-                )
+                raise _unknown_entry(number, name, model, {*takes, *LABELS})
+            if keywords is not None and isinstance(value, torch.Tensor) and not _is_keyword(name, keywords):
+                raise _unknown_entry(number, name, model, keywords)
         yield converted
+
+
+def _keywords(model: nn.Module) -> set[str] | None:
+    """The names of the tensors that this model or a module of it takes; None where its forward, which takes any
+    keyword, is not of transformers, so that it may read any."""
+    if not getattr(type(model).forward, "__module__", "").startswith("transformers."):
+        return None
+    classes = {type(module) for module in model.modules()}
+    return {*KEYWORDS, *LABELS}.union(*(inspect.signature(kind.forward).parameters for kind in classes))
+
+
+def _is_keyword(name: str, keywords: set[str]) -> bool:
+    """Models of two parts take keywords of either with its name in front."""
+    parts = (name.partition("encoder_")[2], name.partition("decoder_")[2])
+    return name in keywords or any(part in keywords for part in parts)
+
+
+def _unknown_entry(number: int, name: str, model: nn.Module, known: set[str]) -> DataError:
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    fix = f"did you mean {near[0]!r}?" if near else "leave it out."
+    return DataError(f"Batch {number} has an entry {name!r}, which {type(model).__name__} does not take; {fix}")
 
 
 def _converted(number: int, batch: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -87,6 +116,15 @@ def _check_batch(number: int, batch: Any) -> None:
     if len(set(sizes.values())) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in sizes.items())
         raise DataError(f"The entries of batch {number} have different numbers of samples ({counts}); make them equal.")
+    for name, mask_name in MASKS.items():
+        ids, mask = batch.get(name), batch.get(mask_name)
+        flat = isinstance(ids, torch.Tensor) and isinstance(mask, torch.Tensor) and ids.dim() == mask.dim() == 2
+        # A cache has the keys of earlier tokens, which the mask is for as well.
+        if flat and ids.shape != mask.shape and batch.get("past_key_values") is None:
+            raise DataError(
+                f"{name} of batch {number} has {ids.shape[1]} columns and {mask_name} {mask.shape[1]}; give both one "
+                "column per token."
+            )
 
 
 def _has_axis(value: Any) -> bool:
