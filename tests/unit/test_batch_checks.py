@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import transformers
 
 import headprune
-from headprune.errors import DataError
+from headprune.errors import CheckpointError, DataError
 from headprune.tasks.checks import checked_batches
 from task_models import CASES
-from zoo import ZOO, text_batch
+from zoo import VOCAB, ZOO, text_batch
 
 
 def checked(model: Any, **changes: Any) -> dict[str, Any]:
@@ -50,6 +53,86 @@ class OwnKeywords(transformers.BertForSequenceClassification):
 
 def test_a_forward_of_the_user_reads_what_it_likes() -> None:
     checked(OwnKeywords(ZOO["bert"].build().config), speaker=torch.ones(3))
+
+
+def test_labels_that_are_none_are_no_labels() -> None:
+    assert "labels" not in checked(ZOO["bert"].build(), labels=None)
+    assert headprune.score(ZOO["bert"].build(), [{**text_batch(0), "labels": None}], criterion="entropy").samples == 3
+
+
+def test_labels_in_an_array_of_objects_are_numbers_or_refused() -> None:
+    model = ZOO["bert"].build()
+    labels = checked(model, labels=numpy.array([0, 1, 2], dtype=object))["labels"]
+    assert (labels.dtype, labels.tolist()) == (torch.int64, [0, 1, 2])
+    for wrong in (["yes", "no", "no"], [0, None, 1]):
+        with pytest.raises(DataError, match=r"labels of batch 0 cannot become a tensor .*; give numbers"):
+            checked(model, labels=numpy.array(wrong, dtype=object))
+
+
+def test_ids_are_whole_numbers() -> None:
+    model, ids = ZOO["bert"].build(), text_batch(0)["input_ids"]
+    for dtype in (torch.int16, torch.int8, torch.uint8):
+        given = checked(model, input_ids=ids.to(dtype))["input_ids"]
+        assert given.dtype == torch.int64
+        assert torch.equal(given, ids)
+    for dtype in (torch.float32, torch.float16):
+        with pytest.raises(
+            DataError, match=r"input_ids of batch 0 must be whole numbers, not torch\.float\d+; convert"
+        ):
+            headprune.score(model, [{**text_batch(0), "input_ids": ids.to(dtype)}])
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_a_token_that_the_model_does_not_have_is_named(name: str) -> None:
+    model, batch = ZOO[name].build(), ZOO[name].batch(0)
+    for wrong in (VOCAB, -1):
+        ids = batch["input_ids"].clone()
+        ids[1, 1] = wrong
+        with pytest.raises(
+            DataError, match=rf"batch 0 have the token {wrong}, but the model has 61, numbered 0 to 60;"
+        ):
+            headprune.score(model, [{**batch, "input_ids": ids}])
+    ids = batch["input_ids"].clone()
+    ids[1, 1] = VOCAB - 1
+    list(checked_batches([{**batch, "input_ids": ids}], model))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "opt", "roberta"])
+def test_texts_that_are_too_long_are_refused_and_no_others(name: str) -> None:
+    """The oracle is the model itself, at every length around its limit."""
+    model = ZOO[name].build()
+    refused = 0
+    for length in range(36, 46):
+        batch = text_batch(0, length=length)
+        try:
+            with torch.no_grad():
+                model(**batch)
+        except (IndexError, RuntimeError):
+            refused += 1
+            with pytest.raises(DataError, match=rf"have {length} tokens, but the model takes \d+ at most; truncate"):
+                list(checked_batches([batch], model))
+        else:
+            list(checked_batches([batch], model))
+    assert refused
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("dtype", "flaot32", "There is no dtype 'flaot32'; choose torch.float32"),
+        ("dtype", 32, "There is no dtype 32; choose torch.float32"),
+        ("attn_implementation", "sdap", "cannot be loaded"),
+        ("device_map", "nowhere", "cannot be loaded"),
+    ],
+)
+def test_options_of_loading_are_not_blamed_on_the_weights(
+    option: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    headprune.save(ZOO["bert"].build(), tmp_path / "model")
+    with pytest.raises(CheckpointError, match=re.escape(message)) as error:
+        headprune.load(tmp_path / "model", **{option: value})
+    assert repr(value) in str(error.value)
+    assert "do not fit" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ZOO)
