@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ def make_fixtures(root: Path) -> None:
     root.mkdir(parents=True)
     (root / "outside").mkdir()
     (root / "outside" / "canary.txt").write_text("must stay as it is\n")
+    (root.parent / "beside").mkdir()
+    (root.parent / "beside" / "canary.txt").write_text("must stay as it is\n")
     torch.manual_seed(0)
     words = tokenizer()
     sizes: dict[str, Any] = {"vocab_size": len(words), "hidden_size": 16, "pad_token_id": 1, "intermediate_size": 16}
@@ -38,7 +42,12 @@ def make_fixtures(root: Path) -> None:
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, num_labels=3))
     headprune.save(model, root / "dense", processor=words)
     headprune.save(model, root / "sharded", processor=words, max_shard_size="8KB")
+    if importlib.util.find_spec("torchao"):
+        quantized = copy.deepcopy(model)
+        headprune.quantize(quantized)
+        headprune.save(quantized, root / "quantized")
     _write_tables(root / "data")
+    _write_small_records(root)
     experiment = Experiment(
         model=str(root / "dense"),
         data=str(root / "data" / "rows.csv"),
@@ -51,8 +60,26 @@ def make_fixtures(root: Path) -> None:
     run_experiment(experiment, root / "runs" / "run", publish=False)
     _write_records(root / "runs")
     _write_options(root / "options")
-    (root / "cache").mkdir()
     (root / "cache" / "entry.json.gz").write_bytes(gzip.compress(json.dumps(_layout()).encode()))
+
+
+def _write_small_records(root: Path) -> None:
+    """What saves, exports and trainings leave for the next one."""
+    from headprune.training.checkpoints import claim, mark_whole
+
+    for name in ("shrunk", "export", "training/checkpoint-1", "cache"):
+        (root / name).mkdir(parents=True)
+    (root / "shrunk" / "kept_tokens.json").write_text(json.dumps([0, 1, 2, 3, 5, 8, 13, 21]))
+    (root / "export" / "export.json").write_text(
+        json.dumps({"files": ["model.onnx", "export.json"], "versions": {"headprune": "0"}})
+    )
+    (root / "training" / "checkpoint-1" / "weights.bin").write_bytes(b"weights")
+    mark_whole(root / "training" / "checkpoint-1", {"step": 1})
+    claim(root / "training", {"epochs": 1.0, "seed": 0})
+    curve = {"kind": "heads", "place": "encoder", "sites": [0, 1], "counts": [0, 2, 4], "seconds": [0.0, 0.5, 1.0]}
+    table = {"batch_size": 1, "length": 8, "threads": 1, "device": "cpu", "dtype": "float32", "processor": "x"}
+    table |= {"repeats": 3, "rest": 0.25, "curves": [curve], "unmeasured": [2], "dense": 2.25}
+    (root / "cache" / "latency.json").write_text(json.dumps(table))
 
 
 def _write_tables(folder: Path) -> None:

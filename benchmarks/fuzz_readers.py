@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fnmatch
+import importlib.util
 import io
 import json
 import logging
@@ -270,6 +271,38 @@ def cached_layout(root: Path) -> None:
         )
 
 
+def kept_tokens(root: Path) -> None:
+    """As the save of a model whose vocabulary is shrunk a second time does."""
+    from headprune.checkpoint.processors import _write_kept_tokens
+    from headprune.vocabulary.shrink import Shrunk
+
+    (root / "new").mkdir(exist_ok=True)
+    _write_kept_tokens(Shrunk(None, range(4), 8, 0), root / "shrunk", root / "new")
+
+
+def earlier_export(root: Path) -> None:
+    """As an export over an earlier one does, which deletes files of that."""
+    from headprune.exports.export_model import files_of_export
+
+    files_of_export(root / "export")
+
+
+def latency_times(root: Path) -> None:
+    from headprune.measure.latency import _read
+
+    table = _read(root / "cache" / "latency.json")
+    if table is not None:
+        _ = table.dense, table.estimate({0: 2}), table.unit_cost(0, 2), table.to_json(), table.curves[0].nearest(0.5)
+
+
+def marks_of_training(root: Path) -> None:
+    """As a training that resumes does."""
+    from headprune.training.checkpoints import claim, last_whole
+
+    claim(root / "training", {"epochs": 1.0, "seed": 0})
+    last_whole(root / "training")
+
+
 MODELS: dict[str, Any] = {}
 ORIGINAL: dict[tuple[Path, str], Any] = {}  # JSON files as they were
 
@@ -362,6 +395,24 @@ TARGETS = (
         Target(f"table: {name}.csv", f"data/{name}.csv", mutate_bytes, load_table(f"{name}.csv", kind), 0.5)
         for name, kind in TASKS.items()
     ),
+    Target("kept tokens", "shrunk/kept_tokens.json", mutate_json, kept_tokens, 0.5, writes=("new/kept_tokens.json",)),
+    Target("export.json", "export/export.json", mutate_json, earlier_export, 0.5),
+    Target("latency table", "cache/latency.json", mutate_json, latency_times, 0.5),
+    Target("training: mark", "training/checkpoint-1/whole.json", mutate_json, marks_of_training, 0.5),
+    Target("training: settings", "training/training.json", mutate_json, marks_of_training, 0.5),
+    *(
+        (
+            Target(
+                "quantised weights",
+                "quantized/quantized.safetensors",
+                mutate_safetensors,
+                load_model("quantized"),
+                without=("quantized/headprune.json",),
+            ),
+        )
+        if importlib.util.find_spec("torchao")
+        else ()
+    ),
     Target("study file", "options/study.yaml", mutate_yaml, read_study, 1.5),
     Target("--config file", "options/prune.yaml", mutate_yaml, command_with("options/prune.yaml"), 1.5),
     Target(
@@ -379,16 +430,17 @@ TARGETS = (
 
 
 class Files:
-    """All files below a folder as they were, to see what a case has changed, and to put it back."""
+    """All files below a folder and beside it as they were, to see what a case has changed, and to put it back."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.contents = {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+        files = [file for file in root.parent.rglob("*") if file.is_file()]
+        self.contents = {os.path.relpath(file, root): file.read_bytes() for file in files}
 
     def states(self) -> dict[str, tuple[int, int, int]]:
         """Size, time stamp and inode of every file now."""
         states = {}
-        for folder, _, names in os.walk(self.root):
+        for folder, _, names in os.walk(self.root.parent):
             for name in names:
                 path = os.path.join(folder, name)
                 stat = os.stat(path)

@@ -96,8 +96,9 @@ def real_keys(mask: Any) -> torch.Tensor | None:
     """Bool [.. x tokens] from an attention mask in any format of transformers.
 
     A mask of queries by keys, [batch, 1, queries, keys] or [batch, queries, keys], boolean or additive, has the keys
-    that each query may attend to: a token to which no query may attend is padding. A dictionary has one mask per type
-    of layer.
+    that each query may attend to: a token to which no query may attend is padding. Rows of queries that are padding
+    themselves do not count: transformers lets those in front of a text attend to every key, as a softmax over no keys
+    is NaN. A dictionary has one mask per type of layer.
     """
     if isinstance(mask, Mapping):
         mask = next(iter(mask.values()), None)
@@ -113,4 +114,6 @@ def real_keys(mask: Any) -> torch.Tensor | None:
         allowed = mask.bool()
     if allowed.dim() == 4:
         allowed = allowed.any(1)
-    return allowed.any(1)
+    everything = allowed.all(-1)
+    limited_later = (~everything).flip(1).cumsum(1).flip(1) > 0  # a real query is limited no less than those after it
+    return (allowed & ~(everything & limited_later)[..., None]).any(1)

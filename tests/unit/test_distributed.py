@@ -22,10 +22,12 @@ from headprune.errors import NonFiniteError
 from headprune.runs.experiment import Experiment, run_experiment
 from headprune.search.pruner import Pruner
 from headprune.signals import tokens
+from headprune.signals.reach import unreached_sites
 from headprune.tasks import own_batches, task_of
+from headprune.units import all_sites
 from launch_processes import commanded, together
 from run_helpers import environment, interrupt, material, steps_of
-from task_models import with_classes
+from task_models import CASES, with_classes
 from zoo import ZOO, text_batch
 
 COUNTS = (2, 4)
@@ -164,6 +166,32 @@ def test_scores_are_those_of_one_process() -> None:
             assert loss == pytest.approx(heads.loss, rel=1e-12)
             assert torch.equal(predictions, heads.predictions)
             torch.testing.assert_close(zeros, heads.zero_probabilities)
+
+
+def test_a_site_that_one_process_reaches_is_reached_in_all() -> None:
+    """The only sample with an image is in one share, so that the other process sees no vision site run."""
+    llava = next(case for case in CASES if case.id == "image-text-to-text-llava")
+    image, text = llava.batch(0), llava.batch(1)
+    text = {name: value for name, value in text.items() if name != "pixel_values"}
+    text["input_ids"] = text["input_ids"].masked_fill(text["input_ids"] == 3, 7)  # 3 is the token of an image
+
+    def unreached(*batches: Any) -> list[str]:
+        model = llava.build()
+        return [site.stack for site in unreached_sites(model, all_sites(model), batches, task_of(model))]
+
+    def work(number: int) -> Any:
+        distributed.start()
+        share = ["pixel_values" in batch for _, _, batch in own_batches([text, image])]
+        return share, unreached(text, image), unreached(text, text)
+
+    vision = unreached(text)
+    assert set(vision) == {"vision"}
+    actual = together(2, work)
+    assert [code for code, _, _ in actual] == [0, 0], actual
+    assert sorted(result[0] for _, result, _ in actual) == [[False], [True]]
+    for _, (_, of_both, of_texts), _ in actual:
+        assert of_both == []
+        assert of_texts == vision
 
 
 @pytest.mark.parametrize("limit", [tokens.TOKEN_BYTES, 0], ids=["at-once", "in-groups"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 
 from headprune.errors import EquivalenceError
 from headprune.hooks.residual_stream import streams
+from headprune.layerwise.site_inputs import SiteTokens
 from headprune.layerwise.site_passes import SitePasses
 from headprune.repair.dense_targets import DenseTargets
-from headprune.repair.front_to_back import remove_front_to_back, running_order
+from headprune.repair.front_to_back import remove_front_to_back, repair_front_to_back, running_order
 from headprune.repair.regression import DENSE_RIDGES, Repair, Sums, fit
 from headprune.signals.sensitivity import FLOOR, token_weights
 from headprune.surgery.remove_units import remove_units
@@ -219,7 +221,20 @@ def test_means_go_into_biases() -> None:
     assert all(name.endswith("bias") for name in changed)
 
 
-def test_a_site_without_units_gives_what_the_dense_one_gave_on_average() -> None:
+class Widened:
+    """The tokens of sites with this many more columns: nn.MultiheadAttention without heads passes on its queries."""
+
+    def __init__(self, passes: SitePasses, more: int) -> None:
+        self.passes, self.more = passes, more
+
+    def at(self, site: Site, *, streams: bool = False) -> Iterator[SiteTokens]:
+        for tokens in self.passes.at(site, streams=streams):
+            columns = tokens.columns
+            yield replace(tokens, columns=torch.cat([columns, columns.new_ones(len(columns), self.more)], dim=1))
+
+
+@pytest.mark.parametrize("columns", [0, 32])
+def test_a_site_without_units_gives_what_the_dense_one_gave_on_average(columns: int) -> None:
     model = ZOO["bert"].build().eval()
     batches = [ZOO["bert"].batch(seed) for seed in range(4)]
     task, sites = task_of(model), all_sites(model)
@@ -227,8 +242,9 @@ def test_a_site_without_units_gives_what_the_dense_one_gave_on_average() -> None
     empty = sites[-1]
     wanted = torch.cat(list(dense.targets[empty.index].outputs))
     remove_units(model, [Member(empty.index, member) for member in empty.kept])
-    dense.targets = {empty.index: dense.targets[empty.index]}  # with all before it as it was
-    dense.repair(model, all_sites(model), "dense")
+    sites = all_sites(model)
+    passes = Widened(SitePasses(model, sites, batches, task), columns)
+    repair_front_to_back(model, sites, {empty.index: dense.targets[empty.index]}, passes)  # all before it as it was
     assert torch.allclose(model.get_submodule(empty.o).bias, wanted.mean(0), atol=1e-5)
 
 

@@ -60,7 +60,7 @@ def test_a_reader_that_does_not_end_is_one(tmp_path: Path, monkeypatch: pytest.M
     assert failure["error"].startswith("TimeoutError")
 
 
-@pytest.mark.parametrize("name", ["other.txt", "new.txt", "a.json"])
+@pytest.mark.parametrize("name", ["other.txt", "new.txt", "a.json", "../beside.txt"])
 def test_a_file_that_a_reader_writes_is_seen(name: str, tmp_path: Path) -> None:
     def write(root: Path) -> None:
         (root / name).write_text("written, with another length")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,19 @@ def test_the_command(taken: list[Any]) -> None:
     assert program(*asked, "--fresh").code == 0
     assert len(taken) > measured
     assert "latency" not in program("inspect", material().bert, "--json").json
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rest", "soon"), ("curves", {}), ("counts", [2, 0, 4]), ("counts", [0, 2]), ("seconds", ["a", 1.0, 2.0])],
+)
+def test_a_damaged_table_of_the_cache_is_ignored(name: str, value: Any, tmp_path: Path) -> None:
+    curve = {"kind": "heads", "place": "encoder", "sites": [0], "counts": [0, 2, 4], "seconds": [0.0, 0.5, 1.0]}
+    table = {"batch_size": 1, "length": 8, "threads": 1, "device": "cpu", "dtype": "float32", "processor": "x"}
+    table |= {"repeats": 3, "rest": 0.25, "curves": [curve], "unmeasured": []}
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps(table))
+    assert latency._read(file).estimate({0: 2}) == 0.75
+    (curve if name in curve else table)[name] = value
+    file.write_text(json.dumps(table))
+    assert latency._read(file) is None

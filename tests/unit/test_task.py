@@ -211,6 +211,8 @@ def four_dimensional(mask: torch.Tensor, form: str) -> torch.Tensor:
     allowed = mask[:, None, None, :].bool().expand(size, 1, tokens, tokens)
     if "causal" in form:
         allowed = allowed & torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    if "open" in form:  # rows without a key have all of them, as transformers makes masks for sdpa
+        allowed = allowed | ~allowed.any(-1, keepdim=True)
     if "float" in form:
         return torch.zeros(allowed.shape).masked_fill(~allowed, float(form.split()[-1]))
     return allowed
@@ -220,9 +222,11 @@ LEAST = torch.finfo(torch.float32).min
 ADDITIVE = [f"float {least}" for least in (LEAST, -torch.inf, -1e9, -1e4)]
 
 
-@pytest.mark.parametrize("form", ["bool", "causal bool", *ADDITIVE, *(f"causal {form}" for form in ADDITIVE)])
-def test_real_tokens_of_a_mask_with_queries(form: str) -> None:
-    mask = text_batch(0)["attention_mask"]
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("rows", ["", "causal ", "causal open "])
+@pytest.mark.parametrize("form", ["bool", *ADDITIVE])
+def test_real_tokens_of_a_mask_with_queries(form: str, rows: str, left: bool) -> None:
+    mask, form = text_batch(0, left=left)["attention_mask"], rows + form
     assert torch.equal(real_keys(four_dimensional(mask, form)), mask.bool())
     assert torch.equal(real_keys({"full_attention": four_dimensional(mask, form)}), mask.bool())
     assert torch.equal(real_keys(mask), mask.bool())
@@ -233,9 +237,9 @@ def test_real_tokens_of_a_mask_with_queries(form: str) -> None:
 CRITERIA = ["gnorm", "his", "entropy", "taylor", "residual-gradient", "residual-error", "elimination", "wanda"]
 
 
-def both_masks(name: str, form: str, seed: int = 0) -> tuple[Any, Any]:
+def both_masks(name: str, form: str, seed: int = 0, *, left: bool = False) -> tuple[Any, Any]:
     """A batch with a mask of two dimensions, and with one of four in this form."""
-    batch = text_batch(seed)
+    batch = text_batch(seed, left=left)
     if name == "bert":
         batch["labels"] = torch.tensor([0, 1, 2])
     else:  # which counts positions by the mask where there is one of two dimensions
@@ -256,6 +260,17 @@ def test_masks_of_four_dimensions_score_like_those_of_two(name: str, criterion: 
     assert one.tokens == other.tokens == int(batch["attention_mask"].sum())
     assert one.loss == pytest.approx(other.loss, rel=1e-9)
     assert one.metric_value.value == pytest.approx(other.metric_value.value, rel=1e-9)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("form", ["open bool", "open float -1e9"])
+def test_rows_of_padding_in_front_of_a_text_do_not_count(form: str, criterion: str) -> None:
+    model = model_of("llama", "dense")
+    batch, wide = both_masks("llama", form, left=True)
+    one, other = (headprune.score(model, [given], criterion=criterion) for given in (batch, wide))
+    assert torch.allclose(one.scores, other.scores, rtol=1e-9), criterion
+    assert one.tokens == other.tokens == int(batch["attention_mask"].sum())
+    assert one.loss == pytest.approx(other.loss, rel=1e-9)
 
 
 @pytest.mark.parametrize("form", ["float -1e9", "float -1e4"])

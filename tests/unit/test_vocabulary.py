@@ -14,10 +14,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 
 import headprune
+from headprune.checkpoint.processors import KEPT_TOKENS, _write_kept_tokens
 from headprune.data.columns import Columns
 from headprune.data.vocabulary_texts import refuse_changed_tokens, texts_of, tokens_in
 from headprune.errors import CheckpointError, DataError, VocabularyError
 from headprune.vocabulary.config_ids import renumber, special_ids
+from headprune.vocabulary.shrink import Shrunk
 from headprune.vocabulary.tokenizer_json import backend_of, encode, renumber_tokens, state_of
 from helpers import assert_unchanged, contents, outputs
 from helpers import state_of as everything
@@ -439,3 +441,15 @@ def test_data_that_would_change_is_refused() -> None:
     refuse_changed_tokens("data.csv", before, after, task, [2, 7, 9])
     with pytest.raises(DataError, match=r"Row 0 of data\.csv is split into other tokens"):
         refuse_changed_tokens("data.csv", before, after, task, [2, 8, 9])
+
+
+def test_damaged_ids_of_an_earlier_vocabulary_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    shrunk = Shrunk(None, [2, 0], 3, 0)
+    (tmp_path / KEPT_TOKENS).write_text("[5, 6, 7]")
+    _write_kept_tokens(shrunk, tmp_path, tmp_path / "new")
+    assert json.loads((tmp_path / "new" / KEPT_TOKENS).read_text()) == [7, 5]
+    for damaged in ("[5, 6", '[5, "6", 7]', "{}", "[" * 100_000):
+        (tmp_path / KEPT_TOKENS).write_text(damaged)
+        with pytest.raises(CheckpointError, match=r"kept_tokens\.json is damaged .*; copy it again"):
+            _write_kept_tokens(shrunk, tmp_path, tmp_path / "new")

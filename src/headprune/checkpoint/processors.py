@@ -12,6 +12,7 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedModel
 
 from headprune.errors import CheckpointError
+from headprune.forms import check_form
 from headprune.vocabulary.shrink import RECORD, Shrunk
 
 KEPT_TOKENS = "kept_tokens.json"  # of a model with a shrunk vocabulary: the original id of each token
@@ -102,10 +103,22 @@ def _write_kept_tokens(shrunk: Shrunk, source: Path | None, target: Path) -> Non
     """Original ids, also where the vocabulary had been shrunk before the model was loaded."""
     kept = list(shrunk.kept)
     if source is not None and (source / KEPT_TOKENS).is_file():
-        earlier = json.loads((source / KEPT_TOKENS).read_text())
-        if isinstance(earlier, list) and len(earlier) == shrunk.before:
+        earlier = _read_kept_tokens(source / KEPT_TOKENS)
+        if len(earlier) == shrunk.before:
             kept = [earlier[token] for token in kept]
     (target / KEPT_TOKENS).write_text(json.dumps(kept) + "\n")
+
+
+def _read_kept_tokens(file: Path) -> list[int]:
+    try:
+        content: Any = json.loads(file.read_bytes())
+        check_form(content, [int])
+    except (OSError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{file} is damaged ({reason}); copy it again, or delete it to number tokens as this model does."
+        ) from None
+    return list(content)
 
 
 def outdated(model: PreTrainedModel) -> Sequence[str]:

@@ -19,6 +19,7 @@ from headprune.checkpoint.atomic_files import replace_directory
 from headprune.checkpoint.config_files import read_config, read_settings, write_settings
 from headprune.checkpoint.earlier_checkpoint import removable_files
 from headprune.checkpoint.layout import apply_layout, layout_of, read_layout, refuse_unloadable
+from headprune.checkpoint.load_options import checked_options, not_loaded
 from headprune.checkpoint.paths import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.checkpoint.plain_config import PER_LAYER, dense_numbers, plain_numbers
 from headprune.checkpoint.processors import outdated, save_processor
@@ -185,7 +186,7 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
     `options` go to transformers' `from_pretrained` (dtype, device_map, attn_implementation, revision, ...), but the
     config is that of the checkpoint. Pickles are refused, and code that comes with a checkpoint is not run.
     """
-    options = _checked_options(options)
+    options = checked_options(options)
     folder = _folder(path, options)
     _refuse_unreadable(folder)
     fingerprint.verify(folder)
@@ -216,8 +217,7 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
             f"{unknown[1]!r} is no option of loading, as the config is that of the checkpoint; leave it out."
         ) from None
     except (RuntimeError, ValueError, SafetensorError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"The weights in {folder} do not fit its config.json: {reason[:400]}") from None
+        raise not_loaded(folder, options, error) from None
     except Exception as error:  # whatever a model class raises on settings that do not fit each other
         raise CheckpointError(
             f"{folder} cannot be loaded ({_reason(error)}); check its config.json, and the options of load."
@@ -234,26 +234,6 @@ def load(path: str | Path, *, model_class: type[PreTrainedModel] | None = None, 
             )
     model.__class__ = dense
     return model
-
-
-# Options of from_pretrained with the only value that `load` has for them, and what to do instead.
-FIXED: dict[str, tuple[Any, str]] = {
-    "config": (None, "the config of the checkpoint says what was removed; change model.config after loading"),
-    "ignore_mismatched_sizes": (
-        False,
-        "weights of other shapes are refused; replace modules of the model after loading",
-    ),
-    "use_safetensors": (True, "pickles are refused; convert the weights to safetensors"),
-    "output_loading_info": (False, "weights that are missing or left over are refused, so leave it out"),
-}
-
-
-def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options for from_pretrained, without those that `load` sets itself; refuses other values of these."""
-    for name, (value, instead) in FIXED.items():
-        if options.get(name) not in (None, value):
-            raise CheckpointError(f"headprune.load sets {name} itself: {instead}.")
-    return {name: value for name, value in options.items() if name not in FIXED}
 
 
 def load_structure(path: str | Path) -> PreTrainedModel:

@@ -112,7 +112,7 @@ def files_of_export(folder: Path) -> list[str]:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         files = [str(name) for name in record["files"]]
         is_ours = "headprune" in dict(record["versions"]) and RECORD in files
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         is_ours = False
     if not is_ours:
         raise ExportError(f"{folder} exists and holds something that is not an export; choose a new directory.")

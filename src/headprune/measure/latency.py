@@ -14,7 +14,7 @@ import platform
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from headprune import cache
 from headprune.errors import HeadpruneError, UnsupportedModelError
+from headprune.forms import check_form
 from headprune.measure.curves import isotonic
 from headprune.measure.dummy_inputs import default_tokens, dummy_batch
 from headprune.measure.sublayers import (
@@ -44,6 +45,15 @@ SECONDS = 5.0  # short passes are repeated more often: noise is large beside the
 FORMAT = 2  # of the files in which tables are cached
 SHARES = (0.25, 0.5, 0.75)  # of all units: whole models that are timed too
 LIMITS = (0.5, 2.0)  # of the factor between the time of a part in the model and alone; beyond them it is noise
+
+
+TABLE = {
+    **dict.fromkeys(("batch_size", "length", "threads", "repeats"), int),
+    **dict.fromkeys(("device", "dtype", "processor"), str),
+    "rest": float,
+    "curves": [{"kind": str, "place": str, "sites": [int], "counts": [int], "seconds": [float]}],
+    "unmeasured": [int],
+}
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ class LatencyTable:
             Curve(curve["kind"], curve["place"], tuple(curve["sites"]), tuple(curve["counts"]), tuple(curve["seconds"]))
             for curve in record["curves"]
         )
-        others = {name: value for name, value in record.items() if name != "dense"}
+        others = {each.name: record[each.name] for each in fields(cls)}
         return cls(**{**others, "curves": curves, "unmeasured": tuple(record["unmeasured"])})
 
 
@@ -284,8 +294,14 @@ def _file(model: PreTrainedModel, inputs: Any) -> Path:
 
 
 def _read(file: Path) -> LatencyTable | None:
-    with suppress(OSError, ValueError, KeyError, TypeError):  # a broken file is ignored
-        return LatencyTable.from_json(json.loads(file.read_text()))
+    with suppress(OSError, ValueError, RecursionError):  # a broken file is ignored, and measured again
+        record = json.loads(file.read_bytes())
+        check_form(record, TABLE)
+        table = LatencyTable.from_json(record)
+        counts = [curve.counts for curve in table.curves]
+        rising = all(numbers and sorted({*numbers}) == list(numbers) for numbers in counts)
+        if rising and all(len(curve.counts) == len(curve.seconds) for curve in table.curves):
+            return table
     return None
 
 

@@ -111,10 +111,12 @@ def _gather_sums(
             outputs = dense_outputs
             if tokens.stream is not None and target.streams is not None:
                 outputs = dense_outputs + catch_up * (target.streams[number] - tokens.stream.cpu())
+            # Where no unit is left, a module may still pass something on, which the bias in its place does not read.
+            columns = tokens.columns if site.kept else tokens.columns[:, :0]
             if sums is None:
-                sums = Sums.blank(tokens.columns.shape[1], outputs.shape[1], precision)
+                sums = Sums.blank(columns.shape[1], outputs.shape[1], precision)
             weights = None if target.weights is None else target.weights[number]
-            sums.add(tokens.columns, outputs, weight, bias, tokens.samples % FOLDS, weights)
+            sums.add(columns, outputs, weight, bias, tokens.samples % FOLDS, weights)
     return sums_of_all(sums, precision)
 
 

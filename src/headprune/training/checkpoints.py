@@ -57,7 +57,7 @@ def whole(folder: Path) -> dict[str, Any] | None:
     try:
         mark = json.loads((folder / MARK).read_text())
         complete = all((folder / name).stat().st_size == size for name, size in mark["files"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return mark if complete else None
 
@@ -105,7 +105,7 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
     except FileNotFoundError:
         write_text(file, json.dumps(expected, indent=2) + "\n")
         return
-    except ValueError:
+    except (ValueError, RecursionError):
         recorded = None
     if recorded == expected:
         return
