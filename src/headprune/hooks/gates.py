@@ -99,6 +99,8 @@ class _Gate:
 
     def __call__(self, module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         outputs, *rest = args
+        if not outputs.numel():  # an expert that no token is sent to
+            return args
         values = self.row()
         values = values.index_select(-1, self.kept.to(values.device)).to(outputs)
         if values.dim() == 2:
