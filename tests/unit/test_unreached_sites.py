@@ -6,17 +6,21 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from test_layerwise_runs import KilledAfter, _KilledError, same_runs
 
 import headprune
 from headprune.criteria.registry import REGISTRY
 from headprune.errors import DataError, GateError, ScheduleError
+from headprune.runs.experiment import run_experiment
+from headprune.runs.layerwise import LayerFolder
 from headprune.search.budget import prices
-from headprune.search.config import PruneConfig
+from headprune.search.config import Experiment, PruneConfig
 from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.search.selection import choose
 from headprune.search.settings import command_words
@@ -315,6 +319,37 @@ def test_a_run_on_text_names_the_tower(
     assert record["result"]["unreached"] == done.json["unreached"]
     assert "so nothing was removed there." in (out / "model" / "README.md").read_text()
     assert [site.size for site in headprune.resolve(headprune.load(out))][:2] == [4, 4]
+
+
+@pytest.mark.parametrize("widths", ["global", "uniform"])
+def test_a_resumed_run_names_the_tower(
+    widths: str, saved_llava: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The widths of the killed process were read again, and with them no word of the tower."""
+    experiment = Experiment(
+        model=saved_llava,
+        data=str(material().unlabelled_csv),
+        keep_parameters=0.95,
+        schedule="layerwise",
+        widths=widths,
+        batch_size=4,
+        max_length=12,
+    )
+    whole = run_experiment(experiment, tmp_path / "whole", publish=False)
+    assert whole["result"]["unreached"].items() >= {str(site): path for site, path in VISION.items()}.items()
+    with pytest.raises(_KilledError):
+        run_experiment(experiment, tmp_path / "parts", publish=False, observer=KilledAfter(1))
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        resumed = run_experiment(experiment, tmp_path / "parts", publish=False)
+    assert resumed["result"] == whole["result"]
+    assert caplog.text.count(f"No calibration sample reaches {VISION[0]}") == 1
+    same_runs(tmp_path / "whole", tmp_path / "parts")
+    file = tmp_path / "parts" / "layers" / "widths.json"
+    former = json.loads(file.read_text())["widths"]
+    file.write_text(json.dumps(former))  # the form of an earlier version
+    pruning = LayerwisePruning(LLAVA.build(), text_batches(), experiment, task_of(LLAVA.build()))
+    assert LayerFolder.widths(SimpleNamespace(parts=file.parent), pruning) == {int(k): v for k, v in former.items()}
 
 
 def test_a_budget_that_needs_the_tower_writes_nothing(saved_llava: str, tmp_path: Path) -> None:
