@@ -12,6 +12,7 @@ from torch import nn
 
 from headprune.errors import GateError
 from headprune.hooks.attach import HookedSite, at_gradient, attach_hook
+from headprune.hooks.exclusive import exclusive_method
 from headprune.hooks.gates import InstalledGates
 from headprune.hooks.offload import refuse_offloaded
 from headprune.training.gate_budget import gate_target
@@ -55,6 +56,7 @@ class LearnedGates(InstalledGates):
     sums: torch.Tensor  # of `OutputChanges`, since the last step
     _gradient: torch.Tensor
 
+    @exclusive_method
     def __init__(
         self,
         model: nn.Module,
@@ -116,6 +118,7 @@ class LearnedGates(InstalledGates):
 
     # --- on the model ---
 
+    @exclusive_method
     def attach(self) -> LearnedGates:
         super().attach()
         self.model.add_module(NAME, self)
@@ -127,6 +130,7 @@ class LearnedGates(InstalledGates):
             self._handles += self.changes.attach()
         return self
 
+    @exclusive_method
     def detach(self) -> None:
         super().detach()
         if getattr(self.model, NAME, None) is self:
@@ -363,6 +367,7 @@ class LearnedGates(InstalledGates):
 
     # --- removal ---
 
+    @exclusive_method
     def remove(self, *, verify: Mapping[str, Any] | None = None) -> Any:
         """Detach the gates and remove the closed members from the weights, in place; returns the model.
 
