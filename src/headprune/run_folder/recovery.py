@@ -68,7 +68,7 @@ def _remove_model(folder: Path) -> None:
     card and config.json stay: a checkpoint may be saved there again."""
     entries = {entry.name for entry in folder.iterdir()}
     written = set().union(*fingerprint.unchanged_files(folder)) & entries
-    alone = entries <= written | {CARD}
+    alone = entries <= written | {CARD, CONFIG}
     for name in sorted((entries if alone else written) - {CONFIG, fingerprint.NAME}):
         if (folder / name).is_dir():
             shutil.rmtree(folder / name)
