@@ -59,7 +59,9 @@ def remembered(
                 stored = _read(file)
                 value = None if stored is None else from_json(stored)
         if value is None:
-            value = make()
+            # In the inference_mode or no_grad of a caller there are no gradients to measure by.
+            with torch.inference_mode(mode=False), torch.enable_grad():
+                value = make()
             if value is None:
                 return None
             if file is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -215,21 +216,65 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     assert report["at random moments"]["kills"] == 6
 
 
+def stop_swap(model: Any, folder: Path, function: str) -> None:
+    """Save by renaming, and stop where this function is called for the new directory, or for the old one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(headprune.checkpoint.atomic_files, "_exchange", lambda one, other: False)
+        if function == "rename":
+            real = Path.rename
+            patch.setattr(Path, "rename", lambda self, to: stop() if ".new-" in self.name else real(self, to))
+        else:
+            patch.setattr(headprune.checkpoint.atomic_files, function, lambda *_: stop())
+        with pytest.raises(KeyboardInterrupt):
+            headprune.save(model, folder)
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
 def test_what_a_kill_between_two_renames_left_is_recovered(tmp_path: Path, old: Any, new: Any) -> None:
     aside = tmp_path / ".model.old"
-    (tmp_path / "model").rename(aside)
+    stop_swap(new, tmp_path / "model", "rename")
+    assert aside.is_dir()
     assert same_model(tmp_path / "model", old)
     assert not aside.exists()
 
-    (tmp_path / "model").rename(aside)  # saving recovers it first, and so keeps its other files
+    stop_swap(new, tmp_path / "model", "rename")  # saving recovers it first, and so keeps its other files
     (aside / "README.md").write_text("a model card")
     headprune.save(new, tmp_path / "model")
     assert (tmp_path / "model" / "README.md").is_file()
     assert same_model(tmp_path / "model", new)
 
-    headprune.save(old, aside)  # both are there: the new one had been renamed already
-    assert same_model(tmp_path / "model", new)
+    stop_swap(old, tmp_path / "model", "_remove_backup")  # both are there: the new one had been renamed already
+    assert aside.is_dir()
+    assert same_model(tmp_path / "model", old)
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+    assert not [*tmp_path.rglob(".headprune*")]
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_folder_of_somebody_else_is_no_backup(
+    exchange: bool, tmp_path: Path, old: Any, new: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was deleted, or became the model, by a save and even by a load."""
+    notes = tmp_path / ".model.old" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    if not exchange:
+        monkeypatch.setattr(headprune.checkpoint.atomic_files, "_exchange", lambda one, other: False)
+    assert same_model(tmp_path / "model", old)
+    if exchange:
+        headprune.save(new, tmp_path / "model")
+    else:
+        with pytest.raises(CheckpointError, match=r"\.model\.old is in the way, and is not of headprune"):
+            headprune.save(new, tmp_path / "model")
+    assert same_model(tmp_path / "model", new if exchange else old)
+    shutil.rmtree(tmp_path / "model")
+    with pytest.raises(CheckpointError, match="There is no directory"):
+        headprune.load(tmp_path / "model")
+    headprune.save(new, tmp_path / "model")
+    assert notes.read_text() == "mine"
 
 
 def test_a_failed_second_rename_loses_nothing(

@@ -140,6 +140,21 @@ def test_a_model_that_computes_something_else_with_eager_attention_is_refused() 
         headprune.score(model, [batch], criterion="hies")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("criterion", ["entropy", "hies"])
+def test_half_precision_does_not_hide_another_model(criterion: str, dtype: torch.dtype) -> None:
+    """The logits of Falcon with ALiBi differed by less than half precision allows, and its entropies were accepted."""
+    batch = texts(padded=False)
+    refusal = r"in half precision .* load the model with attn_implementation='eager', or in float32, or use"
+    with pytest.raises(UnsupportedModelError, match=refusal):
+        headprune.score(MODELS["falcon-alibi"]("sdpa").to(dtype), [batch], criterion=criterion)
+    for name in ("gemma2", "falcon-alibi"):
+        eager = MODELS[name]("eager").to(dtype)
+        result = headprune.score(eager, [batch], criterion="entropy(variant=A)")
+        expected = returned_entropies(eager, batch)
+        assert torch.allclose(-result.scores.double(), expected, rtol=1e-2, atol=1e-2)
+
+
 def test_sparse_attention_stays_sparse_while_it_is_read() -> None:
     """The model drops keys only where its implementation is called eager or sdpa."""
     model, batch = deepseek("sdpa"), texts(padded=False)

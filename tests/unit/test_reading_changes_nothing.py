@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import headprune
+from headprune import cache
 from headprune.units import all_sites
 from score_helpers import labelled
 from zoo import ZOO
@@ -107,3 +109,21 @@ def test_gates_that_stay_give_the_class_back_when_they_go() -> None:
     gates.attach()
     gates.detach()
     assert state(model) == before
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("look", [headprune.survey, headprune.resolve, headprune.inspect, all_sites])
+def test_a_class_is_discovered_without_gradients_too(
+    mode: Any, look: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was found there, and that was written to the cache for all later processes."""
+    expected = [(site.path, site.kept) for site in all_sites(ZOO["granite"].build())]
+    assert expected
+    monkeypatch.setenv("HEADPRUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(cache, "_memory", {})
+    with mode():
+        look(ZOO["granite"].build())
+    assert [*tmp_path.rglob("*.json.gz")]
+    for _ in range(2):
+        assert [(site.path, site.kept) for site in all_sites(ZOO["granite"].build())] == expected
+        cache._memory.clear()  # as in a new process

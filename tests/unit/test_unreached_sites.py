@@ -6,17 +6,21 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from test_layerwise_runs import KilledAfter, _KilledError, same_runs
 
 import headprune
 from headprune.criteria.registry import REGISTRY
-from headprune.errors import DataError, ScheduleError
+from headprune.errors import DataError, GateError, ScheduleError
+from headprune.runs.experiment import run_experiment
+from headprune.runs.layerwise import LayerFolder
 from headprune.search.budget import prices
-from headprune.search.config import PruneConfig
+from headprune.search.config import Experiment, PruneConfig
 from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.search.selection import choose
 from headprune.search.settings import command_words
@@ -317,6 +321,37 @@ def test_a_run_on_text_names_the_tower(
     assert [site.size for site in headprune.resolve(headprune.load(out))][:2] == [4, 4]
 
 
+@pytest.mark.parametrize("widths", ["global", "uniform"])
+def test_a_resumed_run_names_the_tower(
+    widths: str, saved_llava: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The widths of the killed process were read again, and with them no word of the tower."""
+    experiment = Experiment(
+        model=saved_llava,
+        data=str(material().unlabelled_csv),
+        keep_parameters=0.95,
+        schedule="layerwise",
+        widths=widths,
+        batch_size=4,
+        max_length=12,
+    )
+    whole = run_experiment(experiment, tmp_path / "whole", publish=False)
+    assert whole["result"]["unreached"].items() >= {str(site): path for site, path in VISION.items()}.items()
+    with pytest.raises(_KilledError):
+        run_experiment(experiment, tmp_path / "parts", publish=False, observer=KilledAfter(1))
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        resumed = run_experiment(experiment, tmp_path / "parts", publish=False)
+    assert resumed["result"] == whole["result"]
+    assert caplog.text.count(f"No calibration sample reaches {VISION[0]}") == 1
+    same_runs(tmp_path / "whole", tmp_path / "parts")
+    file = tmp_path / "parts" / "layers" / "widths.json"
+    former = json.loads(file.read_text())["widths"]
+    file.write_text(json.dumps(former))  # the form of an earlier version
+    pruning = LayerwisePruning(LLAVA.build(), text_batches(), experiment, task_of(LLAVA.build()))
+    assert LayerFolder.widths(SimpleNamespace(parts=file.parent), pruning) == {int(k): v for k, v in former.items()}
+
+
 def test_a_budget_that_needs_the_tower_writes_nothing(saved_llava: str, tmp_path: Path) -> None:
     for budget in (("--keep", "4"), ("--keep-parameters", "0.5")):
         out = tmp_path / "run"
@@ -350,3 +385,95 @@ def test_sites_on_the_command_line(tmp_path: Path) -> None:
     assert refused.code == 2
     assert "There is no site 7" in refused.err
     assert not (tmp_path / "other").exists()
+
+
+# --- learned gates ---
+
+
+def learn(gates: headprune.LearnedGates, batches: Any, steps: int) -> None:
+    model, optimizer = gates.model, torch.optim.AdamW(gates.parameter_groups(1e-3))
+    for step in range(steps):
+        batch = batches(step)
+        batch.setdefault("labels", batch["input_ids"])
+        (model(**batch).loss + gates.loss()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keep": 0.6},
+        {"keep": 0.6, "straight_through": False},
+        {"keep_parameters": 0.9, "group": 4},
+        {"l0": 1.0, "rate": 300.0},
+    ],
+)
+def test_gates_of_a_tower_that_does_not_run_stay_open(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They make no difference to the loss, so they were the first to close."""
+    torch.manual_seed(0)
+    model = LLAVA.build().train()
+    gates = headprune.LearnedGates(model, steps=30, **options)
+    learn(gates, texts, 30)
+    closed = gates.closed()
+    assert closed
+    assert not {member.site for member in closed} & TOWER
+    assert {site.index for site in gates.reach.sites()} == {site.index for site in gates.sites if site.index in TOWER}
+    assert gates.report()["open_units"] == int(gates.sizes.sum()) - len(closed)
+    if "keep" in options:
+        assert len(closed) == 16 - 10
+        assert gates.report()["expected_units"] == pytest.approx(16 * 0.6, abs=0.5)
+    tower = {name: value.clone() for name, value in model.state_dict().items() if "vision" in name}
+    with caplog.at_level(logging.WARNING):
+        gates.remove(verify=texts(0))
+    assert f"No training sample reaches {VISION[0]} and" in caplog.text
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in tower.items())
+
+
+def test_gates_of_a_tower_that_runs_later_can_close() -> None:
+    torch.manual_seed(0)
+    gates = headprune.LearnedGates(LLAVA.build().train(), keep=0.5, steps=20)
+    learn(gates, texts, 2)
+    assert [site.index for site in gates.reach.sites()] == [*VISION]
+    gates.model.eval()
+    gates.model(**LLAVA.batch(1))  # an evaluation teaches the gates nothing
+    gates.model.train()
+    learn(gates, texts, 1)
+    assert gates.reach.sites()
+    learn(gates, LLAVA.batch, 1)
+    assert not gates.reach.sites()
+
+
+def test_a_target_that_needs_gates_of_the_tower_is_refused() -> None:
+    torch.manual_seed(0)
+    model = LLAVA.build().train()
+    gates = headprune.LearnedGates(model, keep=0.4, steps=4)
+    learn(gates, texts, 4)
+    with pytest.raises(ScheduleError, match=r"which no training sample reaches, 0\.5 is the least"):
+        gates.remove()
+    assert gates.attached
+
+
+def test_gates_that_no_sample_reaches_cannot_learn() -> None:
+    model = LLAVA.build().train()
+    units = [member for site in sites_of(model)[2:] for unit in site.units() for member in unit]
+    headprune.remove(model, units)
+    gates = headprune.LearnedGates(model, keep=0.5, steps=4)
+    with pytest.raises(GateError, match="No training sample reaches a unit that has a gate"):
+        learn(gates, texts, 1)
+
+
+def test_a_training_on_text_names_the_tower(saved_llava: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = tmp_path / "run"
+    words = ["--data", material().unlabelled_csv, "--keep", "0.7", "--epochs", "1", "--finetune-epochs", "0"]
+    done = program("train", saved_llava, *words, "--out", out, "--json")
+    assert done.code == 0, done.err
+    assert f"No training sample reaches {VISION[0]} and 1 more, so nothing is removed there" in caplog.text
+    record = json.loads((out / "run.json").read_text())
+    assert record["result"]["unreached"] == {str(site): path for site, path in VISION.items()}
+    sizes = [site.size for site in headprune.resolve(headprune.load(out))]
+    assert sizes[:2] == [4, 4]
+    assert sum(sizes) == 12

@@ -14,6 +14,7 @@ from headprune.errors import CheckpointError, HeadpruneError
 
 MAX_SHOWN = 80  # characters of a path that is too long to be shown as a whole
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux's renameat2: two names swap their directories in one step
+_MARKER = ".headprune-swap"  # a file in the directory that leaves
 _AT_FDCWD = -100  # paths are relative to the working directory
 
 
@@ -83,14 +84,36 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def recover_directory(target: Path) -> None:
-    """Finish a `_swap` that was killed between its two renames."""
+    """Finish a `_swap` that was killed between its two renames. A folder of the same name that has no marker of a swap
+    belongs to somebody else."""
     target = target.resolve()
     backup = _backup_path(target)
-    if target.name and backup.is_dir():
+    if not target.name:
+        return
+    if _is_marked(backup):
         if target.exists():
-            shutil.rmtree(backup)
+            _remove_backup(backup)
         else:
             backup.rename(target)
+    if _is_marked(target):
+        (target / _MARKER).unlink()
+
+
+def _is_marked(folder: Path) -> bool:
+    return not folder.is_symlink() and (folder / _MARKER).is_file()
+
+
+def _remove_backup(backup: Path) -> None:
+    """The marker goes last, so that what a kill leaves is still marked."""
+    for entry in backup.iterdir():
+        if entry.name == _MARKER:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    (backup / _MARKER).unlink()
+    backup.rmdir()
 
 
 def _backup_path(target: Path) -> Path:
@@ -103,9 +126,13 @@ def _swap(fresh: Path, target: Path) -> None:
     elif _exchange(fresh, target):
         shutil.rmtree(fresh)
     else:
-        target.rename(_backup_path(target))
+        backup = _backup_path(target)
+        if backup.exists() and any(backup.iterdir() if backup.is_dir() else [backup]):
+            raise CheckpointError(f"{backup} is in the way, and is not of headprune; rename it, or save elsewhere.")
+        (target / _MARKER).touch()  # in one step, as a kill may come at any
+        target.rename(backup)
         fresh.rename(target)
-        shutil.rmtree(_backup_path(target))
+        _remove_backup(backup)
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -24,7 +24,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.attach import HookedSite, hooks
 from headprune.hooks.attention_blocks import Attention, Rows, allowed_keys
-from headprune.hooks.attention_implementation import attention_implementation, implementation_name
+from headprune.hooks.attention_implementation import attention_implementation, configs_of, implementation_name
 from headprune.hooks.outputs import largest_difference
 from headprune.hooks.torch_attention import original_class
 
@@ -104,6 +104,8 @@ def probabilities(
         through_interface.update((id(module), probe) for module in callers)
         if not callers:
             own_code.append(probe)
+    for probe in own_code:
+        _refuse_half_precision(probe)
     with ExitStack() as stack:
         modules = nn.ModuleList([probe.module for probe in own_code])
         stack.enter_context(attention_implementation(modules, lambda name: name and "eager"))
@@ -121,6 +123,19 @@ def probabilities(
             )
         if probe.maps < probe.applications:
             probe.refuse("it does not return them", "" if implementation == "eager" else EAGER)
+
+
+def _refuse_half_precision(probe: _Probe) -> None:
+    """Some code of modules is another model with eager attention. Outputs are compared for that, but half precision
+    allows differences that are as large."""
+    changed = any(config._attn_implementation not in (None, "eager") for config in configs_of(probe.module))
+    half = any(weight.dtype in (torch.float16, torch.bfloat16) for weight in probe.module.parameters())
+    if changed and half:
+        probe.refuse(
+            "only eager attention returns them, and in half precision its outputs cannot be told from those of another "
+            "model",
+            f"{EAGER}in float32, or ",
+        )
 
 
 def refuse_changed_outputs(

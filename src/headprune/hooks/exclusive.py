@@ -21,8 +21,16 @@ _changed = threading.Condition()
 
 @contextmanager
 def exclusive(model: Any) -> Iterator[None]:
+    """Within a block the model is `locked`. Also outside of torch.inference_mode, in which there are no gradients, and
+    tensors that are made can never have any."""
+    with locked(model), torch.inference_mode(mode=False):
+        yield
+
+
+@contextmanager
+def locked(model: Any) -> Iterator[None]:
     """Within a block no other thread has this model, a part of it, or another model with one of its configs; waits for
-    those that have. Also outside of torch.inference_mode, in which there are no gradients."""
+    those that have."""
     parts = {id(part) for part in (model, *configs_of(model))} if isinstance(model, nn.Module) else set()
     thread = threading.get_ident()
     with _changed:
@@ -30,8 +38,7 @@ def exclusive(model: Any) -> Iterator[None]:
         taken = parts - _threads.keys()  # a call inside of another one, of the same thread, takes what is left
         _threads.update(dict.fromkeys(taken, thread))
     try:
-        with torch.inference_mode(mode=False):
-            yield
+        yield
     finally:
         with _changed:
             for part in taken:
@@ -46,5 +53,17 @@ def exclusively(function: Function) -> Function:
     def call(model: Any, *args: Any, **kwargs: Any) -> Any:
         with exclusive(model):
             return function(model, *args, **kwargs)
+
+    return cast(Function, call)
+
+
+def exclusive_method(function: Function) -> Function:
+    """Make a method that takes a model, or whose object has one as `model`, `exclusive` of it."""
+
+    @functools.wraps(function)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        model = kwargs.get("model", *args[:1]) if function.__name__ == "__init__" else self.model
+        with exclusive(model):
+            return function(self, *args, **kwargs)
 
     return cast(Function, call)

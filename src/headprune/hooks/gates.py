@@ -12,6 +12,7 @@ from torch import nn
 
 from headprune.errors import GateError
 from headprune.hooks.attach import HookedSite, attach_hook, hooks
+from headprune.hooks.exclusive import exclusive_method
 from headprune.hooks.torch_attention import expose, exposing, hide
 
 AnyGates = TypeVar("AnyGates", bound="InstalledGates")
@@ -52,6 +53,7 @@ class InstalledGates(nn.Module):
         """The factors of the members of this site, by their original ids."""
         raise NotImplementedError
 
+    @exclusive_method
     def attach(self: AnyGates) -> AnyGates:
         """Install the gates; the model computes with them from now on."""
         if self.attached:
@@ -63,6 +65,7 @@ class InstalledGates(nn.Module):
                 self._handles.append(attach_hook(self.model.get_submodule(site.o), hook, before=True))
         return self
 
+    @exclusive_method
     def detach(self) -> None:
         """Remove the gates; the model computes as it did without them."""
         for handle in self._handles:
@@ -99,6 +102,8 @@ class _Gate:
 
     def __call__(self, module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         outputs, *rest = args
+        if not outputs.numel():  # an expert that no token is sent to
+            return args
         values = self.row()
         values = values.index_select(-1, self.kept.to(values.device)).to(outputs)
         if values.dim() == 2:

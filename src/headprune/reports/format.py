@@ -70,7 +70,7 @@ def _unreached_text(result: Mapping[str, Any]) -> str:
     if not paths:
         return ""
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return f"No calibration sample reaches {paths[0]}{more}, so nothing was removed there."
+    return f"No sample reaches {paths[0]}{more}, so nothing was removed there."
 
 
 def removed_text(result: Mapping[str, Any]) -> str:

@@ -2,6 +2,6 @@
 
 from headprune.run_folder.folder import RunFolder, held_lock
 from headprune.run_folder.recovery import RecoveryFolder
-from headprune.run_folder.run import Run, finished_record, read_run
+from headprune.run_folder.run import Run, finished_record, read_run, write_card
 
-__all__ = ["RecoveryFolder", "Run", "RunFolder", "finished_record", "held_lock", "read_run"]
+__all__ = ["RecoveryFolder", "Run", "RunFolder", "finished_record", "held_lock", "read_run", "write_card"]

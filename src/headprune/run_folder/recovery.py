@@ -14,11 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headprune.checkpoint import fingerprint
+from headprune.checkpoint.earlier_checkpoint import ADAPTER
+from headprune.errors import RunError
 from headprune.forms import check_form
 from headprune.run_folder.folder import RunFolder
 from headprune.run_folder.record_forms import RECOVERED, RECOVERY
 
 FOLDER, RECORD = "finetuned", "finetune.json"
+CONFIG, CARD = "config.json", "README.md"  # of the model
 
 
 class RecoveryFolder(RunFolder):
@@ -42,11 +46,39 @@ class RecoveryFolder(RunFolder):
 
 
 def remove_recovery(path: Path) -> None:
-    """Remove the files of a recovery; others in its folder stay."""
+    """Remove the files of a recovery; others in its folder and beside its model stay."""
+    model = path / "model"
+    if (model / ADAPTER).is_file():
+        raise RunError(
+            f"{model} holds an adapter ({ADAPTER}), which transformers would load in place of the recovered model; "
+            "move it away."
+        )
+    if model.is_dir() and any(model.iterdir()) and not (model / CONFIG).is_file():
+        raise RunError(f"{model} holds something that is not a model, and the recovered one goes there; move it away.")
     (path / RECORD).unlink(missing_ok=True)  # first: without it, the rest is removed at the next start
-    for folder in (path / "model", path / "trainer", *path.glob("round-*")):
+    for folder in (path / "trainer", *path.glob("round-*")):
         if folder.is_dir():
             shutil.rmtree(folder)
+    if model.is_dir():
+        _remove_model(model)
+
+
+def _remove_model(folder: Path) -> None:
+    """Remove what `save` wrote, as the headprune.json there lists it, and the card. Where there are other files, the
+    card and config.json stay: a checkpoint may be saved there again."""
+    entries = {entry.name for entry in folder.iterdir()}
+    written = set().union(*fingerprint.unchanged_files(folder)) & entries
+    alone = entries <= written | {CARD, CONFIG}
+    for name in sorted((entries if alone else written) - {CONFIG, fingerprint.NAME}):
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
+        else:
+            (folder / name).unlink()
+    # These last, so that a kill leaves what the next start removes, or saves over.
+    (folder / fingerprint.NAME).unlink(missing_ok=True)
+    if alone:
+        (folder / CONFIG).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def read_recovery(run: Path) -> dict[str, Any] | None:

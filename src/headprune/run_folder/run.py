@@ -4,19 +4,22 @@ run.json       settings, fingerprints, versions; at the end costs and savings
 steps.jsonl    one line per step, on disk before the next step begins
 timing.jsonl   seconds per step; in a file of their own, so that steps.jsonl is the same byte for byte in every run
 curve.csv      the curve, for plots
-model/         the checkpoint at the stop
+model/         the checkpoint at the stop, with its model card
+.card          hashes of the cards that were written there: any other was edited, and stays
 layers/        of a layer-wise run: what was removed and repaired at each layer
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headprune.checkpoint.atomic_files import path_exists
+from headprune.checkpoint.atomic_files import path_exists, write_text
 from headprune.errors import RunError
 from headprune.measure.trajectory import Step, check_sequence, curve_csv
 from headprune.run_folder.folder import LOCK, RunFolder, read_record, truncate
@@ -25,7 +28,9 @@ from headprune.search.observers import Journal
 
 RECORD, STEPS, TIMING = "run.json", "steps.jsonl", "timing.jsonl"
 REPORT, CARD = "report.html", "model/README.md"  # made from the record of a finished run
+CARD_HASHES = ".card"
 LAYERS, FORMER_LAYERS = "layers", "sweep"  # the folder of a layer-wise run, and its name in earlier versions
+log = logging.getLogger(__name__)
 
 
 class Run(RunFolder, Journal):
@@ -52,8 +57,9 @@ class Run(RunFolder, Journal):
         folders = [self.path / name for name in (LAYERS, FORMER_LAYERS)]
         for folder in folders:
             (folder / "layers.jsonl").unlink(missing_ok=True)
-        for name in (STEPS, TIMING, "curve.csv", REPORT, CARD):
+        for name in (STEPS, TIMING, "curve.csv", REPORT):
             (self.path / name).unlink(missing_ok=True)
+        remove_card(self.path)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -93,9 +99,36 @@ class Run(RunFolder, Journal):
 
     def finish(self, result: Mapping[str, Any]) -> None:
         self.write("curve.csv", curve_csv(self.steps))
-        for name in (REPORT, CARD):  # of an earlier end of this run
-            (self.path / name).unlink(missing_ok=True)
+        (self.path / REPORT).unlink(missing_ok=True)  # of an earlier end of this run
+        remove_card(self.path)
         self._write_record(result)
+
+
+def write_card(run: Path, text: str) -> None:
+    """Write the card of the model of a run, and first its hash, so that a later process knows that nobody edited it."""
+    lines = dict.fromkeys([*_card_hashes(run), _hash(text.encode())])
+    write_text(run / CARD_HASHES, "".join(f"{line}\n" for line in lines))
+    write_text(run / CARD, text)
+
+
+def remove_card(run: Path) -> None:
+    """Remove the card of the model, so that it is written anew; one that was edited stays."""
+    card = run / CARD
+    if not card.is_file():
+        return
+    if _hash(card.read_bytes()) in _card_hashes(run):
+        card.unlink()
+    else:
+        log.warning("%s was edited, so it stays as it is; delete it to get that of the new model.", card)
+
+
+def _card_hashes(run: Path) -> list[str]:
+    file = run / CARD_HASHES
+    return file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_run(path: str | Path) -> tuple[dict[str, Any], list[Step]]:

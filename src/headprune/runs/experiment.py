@@ -33,7 +33,7 @@ from headprune.progress import Phase, report_phase
 from headprune.repair.apply import check_repair
 from headprune.reports.card import model_card
 from headprune.reports.page import write_report
-from headprune.run_folder import Run
+from headprune.run_folder import Run, write_card
 from headprune.run_folder.exports import forget_exports
 from headprune.runs.layerwise import check_prunable, clear_parts, prune_on_disk, refuse_unsupported
 from headprune.runs.loading import RunInputs, find_device, load_run_inputs, read_examples
@@ -345,7 +345,7 @@ def _points_json(
 def publish_run(out: Path, record: dict[str, Any]) -> None:
     """Write the model card and the report of a finished run, unless they exist."""
     if not (out / "model" / "README.md").is_file():
-        write_text(out / "model" / "README.md", model_card(record, out / "model"))
+        write_card(out, model_card(record, out / "model"))
     if not (out / "report.html").is_file():
         report_phase(Phase("writing the report"))
         write_report([out], out / "report.html")

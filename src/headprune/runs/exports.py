@@ -23,7 +23,7 @@ from headprune.errors import ExportError, HeadpruneError, RunError
 from headprune.exports.export_model import dummy_batches, export, files_of_export, runtime_of
 from headprune.reports.card import CARD, RECOVERED, run_card
 from headprune.reports.exports import exports_of
-from headprune.run_folder import finished_record, held_lock
+from headprune.run_folder import finished_record, held_lock, write_card
 from headprune.run_folder.exports import add_export
 from headprune.runs.experiment import Experiment, experiment_of, publish_run, split_data
 from headprune.runs.loading import load_dense, read_examples
@@ -191,7 +191,11 @@ def _add_to_run(request: ExportRequest, run: Path, record: Mapping[str, Any]) ->
         is_unedited = card.is_file() and card.read_text() == run_card(run, of)
         add_export(run, entry)
         if is_unedited:
-            write_text(card, run_card(run, of))
+            text = run_card(run, of)
+            if of == "model":
+                write_card(run, text)
+            else:
+                write_text(card, text)
         elif card.is_file():
             log.warning("%s was edited, so the export is not added to it.", card)
         (run / "report.html").unlink(missing_ok=True)

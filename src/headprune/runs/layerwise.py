@@ -1,6 +1,6 @@
 """Layer-wise pruning of a model on disk into a run folder; a kill costs at most one layer.
 
-layers/widths.json                 how many units every site keeps
+layers/widths.json                 how many units every site keeps, and the sites that no calibration sample reaches
 layers/layers.jsonl                one line per layer that is done, on disk before the next begins
 layers/layer-00003.safetensors     its weights; at the end they become the shards of model/
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from headprune.units.cutting.record import from_ranges, to_ranges
 from headprune.units.members import by_site
 
 Batches = Sequence[Mapping[str, Any]]
+WIDTHS = {"widths": COUNT_BY_NAME, "unreached": [int]}  # of widths.json
 REPAIR = {"site": int, "kind": str, "error_without": NUMBER, "error": NUMBER}
 LINE = {"layer": str, "removed": {str: str}, "repairs": [REPAIR]}  # of layers.jsonl
 
@@ -78,7 +79,7 @@ def prune_on_disk(
             device=device,
             scratch=scratch if experiment.activations_on_disk else None,
         )
-        removal = pruning.prune(Removal(widths=storage.widths(pruning.widths)), [observer])
+        removal = pruning.prune(Removal(widths=storage.widths(pruning)), [observer])
         seconds = time.perf_counter() - started
         result = _record_steps(run, experiment, structure, pruning, removal, observer, seconds)
     model.config.dtype = precision or model.config.dtype  # instead of the precision of the computation
@@ -146,18 +147,21 @@ class LayerFolder(LayerFiles):
             self.finished[pruned.layer] = pruned
         write_text(file, "".join(json.dumps(_to_json(pruned)) + "\n" for pruned in self.finished.values()))
 
-    def widths(self, make: Callable[[], dict[int, int]]) -> dict[int, int]:
-        """The widths of an earlier process, or new ones."""
+    def widths(self, pruning: LayerwisePruning) -> dict[int, int]:
+        """The widths of an earlier process, with the sites that it found to be unreached, or new ones."""
         file = self.parts / "widths.json"
         if file.is_file():
             try:
-                counts = json.loads(file.read_bytes())
-                check_form(counts, COUNT_BY_NAME)
-                return {int(site): count for site, count in counts.items()}
+                stored = json.loads(file.read_bytes())
+                if isinstance(stored, dict) and "widths" not in stored:  # of a version that did not note the sites
+                    stored = {"widths": stored, "unreached": []}
+                check_form(stored, WIDTHS)
+                pruning.leave_whole(stored["unreached"])
+                return {int(site): count for site, count in stored["widths"].items()}
             except (ValueError, RecursionError):
                 raise RunError(f"{file} is damaged; start again with --overwrite.") from None
-        widths = make()
-        write_text(file, json.dumps(widths) + "\n")
+        widths = pruning.widths()
+        write_text(file, json.dumps({"widths": widths, "unreached": sorted(pruning.candidates.unreached)}) + "\n")
         return widths
 
     def restore(self, pruned: PrunedLayer) -> None:

@@ -38,6 +38,7 @@ from headprune.runs.experiment import cast_like_checkpoint, publish_run, result_
 from headprune.runs.finetune import run_finetune
 from headprune.runs.loading import RunInputs, load_run_inputs, read_examples
 from headprune.runs.recovery_job import RecoveryRequest, separate_rows
+from headprune.search.candidates import Candidates, training_candidates
 from headprune.search.config import Experiment
 from headprune.search.observers import Observer, reporting_phases
 from headprune.search.prune_result import PruneResult
@@ -124,7 +125,11 @@ def _run_training(request: TrainRequest, out: Path, observer: Observer, *, overw
     model, dense = inputs.base.model, copy.deepcopy(inputs.base.model)
     reference = inputs.predictions(dense)
     metric = choose_metric(request.experiment.metric, reference)
-    learned = LearnedGates(model, _with_rate(request, inputs))
+    gates = _with_rate(request, inputs)
+    sites = sites_of(model, gates.kinds)
+    batches = inputs.training.batches(request.config.batch_size)
+    candidates = training_candidates(model, [site for site in sites if site.kind in gates.kinds], batches, task)
+    learned = LearnedGates(model, gates, sites=candidates.among(sites))
     # All errors of the input have been raised by now; from here on the folder is written to.
     with Run.open_on_main(out, lambda: _settings(request, inputs, learned.config), overwrite=overwrite) as run:
         if run is not None and overwrite and not run.steps:
@@ -134,7 +139,7 @@ def _run_training(request: TrainRequest, out: Path, observer: Observer, *, overw
             for step in run.steps if run is not None else ():
                 observer.replayed(step)
         else:
-            _learn(request, inputs, out, run, learned, dense, (reference, metric), observer)
+            _learn(request, inputs, out, run, learned, candidates, dense, (reference, metric), observer)
         record = distributed.on_main(lambda: _publish(out, run))
     if finetuning is None:
         return record
@@ -154,6 +159,7 @@ def _learn(
     out: Path,
     run: Run | None,  # in the first process only
     learned: LearnedGates,
+    candidates: Candidates,
     dense: PreTrainedModel,
     measured: tuple[Predictions, Metric],
     observer: Observer,
@@ -198,7 +204,17 @@ def _learn(
 
     def finish() -> None:
         assert run is not None
-        _finish(request, inputs, run, model, dense, metric, {"steps": fitted.steps, **gate_report})
+        result = PruneResult(
+            model,
+            dense,
+            run.steps,
+            len(run.steps) - 1,
+            metric,
+            kept_mask(sites_of(model, kinds)),
+            _rule(request.gates),
+            unreached={**candidates.unreached, **{site.index: site.path for site in learned.reach.sites()}},
+        )
+        _finish(request, inputs, run, result, {"steps": fitted.steps, **gate_report})
         shutil.rmtree(out / "training", ignore_errors=True)
 
     distributed.on_main(finish)
@@ -208,16 +224,12 @@ def _finish(
     request: TrainRequest,
     inputs: _TrainInputs,
     run: Run,
-    model: PreTrainedModel,
-    dense: PreTrainedModel,
-    metric: Metric,
+    result: PruneResult,
     gate_report: Mapping[str, Any],
 ) -> None:
-    source = model_folder(inputs.experiment.model)
+    model, source = result.model, model_folder(inputs.experiment.model)
     forget_exports(run.path)
     save(cast_like_checkpoint(source, model), run.path / "model", overwrite=True)
-    mask = kept_mask(sites_of(model, request.gates.kinds))
-    result = PruneResult(model, dense, run.steps, len(run.steps) - 1, metric, mask, _rule(request.gates))
     folders = {"dense": source, "pruned": run.path / "model"}
     batch = inputs.held_out.longest(inputs.experiment.batch_size)
     run.finish(
@@ -226,7 +238,7 @@ def _finish(
             "task": inputs.base.task.name,
             "result": result_json(result),
             "gates": dict(gate_report),
-            "savings": savings(dense, model, batch, folders=folders, task=inputs.base.task),
+            "savings": savings(result.dense, model, batch, folders=folders, task=inputs.base.task),
         }
     )
 

@@ -17,6 +17,7 @@ from headprune.units import Site, sites_of, survey
 
 UNREACHED = "no calibration sample reaches it"
 NOT_NAMED = "it is not among the sites to prune"
+FIX = "give data that does, or name the sites to prune with --sites, sites= in Python"
 log = logging.getLogger(__name__)
 
 
@@ -96,11 +97,22 @@ def _refuse_no_candidates(sites: Sequence[Site], config: PruneConfig) -> None:
     )
 
 
-def warn_unreached(sites: Sequence[Site]) -> None:
-    """Name the sites that no calibration sample reaches."""
-    if sites:
-        log.warning(
-            "No calibration sample reaches %s, so nothing is removed there; give data that does, or name the sites to "
-            "prune with --sites, sites= in Python.",
-            named_sites(sites),
+def training_candidates(
+    model: PreTrainedModel, sites: Sequence[Site], batches: Iterable[Mapping[str, Any]], task: Task
+) -> Candidates:
+    """The candidates of gates that learn on these batches; raises where there are none."""
+    possible = [site for site in sites if site.kept and not site.obstacle]
+    missing = unreached_sites(model, possible, batches, task)
+    if missing and len(missing) == len(possible):
+        raise DataError(
+            f"No training sample reaches {named_sites(missing)}, so there is nothing to prune; train on data that does."
         )
+    warn_unreached(missing, "training", "train on data that does")
+    obstacles = {site.index: "no training sample reaches it" for site in missing}
+    return Candidates(obstacles, {site.index: site.path for site in missing})
+
+
+def warn_unreached(sites: Sequence[Site], samples: str = "calibration", fix: str = FIX) -> None:
+    """Name the sites that no sample reaches."""
+    if sites:
+        log.warning("No %s sample reaches %s, so nothing is removed there; %s.", samples, named_sites(sites), fix)

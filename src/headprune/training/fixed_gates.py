@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from headprune.errors import GateError
 from headprune.hooks.attach import HookedSite
+from headprune.hooks.exclusive import exclusive_method, locked
 from headprune.hooks.gates import InstalledGates, check_gates, gate_sites
 from headprune.hooks.offload import input_device
 from headprune.units import Site, resolve, widest
 
 
-def gated(
-    model: nn.Module, gates: torch.Tensor, *, sites: Sequence[Site] | None = None
-) -> AbstractContextManager[None]:
+@contextmanager
+def gated(model: nn.Module, gates: torch.Tensor, *, sites: Sequence[Site] | None = None) -> Iterator[None]:
     """Multiply the output of every head, before the output projection, by its gate.
 
     `gates` is [sites x heads], or [batch x sites x heads] for a row of gates per sample, in original head ids; the
     positions of removed heads are not looked at. A gate of 1 leaves the output as it is, bit for bit. With the
-    `sites` of `all_sites(model)` the table has rows for neurons, too.
+    `sites` of `all_sites(model)` the table has rows for neurons, too. Calls of headprune on the model in other threads
+    wait for the end of the block.
     """
-    return gate_sites(model, resolve(model) if sites is None else sites, gates)
+    with locked(model), gate_sites(model, resolve(model) if sites is None else sites, gates):
+        yield
 
 
 class Gates(InstalledGates):
@@ -43,6 +45,7 @@ class Gates(InstalledGates):
 
     values: torch.Tensor
 
+    @exclusive_method
     def __init__(
         self,
         model: nn.Module,

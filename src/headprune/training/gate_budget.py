@@ -9,7 +9,7 @@ multiplier is what open gates did for the task in the last steps, so it has the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedModel
@@ -33,6 +33,11 @@ class Target:
     rest: float  # of all that has no gate
     dense: float  # of the dense model
     allowed: float  # in the end
+
+    def with_open(self, stays_open: torch.Tensor) -> Target:
+        """The target of the other gates, where these [gates] stay open: what they cost is paid whatever is learned."""
+        each = self.each.masked_fill(stays_open, 0.0)
+        return replace(self, each=each, rest=self.rest + float(self.each[stays_open].sum()))
 
     def now(self, ramp: float) -> float:
         """What may be paid when this share of the warm-up is over."""

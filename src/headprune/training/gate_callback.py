@@ -138,5 +138,9 @@ class GateCallback(TrainerCallback, ExportableState):
                 "with the options they had."
             )
         current = self.gates.state_dict()
+        if not current.keys() <= saved["values"].keys():
+            raise GateError(
+                "The checkpoint was written by another version of headprune; resume with that, or start anew."
+            )
         values = {name: torch.tensor(saved["values"][name], dtype=value.dtype) for name, value in current.items()}
         self.gates.load_state_dict(values)

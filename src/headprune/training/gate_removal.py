@@ -26,6 +26,7 @@ def remove_gates(gates: LearnedGates, verify: Mapping[str, Any] | None) -> Any:
     model = gates.model
     if not gates.attached:
         raise GateError("These gates are not on their model any more, so there is nothing to remove.")
+    gates.reach.check_removal()
     if verify is None and gates.last_inputs is not None:
         tensors = {name: value for name, value in gates.last_inputs.items() if isinstance(value, torch.Tensor)}
         verify = task_of(model).select(tensors, slice(0, 2)) if tensors else None

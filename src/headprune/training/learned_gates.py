@@ -12,11 +12,13 @@ from torch import nn
 
 from headprune.errors import GateError
 from headprune.hooks.attach import HookedSite, at_gradient, attach_hook
+from headprune.hooks.exclusive import exclusive_method
 from headprune.hooks.gates import InstalledGates
 from headprune.hooks.offload import refuse_offloaded
 from headprune.training.gate_budget import gate_target
 from headprune.training.gate_config import GateConfig
 from headprune.training.gate_layout import SiteGates, gate_layout, without_adapters
+from headprune.training.gate_reach import ReachedGates
 from headprune.training.hard_concrete import THRESHOLD
 from headprune.training.unit_output_change import OutputChanges
 from headprune.units import Member, Site, sites_of
@@ -40,6 +42,8 @@ class LearnedGates(InstalledGates):
     goes by; call it once per step of the optimizer. From the start the gates are a part of the model: its
     `parameters()`, its `state_dict()`, its `train()` and `eval()` include them, and so do whatever saves, restores or
     distributes it. In evaluation nothing is drawn: gates are open or closed as they would be if the training ended now.
+    Gates of a site that no training sample has reached stay open; `sites`, where given, are those of the model, and one
+    with an obstacle gets no gates.
     """
 
     sites: Sequence[Site]
@@ -47,12 +51,20 @@ class LearnedGates(InstalledGates):
     taken: torch.Tensor
     worth: torch.Tensor
     costs: torch.Tensor
+    reached: torch.Tensor  # bool [gates]: of sites that ran in the training
     sizes: torch.Tensor  # members behind each gate
     sums: torch.Tensor  # of `OutputChanges`, since the last step
     _gradient: torch.Tensor
 
+    @exclusive_method
     def __init__(
-        self, model: nn.Module, config: GateConfig | None = None, *, steps: int | None = None, **options: Any
+        self,
+        model: nn.Module,
+        config: GateConfig | None = None,
+        *,
+        steps: int | None = None,
+        sites: Sequence[Site] | None = None,
+        **options: Any,
     ) -> None:
         config = GateConfig(**options) if config is None else dataclasses.replace(config, **options)
         plain = plain_model(model)
@@ -61,7 +73,7 @@ class LearnedGates(InstalledGates):
         if hasattr(plain, NAME):
             raise GateError("This model has learned gates already; remove() or detach() them first.")
         with without_adapters(plain):
-            sites = sites_of(plain, config.kinds)
+            sites = sites_of(plain, config.kinds) if sites is None else sites
             layout = gate_layout(sites, config.kinds, config.group)
             target = gate_target(plain, sites, layout, config)
         super().__init__(plain, [site_gates.site for site_gates in layout])
@@ -91,6 +103,7 @@ class LearnedGates(InstalledGates):
         self.register_buffer("worth", torch.zeros(2, device=device))
         self.register_buffer("_gradient", torch.zeros(len(target.each), device=device), persistent=False)
         self.register_buffer("costs", torch.zeros(len(target.each), device=device))
+        self.reach = ReachedGates(self)
         sizes = [len(ids) for site_gates in layout for ids in site_gates.members]
         self.register_buffer("sizes", torch.tensor(sizes, device=device), persistent=False)
         for site_gates in layout:
@@ -105,6 +118,7 @@ class LearnedGates(InstalledGates):
 
     # --- on the model ---
 
+    @exclusive_method
     def attach(self) -> LearnedGates:
         super().attach()
         self.model.add_module(NAME, self)
@@ -116,6 +130,7 @@ class LearnedGates(InstalledGates):
             self._handles += self.changes.attach()
         return self
 
+    @exclusive_method
     def detach(self) -> None:
         super().detach()
         if getattr(self.model, NAME, None) is self:
@@ -140,9 +155,11 @@ class LearnedGates(InstalledGates):
             self.last_inputs = kwargs
             self._depth = 0  # a pass before may have ended with an error
         learning = self.training and torch.is_grad_enabled()
-        if self._depth == 0 and learning:
-            self._forwards = 1 if self._arrived else self._forwards + 1
-            self._arrived = False
+        if self._depth == 0:
+            if learning:
+                self._forwards = 1 if self._arrived else self._forwards + 1
+                self._arrived = False
+            self.reach.training = learning
         self._depth += 1
         self._now = self.shift, None if self.training else self.open()
         if learning:
@@ -165,7 +182,7 @@ class LearnedGates(InstalledGates):
     @property
     def shift(self) -> float:
         """What is subtracted from all biases, so that the expected price meets the target of this step."""
-        return 0.0 if self.config.l0 is not None else self.target.shift(self.bias, self._offset, self.ramp)
+        return 0.0 if self.config.l0 is not None else self.reach.target().shift(self.bias, self._offset, self.ramp)
 
     @property
     def _offset(self) -> float:
@@ -174,6 +191,7 @@ class LearnedGates(InstalledGates):
 
     def forward(self, site: HookedSite) -> torch.Tensor:
         site_gates = self._by_site[site.index]
+        self.reach.see(site.index)
         values = self.values(site_gates)
         if self.config.rescale:
             present = (values.detach() * self.sizes[site_gates.gates]).sum()
@@ -193,6 +211,8 @@ class LearnedGates(InstalledGates):
                 at_gradient(log_alpha, functools.partial(self._observe, site_gates))
             noise = self.noise[site_gates.gates]
             return distribution.draw(log_alpha, noise, straight_through=self.config.straight_through)
+        if bool(self.reach.none()[site_gates.first]):
+            return torch.ones_like(log_alpha)
         decided = (self.open() if is_open is None else is_open)[site_gates.gates].to(log_alpha)
         if self.config.straight_through:
             return decided
@@ -221,16 +241,17 @@ class LearnedGates(InstalledGates):
     def _decide(self) -> torch.Tensor:
         worth = self.bias.detach().float().cpu()
         protected = [part.gates for part in self.layout if part.site.obstacle_to_emptying]
+        unreached = self.reach.none().cpu()
         if self.config.l0 is None:
-            return self.target.affordable(worth, protected, self.ramp)
+            return self.reach.target().affordable(worth, protected, self.ramp) | unreached
         above = self.config.distribution.evaluated(worth) > (THRESHOLD if self.config.straight_through else 0.0)
         for gates in protected:
             above[gates.start + int(worth[gates].argmax())] = True
-        return above
+        return above | unreached
 
     def open_probability(self) -> torch.Tensor:
         """How likely each gate is to be open in a forward pass of the training."""
-        return torch.sigmoid(self.log_alpha + self._offset)
+        return torch.sigmoid(self.log_alpha + self._offset).masked_fill(self.reach.none(), 1.0)
 
     # --- losses ---
 
@@ -258,8 +279,10 @@ class LearnedGates(InstalledGates):
                 "These gates are frozen, so they cannot learn; put an adapter on the model before the gates, or call "
                 "gates.requires_grad_(True)."
             )
-        if self.training and self.observing:
-            self._learn_multiplier()
+        if self.training:
+            self.reach.update()
+            if self.observing:
+                self._learn_multiplier()
         value = self.l0_loss() if self.config.l0 is not None else self._priced()
         if self.changes is not None:
             if self.training:
@@ -285,7 +308,7 @@ class LearnedGates(InstalledGates):
         self._gradient.zero_()
 
     def _priced(self) -> torch.Tensor:
-        return self.multiplier * (self.target.each.to(self.bias) * self.open_probability()).sum()
+        return self.multiplier * (self.reach.target().each.to(self.bias) * self.open_probability()).sum()
 
     @property
     def multiplier(self) -> float:
@@ -296,12 +319,13 @@ class LearnedGates(InstalledGates):
     @torch.no_grad()
     def learn_price(self, gradient: torch.Tensor) -> None:
         """Update the multiplier by a gradient of the task's loss with respect to the biases."""
-        price = self.target.slopes(self.open_probability()).sum()
+        price = self.reach.target().slopes(self.open_probability()).sum()
         self.worth.mul_(DECAY).add_(torch.stack([-gradient.sum(), price]))
 
     def l0_loss(self) -> torch.Tensor:
         """The expected number of gates that are not 0, with the weight that it has now if there is one."""
-        expected = self.config.distribution.open_probability(self.log_alpha).sum()
+        expected = self.config.distribution.open_probability(self.log_alpha)
+        expected = expected.masked_fill(self.reach.none(), 1.0).sum()
         return expected if self.config.l0 is None else self.config.l0 * self.ramp * expected
 
     def parameter_groups(self, learning_rate: float, **settings: Any) -> list[dict[str, Any]]:
@@ -343,6 +367,7 @@ class LearnedGates(InstalledGates):
 
     # --- removal ---
 
+    @exclusive_method
     def remove(self, *, verify: Mapping[str, Any] | None = None) -> Any:
         """Detach the gates and remove the closed members from the weights, in place; returns the model.
 

@@ -120,13 +120,16 @@ class LayerwisePruning:
         errors = self._errors([self.task.select(self.batches[0], slice(0, 1))] if uniform else calibration)
         if uniform and self._unreached(errors):
             errors = self._errors(calibration)
-        unreached = self._unreached(errors)
-        warn_unreached([site for site in unreached if site.index not in self.candidates.unreached])
-        self.candidates = candidates_of(self.config, self.sites, [site.index for site in unreached])
+        self.leave_whole([site.index for site in self._unreached(errors)])
         sites = self.candidates.among(self.sites)
         check_reachable(self.budget, self.prices, sites, self._least)
         target = self.budget.last * self.prices.dense
         return widths(self.config, sites, self.prices, target, None if uniform else errors.nan_to_num())
+
+    def leave_whole(self, unreached: Collection[int]) -> None:
+        """Note the sites that no calibration sample reaches, with a warning of those that are new."""
+        warn_unreached([s for s in self.sites if s.index in unreached and s.index not in self.candidates.unreached])
+        self.candidates = candidates_of(self.config, self.sites, unreached)
 
     def _errors(self, batches: Sequence[Mapping[str, Any]]) -> torch.Tensor:
         with _refuse_not_layerwise(self.model):
