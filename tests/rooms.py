@@ -14,7 +14,10 @@ CONTRIBUTING = PROJECT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms: written by tests/rooms.py -->", "<!-- end of rooms -->"
 
 # Modules that every room may import; each of them imports only those before it.
-COMMON = ("errors", "forms", "defaults", "lazy", "extras", "distributed", "cache", "display", "progress", "batches")
+COMMON = (
+    *("errors", "former_names", "forms", "defaults", "lazy", "extras", "distributed", "cache", "display", "progress"),
+    "batches",
+)
 # A room, and the rooms that it may import. A room names only rooms above its own line.
 MAY_IMPORT = {
     "config": "",
