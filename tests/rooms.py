@@ -53,6 +53,7 @@ EXCEPTIONS = {
     ("layerwise", "discovery"): "the check of the walker runs on a small random model of the same class",
     ("criteria", "reports"): "`ScoreResult.plot` draws the heat map of a report",
     ("search", "reports"): "`PruneResult.plot` draws the curve of a report",
+    ("training", "reports"): "`FinetuneResult.plot` draws the losses of a report",
     ("checkpoint", "discovery"): "a plain checkpoint is compared on inputs that discovery makes up for any class",
 }
 
