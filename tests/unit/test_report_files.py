@@ -14,6 +14,7 @@ import typer
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from rich.console import Console
+from typer.testing import CliRunner
 
 from headprune.cli import main as cli
 from headprune.cli.run_summary import print_run
@@ -141,6 +142,27 @@ def test_every_figure_is_written_in_every_format(tmp_path: Path) -> None:
     assert shown["agreement"] == made["agreement"].to_dict()
     assert shown["mask"] == made["mask-gnorm"].to_dict()
     assert shown["scores"] == made["scores-gnorm"].to_dict()
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes | None, int]]:
+    """Of every file below a folder its bytes, and of every file and folder the time of its last change."""
+    return {
+        str(path.relative_to(folder)): (path.read_bytes() if path.is_file() else None, path.stat().st_mtime_ns)
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
+def test_a_report_leaves_the_folders_of_its_runs_as_they_are(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "runs" / name, criterion=name) for name in ("gnorm", "his")]
+    before = contents(tmp_path / "runs")
+    assert {"gnorm/run.json", "gnorm/steps.jsonl", "his/run.json"} <= before.keys()
+    result = CliRunner().invoke(
+        cli.app,
+        ["report", *map(str, runs), "--out", str(tmp_path / "r.html"), "--figures", str(tmp_path / "figures")],
+    )
+    assert result.exit_code == 0, result.output
+    assert contents(tmp_path / "runs") == before
+    assert (tmp_path / "r.html").is_file()
 
 
 # --- bad input ---

@@ -41,6 +41,7 @@ from headprune.reports.run_view import (
     scores_of,
 )
 from headprune.reports.savings import how_timed, savings_rows
+from headprune.snippets.checkpoints import load_line
 
 VEGA = "window.vegaEmbed = vegaEmbed;"  # export of the bundled libraries
 NO_VALUE = "\u2013"  # in place of a missing value
@@ -283,7 +284,7 @@ def _points_section(run: RunView, colour: str) -> dict[str, Any]:
                 "folder": point.folder,
             }
         )
-        loads.append(f"model = headprune.load({json.dumps(f'{run.path_text}/{point.folder}')})")
+        loads.append(load_line(f"{run.path_text}/{point.folder}"))
     target_texts = [point.target_and_result for point in points_of(run.record) if point.target_and_result]
     timed = any(step.latency is not None for step in run.steps)
     return {
