@@ -178,9 +178,12 @@ def test_going_on_after_an_interruption_gives_the_same(
 
 def test_other_settings_are_refused_in_the_same_directory(whole: tuple[Path, Any], text_file: Path) -> None:
     out, _ = whole
-    with pytest.raises(ReproductionError, match=r"holds a reproduction with other settings; choose another directo"):
+    refused = (
+        r"belongs to a reproduction with other settings: seed was 3 and is now 4; use the same settings, or another"
+    )
+    with pytest.raises(ReproductionError, match=refused):
         reproduce_all_attention(out, data=text_file, scale=0.01, seed=4)
-    with pytest.raises(ReproductionError, match="with another text; choose"):
+    with pytest.raises(ReproductionError, match=r"with other settings: text_name was .* \(and text_sha256,"):
         reproduce_all_attention(out, scale=0.01, seed=3)
 
 
