@@ -130,6 +130,7 @@ def test_every_figure_is_written_in_every_format(tmp_path: Path) -> None:
     runs += [make_run(tmp_path / "runs" / f"r{seed}", seed=seed, criterion=f"random(seed={seed})") for seed in range(3)]
     page = write_report(runs, tmp_path / "report.html", figure_folder=tmp_path / "figures").read_text()
     made = charts(load_runs(runs))
+    assert set(charts(load_runs(runs), saved=True)) == set(made)
     assert set(made) == {"metric", "agreement", "mask-gnorm", "scores-gnorm", "mask-his", "scores-his"}
     files = {file.name for file in (tmp_path / "figures").iterdir()}
     assert files == {f"{name}.{form}" for name in made for form in ("png", "svg", "pdf")}
@@ -142,6 +143,21 @@ def test_every_figure_is_written_in_every_format(tmp_path: Path) -> None:
     assert shown["agreement"] == made["agreement"].to_dict()
     assert shown["mask"] == made["mask-gnorm"].to_dict()
     assert shown["scores"] == made["scores-gnorm"].to_dict()
+
+
+def test_a_saved_figure_marks_a_step_only_where_a_rule_chose_it(tmp_path: Path) -> None:
+    """In the page there is a point beside the ring, which moves with the slider."""
+    marks = 'aria-roledescription="point"'
+    for rule, counted in (("keep 0.5", 1), ("the end of the curve", 0)):
+        run = make_run(tmp_path / rule.split()[0])
+        record = json.loads((run / "run.json").read_text())
+        record["result"]["rule"] = rule
+        (run / "run.json").write_text(json.dumps(record))
+        write_report([run], tmp_path / "report.html", figure_folder=tmp_path / "figures")
+        svg = (tmp_path / "figures" / "metric.svg").read_text()
+        assert (svg.count(marks), "ring: where a run stopped" in svg) == (counted, counted > 0)
+        names = {param["name"] for param in charts(load_runs([run]))["metric"].to_dict()["params"]}
+        assert {"at_removed", "at_value", "at_colour"} <= names
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes | None, int]]:
