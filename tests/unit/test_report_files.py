@@ -26,6 +26,7 @@ from headprune.reports.page import charts, render, write_report
 from headprune.reports.run_view import load_runs
 from headprune.run_folder import Run
 from headprune.runs.experiment import Experiment
+from pictures import drawing
 from synthetic_runs import EVIL, make_run
 
 # --- what is shown ---
@@ -134,10 +135,21 @@ def test_every_figure_is_written_in_every_format(tmp_path: Path) -> None:
     assert set(made) == {"metric", "agreement", "mask-gnorm", "scores-gnorm", "mask-his", "scores-his"}
     files = {file.name for file in (tmp_path / "figures").iterdir()}
     assert files == {f"{name}.{form}" for name in made for form in ("png", "svg", "pdf")}
-    starts = {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF"}
-    for file in (tmp_path / "figures").iterdir():
-        assert file.read_bytes().startswith(starts[file.suffix])
-        assert file.stat().st_size > 2_000
+    drawings = {name: drawing(tmp_path / "figures", name) for name in made}
+    titles = {"metric": "accuracy while heads are removed", "agreement": "stability: agreement with the dense model"}
+    for name, title in titles.items():
+        assert {"gnorm", "his", "random (3 runs)", "share of heads removed", title} <= set(drawings[name].texts)
+    for run in load_runs(runs[:2]):
+        assert f"Heads left after step {run.stop}{run.name}" in drawings[f"mask-{run.name}"].texts
+        assert f"Scores that led to step 1{run.name}" in drawings[f"scores-{run.name}"].texts
+        labels = drawings[f"mask-{run.name}"].labels
+        cells = {label.rsplit("; state: ")[0]: label for label in labels if label.startswith("head: ")}
+        assert len(cells) == len(run.heads) == 12
+        for head in run.heads:
+            step = run.removed_at[head]
+            state = "kept" if step > run.stop else "removed before" if step < run.stop else "removed in this step"
+            cell = f"head: {head.index}; site: {head.site}"
+            assert cells[cell] == f"{cell}; state: {state}"
     shown = json.loads(page.split("const specifications = ")[1].split(";\nconst runs")[0])
     assert shown["metric"] == made["metric"].to_dict()
     assert shown["agreement"] == made["agreement"].to_dict()
