@@ -14,7 +14,10 @@ CONTRIBUTING = PROJECT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms: written by tests/rooms.py -->", "<!-- end of rooms -->"
 
 # Modules that every room may import; each of them imports only those before it.
-COMMON = ("errors", "forms", "defaults", "lazy", "extras", "distributed", "cache", "display", "progress", "batches")
+COMMON = (
+    *("errors", "former_names", "forms", "defaults", "lazy", "extras", "distributed", "cache", "display", "progress"),
+    "batches",
+)
 # A room, and the rooms that it may import. A room names only rooms above its own line.
 MAY_IMPORT = {
     "config": "",
@@ -50,6 +53,7 @@ EXCEPTIONS = {
     ("layerwise", "discovery"): "the check of the walker runs on a small random model of the same class",
     ("criteria", "reports"): "`ScoreResult.plot` draws the heat map of a report",
     ("search", "reports"): "`PruneResult.plot` draws the curve of a report",
+    ("training", "reports"): "`FinetuneResult.plot` draws the losses of a report",
     ("checkpoint", "discovery"): "a plain checkpoint is compared on inputs that discovery makes up for any class",
 }
 

@@ -1,8 +1,10 @@
 """headprune: remove attention heads and neurons from transformers, and save smaller, faster models."""
 
+import sys
 from typing import TYPE_CHECKING
 
 from headprune.errors import HeadpruneError
+from headprune.former_names import FormerModules
 from headprune.lazy import lazy
 
 if TYPE_CHECKING:
@@ -84,6 +86,8 @@ else:  # the same once more, for importing each of them when it is used: `import
             "task_of": "headprune.tasks",
         },
     )
+
+sys.meta_path.append(FormerModules())
 
 __version__ = "0.1.0"
 __all__ = [

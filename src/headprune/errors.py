@@ -105,6 +105,13 @@ def warn_renamed(old: str, new: str) -> None:
     warnings.warn(f"{old} is called {new} now; use that, as the old name will go.", FutureWarning, stacklevel=3)
 
 
+def __getattr__(name: str) -> Any:
+    if name != "SweepError":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn_renamed("SweepError", "StudyError")
+    return StudyError
+
+
 class FormerName:
     """An attribute by its name in an earlier version: a descriptor that warns, and gives the attribute of today."""
 

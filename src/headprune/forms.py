@@ -13,6 +13,8 @@ A form is
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Form = Any
@@ -95,3 +97,23 @@ def _name(form: Form) -> str:
 def _error(value: Any, expected: str, where: str) -> FormError:
     text = repr(value)
     return FormError(f"{where or 'it'} is {text if len(text) <= 40 else f'{text[:40]}...'}, not {expected}")
+
+
+def differing(
+    recorded: Mapping[str, Any], settings: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> list[str]:
+    """The names of settings that differ from those in a file, where a missing one has its default."""
+    names, defaults = dict.fromkeys([*recorded, *settings]), defaults or {}
+    return [name for name in names if recorded.get(name, defaults.get(name)) != settings.get(name)]
+
+
+def other_settings(
+    folder: Path, noun: str, names: Sequence[str], recorded: Mapping[str, Any], settings: Mapping[str, Any], fix: str
+) -> str:
+    """The sentence that refuses a folder because of settings of these names."""
+    name, *others = names
+    also = f" (and {', '.join(others)})" if others else ""
+    return (
+        f"{folder} belongs to a {noun} with other settings: {name} was {recorded.get(name)!r} and is now "
+        f"{settings.get(name)!r}{also}; use the same settings, {fix}."
+    )

@@ -266,9 +266,21 @@ def test_the_model_and_transformers_are_as_before_after_a_refusal() -> None:
 
 
 def test_a_model_that_draws_random_numbers_is_compared_on_the_same_ones() -> None:
-    model, batch = ZOO["bert"].build(), labelled(ZOO["bert"], 0)
-    model.bert.embeddings.register_forward_hook(lambda module, args, output: output + torch.randn_like(output))
-    headprune.score(model, [batch], criterion="entropy")
+    """Its outputs with and without eager attention are compared, which other noise would make different."""
+    model, batch = falcon("sdpa"), texts(padded=True)
+    drawn: list[torch.Tensor] = []
+
+    def noisy(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        drawn.append(torch.randn_like(output))
+        return output + drawn[-1]
+
+    model.transformer.word_embeddings.register_forward_hook(noisy)
+    scores = headprune.score(model, [batch], criterion="entropy(variant=A)").scores.double()
+    assert len(drawn) > 1
+    assert all(torch.equal(noise, drawn[0]) for noise in drawn)
+    eager = falcon("eager")
+    eager.transformer.word_embeddings.register_forward_hook(lambda module, args, output: output + drawn[0])
+    assert torch.allclose(-scores, returned_entropies(eager, batch), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -64,6 +64,7 @@ def written(path: Path, text: str) -> Path:
         ),
         ("export", "to: onnx\nout: o\nthreads: 2", "m --to onnx --out o --threads 2"),
         ("inspect", "plan: yes\nmax-length: 64", "m --plan --max-length 64"),
+        ("evaluate", "data: d.csv\nsamples: 4\nmetric: f1", "m --data d.csv --samples 4 --metric f1"),
     ],
 )
 def test_a_file_says_what_the_command_line_says(verb: str, text: str, words: str, tmp_path: Path) -> None:
@@ -148,8 +149,31 @@ def test_the_file_of_a_run_repeats_it(tmp_path: Path) -> None:
     settings = [json.loads((run / "run.json").read_text())["settings"] for run in (first, second)]
     assert settings[0] == settings[1]
     assert (first / "steps.jsonl").read_bytes() == (second / "steps.jsonl").read_bytes()
-    said = sentence(program("finetune", first, "--data", m.data_csv, "--config", first / "run.json"))
-    assert "is of a run of `prune`, whose options are not those of finetune" in said
+    said = sentence(program("train", "--data", m.data_csv, "--out", second, "--config", first / "run.json"))
+    assert "is of a run of `prune`, whose options are not those of train" in said
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "expected"),
+    [
+        ("evaluate", "RUN --data d.csv", {"max_length": 64, "label_column": "class", "metric": "f1"}),
+        ("export", "RUN --to onnx", {"max_length": 64, "label_column": "class", "metric": "f1"}),
+        ("finetune", "RUN --data d.csv", {"label_column": "class"}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["prune", "train"])
+def test_verbs_that_begin_with_a_run_read_data_as_another_run(
+    verb: str, words: str, expected: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    """The model and the data stay their own, and so do options of another meaning, such as the drop that a
+    quantisation may cost and the seed of a training."""
+    experiment = Experiment(
+        model="m", data="dev.csv", max_length=64, label_column="class", metric="f1", max_drop=0.3, seed=7, threads=3
+    )
+    gates = {} if kind == "prune" else {"gates": dataclasses.asdict(GateConfig(keep=0.5)), "training": {"seed": 7}}
+    settings = {"format": 1, "settings": {**experiment.settings(), **gates}}
+    file = written(tmp_path / "run.json", json.dumps(settings))
+    assert parsed(verb, *words.split(), "--config", file) == {**parsed(verb, *words.split()), **expected}
 
 
 def test_the_file_of_a_training_is_the_command_that_a_report_shows(tmp_path: Path) -> None:

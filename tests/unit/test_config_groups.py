@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import typing
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import pytest
+import typer
 
+from headprune.cli.main import app
+from headprune.cli.options import PANELS
 from headprune.config import groups, training
 from headprune.config.option import Option, OptionGroup, field_of, from_run, only, option, options_of, values_of
 from headprune.criteria import make
@@ -31,6 +38,53 @@ DECLARED_TWICE = {"--batch-size", "--seed", "--keep", "--keep-parameters", "--ke
 def test_an_option_is_declared_once() -> None:
     flags = Counter(each.flag for group in GROUPS for each in options_of(group))
     assert {flag for flag, times in flags.items() if times > 1} == DECLARED_TWICE
+
+
+PROGRAM: Any = typer.main.get_command(app)
+# A training has a seed, batches and a budget of its own there too.
+OF_TRAININGS = {"train", "finetune"}
+
+
+def declared(verb: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The options of a verb, each with what it shares with those of the same name: its type, also where it is not
+    required or can be repeated, its limits, and its panel."""
+    (callback,) = (each.callback for each in app.registered_commands if each.callback.__name__ == verb)
+    for name, parameter in inspect.signature(callback, eval_str=True).parameters.items():
+        for about in getattr(parameter.annotation, "__metadata__", ()):
+            if isinstance(about, typer.models.OptionInfo):
+                kind, *_ = typing.get_args(parameter.annotation.__origin__) or (parameter.annotation.__origin__,)
+                kind = typing.get_args(kind)[0] if typing.get_origin(kind) is list else kind
+                words = (about.default, *(about.param_decls or ()), f"--{name.replace('_', '-')}")
+                flag = next(word for word in words if isinstance(word, str))
+                yield flag.split("/")[0], (kind, about.min, about.max, about.rich_help_panel)
+
+
+def test_two_verbs_have_the_same_option_by_one_name() -> None:
+    options: dict[str, dict[tuple[Any, ...], list[str]]] = {}
+    for verb, command in PROGRAM.commands.items():
+        kinds = dict(declared(verb))
+        assert kinds.keys() == {parameter.opts[0] for parameter in command.params if parameter.opts[0].startswith("--")}
+        for flag, kind in kinds.items():
+            if not (verb in OF_TRAININGS and flag in DECLARED_TWICE):
+                options.setdefault(flag, {}).setdefault(kind, []).append(verb)
+    assert {flag: kinds for flag, kinds in options.items() if len(kinds) > 1} == {}
+    assert options["--calibration-samples"] == {(int, 1, None, "Data"): ["inspect", "prune", "compare"]}
+
+
+def test_an_option_of_several_verbs_is_in_a_group() -> None:
+    """Those of the command line alone, such as --out and --json, are declared in cli/options.py."""
+    shared = {"--out", "--config", "--json", "--overwrite", "--plugin", "--figures"}
+    flags = {each.flag for group in GROUPS for each in options_of(group)} | {"--model"}
+    seen = Counter(flag for command in PROGRAM.commands.values() for flag in {p.opts[0] for p in command.params})
+    several = {flag for flag, times in seen.items() if times > 1 and flag.startswith("--")}
+    assert several - shared <= flags
+
+
+@pytest.mark.parametrize("verb", sorted(PROGRAM.commands))
+def test_every_option_of_a_verb_has_a_panel(verb: str) -> None:
+    options = [parameter for parameter in PROGRAM.commands[verb].params if parameter.opts[0].startswith("--")]
+    assert options
+    assert [parameter.opts[0] for parameter in options if parameter.rich_help_panel not in PANELS[1:]] == []
 
 
 def test_every_option_has_a_heading_and_a_sentence() -> None:
@@ -66,6 +120,11 @@ def test_defaults_of_a_run_stand_in_for_those_of_options() -> None:
     minutes, shares = from_run(Cooking)
     assert (minutes.default, minutes.help_for(None)) == (None, "Minutes. By default that of the run, or 10.")
     assert shares.help_for(None) == "Shares. By default that of the run."
+
+
+def test_a_verb_may_say_another_help_and_default() -> None:
+    (minutes,) = only(Cooking, "minutes", default=None, help="Minutes of the dessert.")
+    assert (minutes.help_for(None), minutes.default, minutes.minimum) == ("Minutes of the dessert.", None, 1)
 
 
 def test_values_are_parsed_under_the_name_of_their_field() -> None:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer
 from rich.console import Console
 from transformers import AutoTokenizer
 
 import headprune
 from headprune.cli.demo import compare_with_random, make_fast, run_without_headprune, show_plain_loading
+from headprune.cli.main import app
+from headprune.config.option import values_of
 from headprune.data import load_examples
 from headprune.data.tables import read_table
 from headprune.errors import CheckpointError, MissingPackageError
 from headprune.papers import langid
-from headprune.runs.experiment import Experiment
+from headprune.runs.experiment import Experiment, settings_of
 from run_helpers import classifier, material
 
 NEEDS_DJANGO = "the demo's data comes with it"
@@ -143,6 +147,21 @@ def test_the_fast_model_is_said_as_its_run_has_it(tmp_path: Path) -> None:
     assert f"Accuracy {record['result']['dense']:.2%} [" in text
     assert f", {record['result']['pruned']:.2%} [" in text
     assert (tmp_path / "fast" / "model" / "model.safetensors").is_file()
+
+
+def test_the_printed_command_has_the_settings_of_the_run(tmp_path: Path) -> None:
+    """Typed, it resumes the run or makes the same one; it once left out all but the model, the data and the budget."""
+    console = Console(file=io.StringIO(), width=80)
+    other = experiment(calibration=material().data_csv, evaluation_samples=12, rounds=1, max_length=64, seed=3)
+    out = tmp_path / "the fast one"
+    record = make_fast(other, out, console, speedup=1.05)
+    (printed,) = (line for line in console.file.getvalue().splitlines() if "headprune prune" in line)  # type: ignore[attr-defined]
+    program, verb, *words = shlex.split(printed)
+    command: Any = typer.main.get_command(app)
+    parsed = command.commands[verb].make_context(verb, words).params
+    assert (program, verb, parsed["out"]) == ("headprune", "prune", out)
+    typed = Experiment(**values_of(Experiment, parsed))
+    assert settings_of(typed) == record["settings"]
 
 
 def test_plain_transformers_runs_what_the_demo_shows(tmp_path: Path) -> None:

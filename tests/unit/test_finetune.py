@@ -165,7 +165,7 @@ def test_a_folder_belongs_to_its_data_and_its_teacher(tmp_path: Path) -> None:
         if "teacher" in other:
             other["teacher"].classifier.bias.data += 1
         settings = {"data": labelled(), "teacher": dense, **other}
-        with pytest.raises(HeadpruneError, match="checkpoints of another training"):
+        with pytest.raises(HeadpruneError, match="belongs to a training with other settings"):
             train(again, settings["data"], tmp_path, teacher=settings["teacher"])
 
 
@@ -516,7 +516,12 @@ def test_the_folder_of_another_training_is_refused(what: str, tmp_path: Path) ->
         (tmp_path / checkpoints.RECORD).write_text("{")
     other, dense = pair() if what != "model" else (model, dense)
     rate = 2e-3 if what == "option" else 1e-3
-    with pytest.raises(TrainingError, match="holds the checkpoints of another training"):
+    refused = {
+        "option": r"belongs to a training with other settings: learning_rate was 0.001 and is now 0.002; use the same",
+        "model": "belongs to a training with other settings: ",
+        "damage": r"training\.json is damaged; use another folder\.",
+    }[what]
+    with pytest.raises(TrainingError, match=refused):
         train(other, labelled(), tmp_path, teacher=dense, learning_rate=rate)
 
 

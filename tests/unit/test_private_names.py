@@ -9,7 +9,9 @@ import ast
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -55,7 +57,8 @@ def source(module: str) -> Any:
     text = inspect.getsource(importlib.import_module(module))
     names = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
     names |= {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
-    return type("Names", (), dict.fromkeys((name for name in names if isinstance(name, str)), True))
+    attributes = dict.fromkeys((name for name in names if isinstance(name, str)), True)
+    return type("Names", (), {**attributes, "__module__": module})
 
 
 MODULE = "there is torch.nn.Module's public API: named_parameters, named_buffers, named_children, register_*"
@@ -166,6 +169,28 @@ def test_a_private_name_is_still_there(private: Private) -> None:
     else:
         there = hasattr(private.owner(), private.name)
     assert there, f"{private.name} has gone, and is used in {', '.join(users)}: {private.instead}"
+
+
+def package_of(private: Private) -> str:
+    """The package that a name belongs to."""
+    if private.owner is None or private.owner is offloaded:
+        return "accelerate" if private.owner else private.name.split(".")[0]
+    made = private.owner()
+    if isinstance(made, ModuleType):
+        return made.__name__.split(".")[0]
+    return (made if isinstance(made, type) else type(made)).__module__.split(".")[0]
+
+
+def test_packages_with_private_names_have_an_upper_bound() -> None:
+    """A next major version may drop them, and is not installed before somebody has looked."""
+    project = (ROOT.parents[1] / "pyproject.toml").read_text()
+    packages = {package_of(private) for private in PRIVATE} - set(sys.stdlib_module_names)
+    assert packages == {"torch", "transformers", "accelerate"}
+    for package in packages:
+        (bounds,) = re.findall(rf'"{package}(>=[^"]*)"', project)
+        lines = [line for line in project.splitlines() if f'"{package}{bounds}"' in line]
+        assert re.fullmatch(r">=[\d.]+,<\d+", bounds), f"{package}{bounds} has no upper bound"
+        assert all("  # " in line for line in lines), f"the bound of {package} has no reason beside it"
 
 
 # --- none is used that is not listed ---

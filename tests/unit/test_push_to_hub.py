@@ -20,6 +20,7 @@ from headprune.errors import CheckpointError
 from headprune.reports.page import write_report
 from headprune.runs import hub
 from helpers import contents
+from pictures import png_size
 from synthetic_runs import make_run
 
 EXPORT: dict[str, Any] = {
@@ -87,7 +88,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_is_uploaded_with_card_report_and_curve(run: Path, taken: Hub) -> None:
+def test_a_run_is_uploaded_with_card_report_and_curve(run: Path, taken: Hub, tmp_path: Path) -> None:
     (run / "model" / "optimizer.pt").write_bytes(b"of a training")
     (run / "model" / ".cache").mkdir()
     (run / "model" / ".cache" / "note").write_text("hidden")
@@ -101,7 +102,9 @@ def test_a_run_is_uploaded_with_card_report_and_curve(run: Path, taken: Hub) -> 
     for name in own:
         assert commit["files"][name] == (run / "model" / name).read_bytes()
     assert {"config.json", "model.safetensors", "modeling_headprune.py", "tokenizer.json"} <= own
-    assert commit["files"]["curve.png"].startswith(b"\x89PNG")
+    curve = write_report([run], tmp_path / "report.html", figure_folder=tmp_path).with_name("metric.png").read_bytes()
+    assert commit["files"]["curve.png"] == curve
+    assert png_size(curve) > (1000, 500)
     assert b"<html" in commit["files"]["report.html"]
     card = commit["files"]["README.md"].decode()
     header = yaml.safe_load(card.split("---\n")[1])

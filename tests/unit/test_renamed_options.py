@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 import warnings
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from typer.testing import CliRunner
 import headprune
 from headprune.cli.main import app
 from headprune.cli.renamed_options import current_words
-from headprune.errors import HeadSelectionError
+from headprune.criteria import make
+from headprune.errors import HeadSelectionError, StudyError
+from headprune.former_names import FORMER_NAMES
 from headprune.reports.run_view import load_runs
 from headprune.runs.experiment import experiment_of, run_experiment
 from headprune.runs.studies.spec import read_study
@@ -60,6 +64,70 @@ def test_attributes_of_results_have_their_old_names() -> None:
         assert dense.compensation == dense.repairs == ()
     with pytest.warns(FutureWarning, match="per_sample"):
         assert dense.outcomes.equal(dense.per_sample)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("repair", "residual-gradient"), ("lstsq", "residual-error"), ("inverse:repair", "residual-gradient")],
+)
+def test_criteria_have_their_old_names(old: str, new: str) -> None:
+    with pytest.warns(FutureWarning, match=f"Criterion '{old[-6:]}' is called '{new}' now") as warned:
+        assert str(make(old)).endswith(new)
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(new)
+
+
+def test_the_error_of_studies_has_its_old_name() -> None:
+    with pytest.warns(FutureWarning, match="SweepError is called StudyError now") as warned:
+        from headprune.errors import SweepError  # type: ignore[attr-defined]
+    assert (SweepError, len(warned)) == (StudyError, 1)
+
+
+# What pages of documentation imported before rooms got their names of today.
+DOCUMENTED_IMPORTS = """
+from headprune.runs.journal import read_run
+from headprune.runs.journal import Run
+from headprune.runs.compare import sweep_alpha
+from headprune.runs.studies.asked import study_of
+from headprune.runs.studies.plan import plan_study
+from headprune.runs.studies.summary import run_study
+from headprune.runs.studies.running import OneAfterTheOther
+from headprune.runs.studies.on_ray import OnRay
+from headprune.runtimes.gguf import Gguf
+from headprune.recovery import fit
+from headprune.ranks import alone
+from headprune.task import own_batches
+"""
+
+
+@pytest.mark.parametrize("line", DOCUMENTED_IMPORTS.strip().splitlines())
+def test_an_import_that_was_documented_works_and_warns_once(line: str) -> None:
+    _, module, _, name = line.split()
+    vars(importlib.import_module(module)).pop(name, None)  # of an earlier import in this process
+    scope: dict[str, object] = {}
+    with pytest.warns(FutureWarning, match=f"{module}.{name} is called ") as warned:
+        exec(line, scope)
+    place, _, attribute = FORMER_NAMES[f"{module}.{name}"].rpartition(".")
+    assert scope[name] is getattr(importlib.import_module(place), attribute)
+    assert [str(one.message) for one in warned] == [
+        f"{module}.{name} is called {place}.{attribute} now; use that, as the old name will go."
+    ]
+
+
+def test_every_former_name_was_documented() -> None:
+    documented = {".".join(line.split()[1::2]) for line in DOCUMENTED_IMPORTS.strip().splitlines()}
+    assert documented == FORMER_NAMES.keys()
+
+
+@pytest.mark.parametrize("name", ["headprune.store", "headprune.runs.journals", "headprune.ranked"])
+def test_modules_that_were_never_documented_are_gone(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(name)
+    assert name not in sys.modules
+    with pytest.raises(ImportError):
+        exec("from headprune.ranks import rank")
 
 
 def test_a_file_of_a_study_takes_the_old_name(tmp_path: Path) -> None:

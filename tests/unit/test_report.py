@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -293,7 +294,9 @@ def test_paper(browser: Browser, tmp_path: Path) -> None:
         page.emulate(dark=True)
         show(page, make_run(tmp_path / "run"))
         content = page.pdf(tmp_path / "page.pdf").read_bytes()
-        assert content.startswith(b"%PDF")
+        sizes = set(re.findall(rb"/MediaBox ?\[0 0 ([\d.]+) ([\d.]+)\]", content))
+        assert sizes == {(b"612", b"792")}  # letter
+        assert b"/Title (headprune: tiny-bert)" in content
         assert len(content) > 20_000
         page.call(
             "Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from headprune.measure.intervals import wilson
-from headprune.reports.page import write_report
+from headprune.reports.page import charts, write_report
 from headprune.reports.run_view import RunView, entries, load_runs
+from headprune.reports.save_figures import save_figure
 from headprune.runs.experiment import Experiment
 from synthetic_runs import make_run
 
@@ -77,6 +78,33 @@ def test_seeds_of_random_are_one_entry(tmp_path: Path) -> None:
     for name in names:
         assert page.count(f'<td class="name">{name}</td>') == 2  # a row for the metric, one for the agreement
     assert '<td class="name">random-seed0' not in page
+
+
+@pytest.mark.parametrize(
+    ("repairs", "names"),
+    [
+        (("lstsq", "none"), ["gnorm", "random, no repair"]),
+        (("none", "lstsq"), ["gnorm", "random+lstsq"]),
+        (("none", "none"), ["gnorm", "random"]),
+    ],
+)
+def test_one_run_of_random_is_named_by_what_it_does(repairs: tuple[str, str], names: list[str], tmp_path: Path) -> None:
+    """Its folder is called random-seed0+none or the like, which says little in a legend."""
+    make_run(tmp_path / "runs" / "gnorm", criterion="gnorm", repair=repairs[0])
+    make_run(tmp_path / "runs" / f"random-seed0+{repairs[1]}", criterion="random", repair=repairs[1])
+    runs = load_runs([tmp_path / "runs"])
+    assert [entry.name for entry in entries(runs)] == names
+    save_figure(charts(runs, saved=True)["metric"], tmp_path, "metric")
+    svg = (tmp_path / "metric.svg").read_text()
+    assert f">{names[1]}</text>" in svg
+    assert ">random-seed0" not in svg
+
+
+def test_a_run_of_random_keeps_the_name_that_somebody_gave_it(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "chance", criterion="random", repair="none")
+    make_run(tmp_path / "runs" / "random", criterion="gnorm", repair="none")
+    make_run(tmp_path / "runs" / "random-seed3", criterion="random(seed=3)", repair="none", batch_size=4)
+    assert [entry.name for entry in entries(load_runs([tmp_path / "runs"]))] == ["chance", "random", "random-seed3"]
 
 
 def test_runs_of_random_alone(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import typer
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from rich.console import Console
+from typer.testing import CliRunner
 
 from headprune.cli import main as cli
 from headprune.cli.run_summary import print_run
@@ -25,6 +26,7 @@ from headprune.reports.page import charts, render, write_report
 from headprune.reports.run_view import load_runs
 from headprune.run_folder import Run
 from headprune.runs.experiment import Experiment
+from pictures import drawing
 from synthetic_runs import EVIL, make_run
 
 # --- what is shown ---
@@ -129,18 +131,66 @@ def test_every_figure_is_written_in_every_format(tmp_path: Path) -> None:
     runs += [make_run(tmp_path / "runs" / f"r{seed}", seed=seed, criterion=f"random(seed={seed})") for seed in range(3)]
     page = write_report(runs, tmp_path / "report.html", figure_folder=tmp_path / "figures").read_text()
     made = charts(load_runs(runs))
+    assert set(charts(load_runs(runs), saved=True)) == set(made)
     assert set(made) == {"metric", "agreement", "mask-gnorm", "scores-gnorm", "mask-his", "scores-his"}
     files = {file.name for file in (tmp_path / "figures").iterdir()}
     assert files == {f"{name}.{form}" for name in made for form in ("png", "svg", "pdf")}
-    starts = {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF"}
-    for file in (tmp_path / "figures").iterdir():
-        assert file.read_bytes().startswith(starts[file.suffix])
-        assert file.stat().st_size > 2_000
+    drawings = {name: drawing(tmp_path / "figures", name) for name in made}
+    titles = {"metric": "accuracy while heads are removed", "agreement": "stability: agreement with the dense model"}
+    for name, title in titles.items():
+        assert {"gnorm", "his", "random (3 runs)", "share of heads removed", title} <= set(drawings[name].texts)
+    for run in load_runs(runs[:2]):
+        assert f"Heads left after step {run.stop}{run.name}" in drawings[f"mask-{run.name}"].texts
+        assert f"Scores that led to step 1{run.name}" in drawings[f"scores-{run.name}"].texts
+        labels = drawings[f"mask-{run.name}"].labels
+        cells = {label.rsplit("; state: ")[0]: label for label in labels if label.startswith("head: ")}
+        assert len(cells) == len(run.heads) == 12
+        for head in run.heads:
+            step = run.removed_at[head]
+            state = "kept" if step > run.stop else "removed before" if step < run.stop else "removed in this step"
+            cell = f"head: {head.index}; site: {head.site}"
+            assert cells[cell] == f"{cell}; state: {state}"
     shown = json.loads(page.split("const specifications = ")[1].split(";\nconst runs")[0])
     assert shown["metric"] == made["metric"].to_dict()
     assert shown["agreement"] == made["agreement"].to_dict()
     assert shown["mask"] == made["mask-gnorm"].to_dict()
     assert shown["scores"] == made["scores-gnorm"].to_dict()
+
+
+def test_a_saved_figure_marks_a_step_only_where_a_rule_chose_it(tmp_path: Path) -> None:
+    """In the page there is a point beside the ring, which moves with the slider."""
+    marks = 'aria-roledescription="point"'
+    for rule, counted in (("keep 0.5", 1), ("the end of the curve", 0)):
+        run = make_run(tmp_path / rule.split()[0])
+        record = json.loads((run / "run.json").read_text())
+        record["result"]["rule"] = rule
+        (run / "run.json").write_text(json.dumps(record))
+        write_report([run], tmp_path / "report.html", figure_folder=tmp_path / "figures")
+        svg = (tmp_path / "figures" / "metric.svg").read_text()
+        assert (svg.count(marks), "ring: where a run stopped" in svg) == (counted, counted > 0)
+        names = {param["name"] for param in charts(load_runs([run]))["metric"].to_dict()["params"]}
+        assert {"at_removed", "at_value", "at_colour"} <= names
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes | None, int]]:
+    """Of every file below a folder its bytes, and of every file and folder the time of its last change."""
+    return {
+        str(path.relative_to(folder)): (path.read_bytes() if path.is_file() else None, path.stat().st_mtime_ns)
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
+def test_a_report_leaves_the_folders_of_its_runs_as_they_are(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "runs" / name, criterion=name) for name in ("gnorm", "his")]
+    before = contents(tmp_path / "runs")
+    assert {"gnorm/run.json", "gnorm/steps.jsonl", "his/run.json"} <= before.keys()
+    result = CliRunner().invoke(
+        cli.app,
+        ["report", *map(str, runs), "--out", str(tmp_path / "r.html"), "--figures", str(tmp_path / "figures")],
+    )
+    assert result.exit_code == 0, result.output
+    assert contents(tmp_path / "runs") == before
+    assert (tmp_path / "r.html").is_file()
 
 
 # --- bad input ---

@@ -43,6 +43,7 @@ from headprune.run_folder import read_run
 from headprune.runs.studies.study_runs import make_group
 from headprune.runs.studies.summary import GroupResult
 from helpers import SHARED
+from pictures import drawing
 
 FOLDER = SHARED / "reference" / "greedy-gnorm"
 needs_published = pytest.mark.skipif(not FOLDER.is_dir(), reason="the authors' files of ../shared are not here")
@@ -447,9 +448,17 @@ def test_the_protocol_runs_on_stand_ins_and_its_runs_are_drawn(tmp_path: Path) -
     }
     for file in files:
         assert file.stat().st_size > 500 or file.suffix in (".csv", ".md", ".json")
-    starts = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<svg"}
-    for file in (tmp_path / "out" / "figures").iterdir():
-        assert file.read_bytes().startswith(starts[file.suffix])
+    shown = {name: drawing(tmp_path / "out" / "figures", name) for name in names}
+    assert "Change of the weight gradients after removing head 0 of site 0" in shown["figure2"].texts
+    for ending, sources in (("", "published by the authors"), ("-runs", "runs of headprune")):
+        titles = {panel.title for panel in panels} | ({"BERT-base", "XLM-RoBERTa-base"} if not ending else set())
+        assert all(f"Data: {sources}." in shown[f"figure{number}{ending}"].texts[-1] for number in (3, 4, 5))
+        assert titles | set(CRITERIA.values()) <= set(shown[f"figure3{ending}"].texts)
+        assert {f"{title}, 2 random trials" for title in titles} <= set(shown[f"figure4{ending}"].texts)
+    for panel in panels:
+        mask = panel.mask or []
+        kept = f"{panel.title}: {sum(map(sum, mask))} of {sum(map(len, mask))} heads kept"
+        assert kept in shown["figure5-runs"].texts
 
 
 def data_for_figure2(folder: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from headprune.cli.main import app
 from headprune.errors import HeadpruneError
 from headprune.papers import ReproductionError, all_attention
 from headprune.papers.all_attention import reproduce_all_attention, study
-from headprune.papers.all_attention.plan import TECHNIQUES, Settings, build, rows_of
+from headprune.papers.all_attention.plan import TECHNIQUES, TITLES, Settings, build, rows_of
 from headprune.papers.all_attention.study import outside_embeddings
 from headprune.papers.all_attention.text import VOCABULARY, read_text
 from headprune.papers.all_attention.training import share, train, window_losses
+from pictures import drawing
 
 SMALL = Settings(layers=2, heads=5, hidden=20, persistent=12, context=16, batch=4, windows=20)
 CALL = ["reproduce", "all-attention", "--scale", "0.01", "--seed", "3", "--json"]
@@ -79,9 +81,13 @@ def test_the_files_of_a_reproduction(whole: tuple[Path, Any], text_file: Path) -
     assert actual["text"]["training_bytes"] + actual["text"]["validation_bytes"] == text_file.stat().st_size
     for part in ("15 of 15", "Transformer, heads only", "40.0 % fewer heads"):
         assert part in result.stderr
-    starts = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<svg"}
-    for file in (out / "figures").iterdir():
-        assert file.read_bytes().startswith(starts[file.suffix])
+    shown = drawing(out / "figures", "figure1")
+    assert {*TITLES.values(), "Lines join models that have had the same steps. Text: small.txt."} <= set(shown.texts)
+    pattern = r"Parameters outside embeddings: ([\d.]+)k; .*: ([\d.]+); model: (.+); kind: .+"
+    points = [match.groups() for label in shown.labels if (match := re.fullmatch(pattern, label))]
+    assert sorted((round(1000 * float(size)), round(float(loss), 9), title) for size, loss, title in points) == sorted(
+        (row["parameters"], round(row["loss"], 9), TITLES[row["model"]]) for row in actual["rows"]
+    )
 
 
 def test_every_row_is_what_its_model_is(whole: tuple[Path, Any], text_file: Path) -> None:
@@ -178,9 +184,12 @@ def test_going_on_after_an_interruption_gives_the_same(
 
 def test_other_settings_are_refused_in_the_same_directory(whole: tuple[Path, Any], text_file: Path) -> None:
     out, _ = whole
-    with pytest.raises(ReproductionError, match=r"holds a reproduction with other settings; choose another directo"):
+    refused = (
+        r"belongs to a reproduction with other settings: seed was 3 and is now 4; use the same settings, or another"
+    )
+    with pytest.raises(ReproductionError, match=refused):
         reproduce_all_attention(out, data=text_file, scale=0.01, seed=4)
-    with pytest.raises(ReproductionError, match="with another text; choose"):
+    with pytest.raises(ReproductionError, match=r"with other settings: text_name was .* \(and text_sha256,"):
         reproduce_all_attention(out, scale=0.01, seed=3)
 
 

@@ -111,6 +111,44 @@ def test_files_fit_in_the_head() -> None:
     assert {name: lines for name, lines in longest.items() if lines > 420} == {}
 
 
+CHANGES_FILES = {
+    *("write_text", "write_bytes", "unlink", "rename", "mkdir", "rmdir", "rmtree", "touch", "symlink_to", "copytree"),
+    *("copy2", "copyfile", "move", "truncate"),
+}
+# Files of the room of reports that write what the user names: --out and --figures of report, --out of score.
+WRITES_WHAT_IS_NAMED = {"page.py", "save_figures.py", "scores.py"}
+
+
+def changes_of_files(tree: ast.AST) -> list[str]:
+    """Calls that write, move or delete files."""
+    names = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        words = [
+            part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        ]
+        mode = name == "open" and any(set(word) <= set("rwxabt+") and set(word) & set("wxa+") for word in words)
+        names += [name] if name in CHANGES_FILES or mode else []
+    return names
+
+
+def test_reports_only_read() -> None:
+    writing = {file.name for file, tree in TREES.items() if room_of(file) == "reports" and changes_of_files(tree)}
+    assert writing == WRITES_WHAT_IS_NAMED
+    for line in ("write_text(file, 'a')", "(folder / 'a').unlink()", "open(name, 'w')", "path.open(mode='r+b')"):
+        assert changes_of_files(ast.parse(line)), line
+    assert changes_of_files(ast.parse("open(name)\npath.open('rb')\n'a'.replace('b', 'c')")) == []
+
+
+def test_code_that_loads_a_checkpoint_is_in_the_room_of_snippets() -> None:
+    """So that what pages, cards and the program show is one line everywhere."""
+    files = [file for room in ("reports", "cli") for file in (ROOT / room).rglob("*") if file.suffix in (".py", ".j2")]
+    assert [file.name for file in files if "headprune.load(" in file.read_text()] == []
+    assert len(files) > 30
+
+
 REGISTERING = {
     "register_hook",
     "register_forward_hook",

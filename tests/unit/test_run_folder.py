@@ -6,13 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from headprune.errors import RunBusyError, RunError
+from headprune.errors import RunBusyError, RunError, TrainingError
+from headprune.papers.all_attention.plan import Settings
+from headprune.papers.all_attention.study import Study
+from headprune.papers.all_attention.text import Text
+from headprune.papers.paper_models import ReproductionError
 from headprune.run_folder import RecoveryFolder, Run, held_lock
 from headprune.run_folder.exports import NAME, add_export, forget_exports, read_exports
+from headprune.training.checkpoints import claim
 from helpers import contents
 
 KINDS = [Run, RecoveryFolder]
+
+
+def words(noun: str, other: str) -> str:
+    return f"belongs to a {noun} with other settings: seed was 0 and is now 1 \\(and {other}\\); use the same settings"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -21,7 +31,7 @@ def test_other_settings_are_refused_in_the_same_words(kind: Any, tmp_path: Path)
     with kind(folder, {"seed": 0, "data": "a", "same": 1}):
         pass
     record = (folder / kind.record_name).read_text()
-    expected = f"belongs to a {kind.noun} with other settings: seed was 0 and is now 1 \\(and data\\); use the same"
+    expected = words(kind.noun, "data")
     with pytest.raises(RunError, match=expected):
         kind(folder, {"seed": 1, "data": "b", "same": 1})
     with pytest.raises(RunError, match=expected):
@@ -29,6 +39,21 @@ def test_other_settings_are_refused_in_the_same_words(kind: Any, tmp_path: Path)
     assert (folder / kind.record_name).read_text() == record
     with kind(folder, {"seed": 1, "data": "a", "same": 1}, free=["seed"]) as again:
         assert again.changed
+
+
+def test_folders_of_trainings_and_reproductions_are_refused_in_these_words_too(tmp_path: Path) -> None:
+    training, reproduction = tmp_path / "training", tmp_path / "reproduction"
+    training.mkdir()
+    reproduction.mkdir()
+    for _ in range(2):
+        claim(training, {"seed": 0, "data": "a", "same": 1})
+    with pytest.raises(TrainingError, match=f"{training} {words('training', 'data')}, or another folder\\.$"):
+        claim(training, {"seed": 1, "data": "b", "same": 1})
+    texts = [Text("help", digest, torch.zeros(9), torch.zeros(9)) for digest in ("0", "1")]
+    Study(reproduction, Settings(seed=0), texts[0])._write()
+    refused = f"{reproduction} {words('reproduction', 'text_sha256')}, or another directory\\.$"
+    with pytest.raises(ReproductionError, match=refused):
+        Study(reproduction, Settings(seed=1), texts[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

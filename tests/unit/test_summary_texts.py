@@ -149,3 +149,14 @@ def test_training_shows_a_bar_and_has_a_frame(capsys: pytest.CaptureFixture[str]
     assert frame["step"].tolist()[0] == 0  # the evaluation before training
     assert frame["accuracy"].dropna().tolist() == [evaluation.value for evaluation in result.evaluations]
     assert frame["loss"].notna().sum() == len(result.history)
+    page = result._repr_html_()
+    for name, value in (("dense", result.dense), ("before", result.before), ("after", result.after)):
+        ends = f"[{value.interval.low:.4g}, {value.interval.high:.4g}]"
+        cells = "".join(f"<td style='text-align:right'>{cell}</td>" for cell in (f"{value.value:.4g}", ends))
+        assert f"<td style='text-align:left'>{name}</td>{cells}" in page
+    drawn = result.plot().to_dict()["data"]["values"]
+    total = [(row["step"], row["loss"]) for row in drawn if row["part"] == "total"]
+    assert total == [(entry["step"], entry["loss"]) for entry in result.history]
+    unmeasured = headprune.finetune(model, labelled(4), batch_size=4, progress=False)._repr_html_()
+    assert "evaluation=batches" in unmeasured
+    assert ">before<" not in unmeasured

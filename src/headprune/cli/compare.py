@@ -10,15 +10,34 @@ import typer
 
 from headprune import distributed
 from headprune.cli.options import OUTPUT, Json, Overwrite, Plugin, print_json, resumable, with_options
-from headprune.config.groups import COMPARE_DEFAULTS, COMPARE_GROUPS
+from headprune.config.groups import COMPARE_DEFAULTS, COMPARE_GROUPS, BudgetOptions, DataOptions
+from headprune.config.option import only
 from headprune.runs.plugins import import_plugins
 
-CRITERIA, BUDGET, COMPUTE = "Criteria", "Budget", "Compute"
-Budget = list[str] | None
-REPEAT = "Repeat it for several budgets, each with its own runs."
+CRITERIA, COMPUTE = "Criteria", "Compute"
 
 
-@with_options(*COMPARE_GROUPS, defaults=COMPARE_DEFAULTS)
+@with_options(
+    *COMPARE_GROUPS,
+    only(
+        DataOptions,
+        "data",
+        type=list[str],
+        default=None,
+        required=False,
+        help="Data as for prune; repeat it for several data sets. Needed unless a study file has it.",
+    ),
+    only(
+        BudgetOptions,
+        "keep_parameters",
+        type=list[str],
+        help="Compare at this share of the parameters, not along curves. Repeat it for several budgets, each with its "
+        "own runs.",
+    ),
+    only(BudgetOptions, "keep_flops", "keep_memory", type=list[str]),
+    only(BudgetOptions, "speedup", type=list[str], help="The same for the measured speed-up on this machine."),
+    defaults=COMPARE_DEFAULTS,
+)
 def compare(
     context: typer.Context,
     out: Annotated[
@@ -28,13 +47,6 @@ def compare(
     model: Annotated[
         list[str] | None,
         typer.Argument(metavar="MODEL", help="Local folders or hub names; one or more, unless a study file has them."),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Data as for prune; repeat it for several data sets. Needed unless a study file has it.",
-            rich_help_panel="Data",
-        ),
     ] = None,
     criteria: Annotated[
         str | None,
@@ -63,20 +75,6 @@ def compare(
         typer.Option(
             help="YAML file with models, data, criteria, seeds, budgets and other options.", rich_help_panel=CRITERIA
         ),
-    ] = None,
-    keep_parameters: Annotated[
-        Budget,
-        typer.Option(
-            help=f"Compare at this share of the parameters, not along curves. {REPEAT}", rich_help_panel=BUDGET
-        ),
-    ] = None,
-    keep_flops: Annotated[
-        Budget, typer.Option(help="The same for FLOPs of a forward pass.", rich_help_panel=BUDGET)
-    ] = None,
-    keep_memory: Annotated[Budget, typer.Option(help="The same for bytes of weights.", rich_help_panel=BUDGET)] = None,
-    speedup: Annotated[
-        Budget,
-        typer.Option(help="The same for the measured speed-up on this machine.", rich_help_panel=BUDGET),
     ] = None,
     on: Annotated[
         str | None,
@@ -109,17 +107,13 @@ def compare(
     from headprune.errors import CriterionError, StudyError
     from headprune.runs.studies.spec import parse_seeds, study_of
 
-    budgets = {"keep_parameters": keep_parameters, "keep_flops": keep_flops, "keep_memory": keep_memory}
     seed = options.pop("seed")
     if seeds is not None and _on_command_line(context, "seed"):
         raise StudyError("--seed and --seeds are both given; leave one of them out.")
     lists = {
         "models": model,
-        "data": data,
         "criteria": None if criteria is None else split_names(criteria),
         "seeds": [seed] if seeds is None else parse_seeds(seeds),
-        **budgets,
-        "speedup": speedup,
         "trials": trials,
         "plugin": plugin,
     }

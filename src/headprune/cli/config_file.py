@@ -11,24 +11,39 @@ from typing import Annotated, Any
 import typer
 
 from headprune.cli.renamed_options import current_options
+from headprune.config.groups import DataOptions, EvaluationOptions, ModelOptions
 from headprune.config.option import options_of
 from headprune.config.option_file import nearest, read_options
 from headprune.config.training import TrainingOptions
 from headprune.errors import ConfigError
 from headprune.training.gate_config import GateConfig
 
-# Verbs that accept the run.json of a run, and the verb of that run.
-RUN_OF = {"score": "prune", "prune": "prune", "compare": "prune", "train": "train"}
+# Verbs that accept the run.json of a run, and the verbs of such a run.
+PRUNED, TRAINED, EITHER = ("prune",), ("train",), ("prune", "train")
+RUNS_OF = {
+    **dict.fromkeys(("inspect", "score", "prune", "compare"), PRUNED),
+    **dict.fromkeys(("finetune", "evaluate", "export"), EITHER),
+    "train": TRAINED,
+}
+# Verbs that begin with a run take from another one how data is read and measured. Its model and its data are not
+# theirs, and other options of the same name mean something else there, such as the seed of a training.
+READING = {
+    option.name
+    for group in (ModelOptions, DataOptions, EvaluationOptions)
+    for option in options_of(group)
+    if option.name not in ("model", "data")
+}
 
 
 def config_parameter(verb: str) -> inspect.Parameter:
     """The option `--config` of a verb."""
-    run = f", or the run.json of a run of `headprune {RUN_OF[verb]}`" if verb in RUN_OF else ""
+    run = f", or the run.json of a run of {' or '.join(f'`headprune {maker}`' for maker in RUNS_OF[verb])}"
     about = typer.Option(
         "--config",
         help=f"File with options: YAML with their names{run}. Options on the command line have priority.",
         is_eager=True,  # parsed before the options whose defaults it changes
         callback=read_config,
+        rich_help_panel="Options",
     )
     return inspect.Parameter(
         "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, about]
@@ -81,8 +96,10 @@ def _settings_of_run(path: Path, settings: Mapping[str, Any], verb: str) -> dict
     from headprune.search.settings import migrated
 
     maker = "train" if isinstance(settings.get("gates"), Mapping) else "prune"
-    if RUN_OF.get(verb) != maker:
+    if maker not in RUNS_OF[verb]:
         raise ConfigError(f"{path} is of a run of `{maker}`, whose options are not those of {verb}; use a YAML file.")
+    if RUNS_OF[verb] == EITHER:
+        return {name: value for name, value in migrated(settings).items() if name in READING}
     if maker == "prune":
         return migrated(settings)
     gates, training = settings["gates"], settings.get("training") or {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from headprune.papers import langid
 from headprune.reports.format import measured_text, removed_text
 from headprune.runs.compare import compare
 from headprune.runs.experiment import Experiment, run_experiment
+from headprune.search.settings import command_words
 from headprune.snippets.checkpoints import transformers_snippet
 
 HEAD_SAMPLES = 640  # strings that the first classifier is fitted to
@@ -115,17 +117,17 @@ def compare_with_random(experiment: Experiment, out: Path, console: Console) -> 
 
 def make_fast(experiment: Experiment, out: Path, console: Console, speedup: float = SPEEDUP) -> dict[str, Any]:
     """Make the same model twice as fast: a budget for heads and neurons together."""
+    experiment = experiment.with_options(speedup=speedup, latency_tokens=TIMED_TOKENS)
     console.print(
         "\n[bold]3. Make the model twice as fast[/bold] on this machine, by removing heads and neurons together. On "
-        f"the command line that is\n   headprune prune {experiment.model} --data {experiment.data} "
-        f"--speedup {speedup:g} --out {out}",
+        "the command line that is",
         highlight=False,
         soft_wrap=True,
     )
+    command = shlex.join([*command_words(experiment.settings()), "--out", str(out)])
+    console.print(f"   {command}", highlight=False, markup=False, soft_wrap=True)
     with live_curve("Pruning", "latency") as observer:
-        record = run_experiment(
-            experiment.with_options(speedup=speedup, latency_tokens=TIMED_TOKENS), out, observer=observer
-        )
+        record = run_experiment(experiment, out, observer=observer)
     result = record["result"]
     dense, pruned = (
         measured_text(result["metric"], result[which], result[f"{which}_interval"]) for which in ("dense", "pruned")

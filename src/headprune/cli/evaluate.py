@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headprune.cli.options import Json, Plugin, Samples, print_json, with_options
-from headprune.config.groups import ComputeOptions, DataOptions, ModelOptions
-from headprune.config.option import from_run
+from headprune.cli.options import Json, Plugin, print_json, with_options
+from headprune.config.groups import ComputeOptions, DataOptions, EvaluationOptions, MeasuringOptions, ModelOptions
+from headprune.config.option import from_run, only
 from headprune.display import counted
 from headprune.runs.plugins import import_plugins
 
@@ -16,32 +16,19 @@ if TYPE_CHECKING:
     from headprune.measure.evaluation import EvaluateResult
 
 
-@with_options(from_run(ModelOptions), from_run(DataOptions), from_run(ComputeOptions))
+@with_options(
+    from_run(ModelOptions),
+    from_run(DataOptions),
+    from_run(ComputeOptions),
+    only(DataOptions, "data", help="Data to evaluate on, as for prune; rows that the run has used are left out."),
+    MeasuringOptions,
+    only(EvaluationOptions, "metric", help="Metric; by default that of the run, or of the task."),
+)
 def evaluate(
     model: Annotated[
         str,
         typer.Argument(metavar="MODEL", help="A run, a folder of one of its models, another model, or a hub name."),
     ],
-    data: Annotated[
-        str,
-        typer.Option(
-            help="Data to evaluate on, as for prune; rows that the run has used are left out.", rich_help_panel="Data"
-        ),
-    ],
-    dense: Annotated[
-        str | None,
-        typer.Option(
-            help="Model to compare with; by default the one that the run started from.", rich_help_panel="Model"
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="Metric; by default that of the run, or of the task.",
-            rich_help_panel="Evaluation",
-        ),
-    ] = None,
-    samples: Samples = None,
     plugin: Plugin = None,
     as_json: Json = False,
     *,
@@ -53,8 +40,8 @@ def evaluate(
     from headprune.data.locations import refuse_missing_data
 
     import_plugins(plugin)
-    refuse_missing_data(data)
-    for path in (model, dense):
+    refuse_missing_data(options["data"])
+    for path in (model, options["dense"]):
         if path is not None:
             refuse_missing_model(model_in(path))
 
@@ -63,7 +50,7 @@ def evaluate(
 
     quiet_transformers()
     with live_phases(f"Evaluating {model}"):
-        result = evaluate_model(model, data, dense=dense, metric=metric, samples=samples, progress=False, **options)
+        result = evaluate_model(model, progress=False, **options)
     if as_json:
         print_json(result.to_json())
     else:

@@ -9,13 +9,45 @@ from typing import Annotated, Any
 import typer
 
 from headprune.cli.options import OUTPUT, Json, Overwrite, Plugin, print_json, with_options
-from headprune.config.groups import ComputeOptions, DataOptions, ModelOptions
-from headprune.config.option import from_run, only
+from headprune.config.groups import (
+    ComputeOptions,
+    DataOptions,
+    EvaluationOptions,
+    LatencyOptions,
+    MeasuringOptions,
+    ModelOptions,
+    StopOptions,
+)
+from headprune.config.option import check_number, from_run, only
 from headprune.display import counted
+from headprune.errors import ExportError
 from headprune.runs.plugins import import_plugins
 
+CHECKS = (
+    *only(
+        DataOptions,
+        "data",
+        default=None,
+        required=False,
+        help="Data to check it on; by default the run's evaluation samples.",
+    ),
+    *only(
+        MeasuringOptions,
+        "dense",
+        help="Model to compare times with; by default the one that the run started from.",
+    ),
+    *only(MeasuringOptions, "samples", help="Check on this many samples, drawn by the seed."),
+    *only(EvaluationOptions, "metric", help="Metric to check it by; the run's by default."),
+    *only(
+        StopOptions,
+        "max_drop",
+        help="Drop of the metric that is allowed by quantisation; its interval by default.",
+    ),
+    *only(LatencyOptions, "threads", default=1, help="Threads for timing."),
+)
 
-@with_options(from_run(ModelOptions), from_run(DataOptions), from_run(only(ComputeOptions, "batch_size")))
+
+@with_options(from_run(ModelOptions), from_run(DataOptions), from_run(only(ComputeOptions, "batch_size")), CHECKS)
 def export(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A run, a folder of one of its models, another model, or a hub name.")
@@ -36,33 +68,6 @@ def export(
         str | None,
         typer.Option(help="Weights in fewer bits: 'int8'; for gguf 'q8_0' or 'q4_0'.", rich_help_panel=OUTPUT),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Data to check it on; by default the run's evaluation samples.", rich_help_panel="Data"),
-    ] = None,
-    dense: Annotated[
-        str | None,
-        typer.Option(
-            help="Model to compare times with; by default the one that the run started from.", rich_help_panel="Model"
-        ),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(min=1, help="Check on this many samples, drawn by the seed.", rich_help_panel="Data"),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(help="Metric to check it by; the run's by default.", rich_help_panel="Evaluation"),
-    ] = None,
-    max_drop: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Drop of the metric that is allowed by quantisation; its interval by default.",
-            rich_help_panel="Evaluation",
-        ),
-    ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads for timing.", rich_help_panel="Compute")] = 1,
     plugin: Plugin = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -74,8 +79,11 @@ def export(
     from headprune.data.locations import refuse_missing_data
 
     import_plugins(plugin)
-    if data is not None:
-        refuse_missing_data(data)
+    checks = {option.name: options.pop(option.name) for option in CHECKS}
+    if checks["data"] is not None:
+        refuse_missing_data(checks["data"])
+    if checks["max_drop"] is not None:
+        check_number("--max-drop", checks["max_drop"], least=0, error=ExportError)
 
     from headprune.runs.exports import ExportRequest, run_export
 
@@ -85,13 +93,8 @@ def export(
         to=to,
         out=out,
         quantize=quantize,
-        data=data,
-        dense=dense,
-        samples=samples,
-        metric=metric,
-        max_drop=max_drop,
-        threads=threads,
         reading=options,
+        **checks,
     )
     record = run_export(request, overwrite=overwrite)
     if as_json:

@@ -11,20 +11,21 @@ import typer
 from headprune import distributed
 from headprune.cli.options import Json, Overwrite, Plugin, print_json, resumable, with_options
 from headprune.config.groups import DataOptions
-from headprune.config.option import from_run, values_of
+from headprune.config.option import from_run, only, values_of
 from headprune.config.training import LoraOptions, TrainingOptions
 from headprune.runs.plugins import import_plugins
 from headprune.training.config import TrainConfig
 
 
-@with_options(from_run(DataOptions), TrainingOptions, LoraOptions)
+@with_options(
+    from_run(DataOptions),
+    only(DataOptions, "data", help="Data to train on: a file, folder or data set, as for prune."),
+    TrainingOptions,
+    LoraOptions,
+)
 def finetune(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="A finished run of `headprune prune` or `headprune train`.")
-    ],
-    data: Annotated[
-        str,
-        typer.Option(help="Data to train on: a file, folder or data set, as for prune.", rich_help_panel="Data"),
     ],
     point: Annotated[
         str | None, typer.Option(help="Train this model of RUN/models instead of RUN/model.", rich_help_panel="Model")
@@ -61,6 +62,7 @@ def finetune(
     if no_distill:
         options = {**options, "distill": 0.0, "hidden": 0.0}
     config = TrainConfig(**values_of(TrainConfig, options))
+    data = options.pop("data")
     refuse_missing_data(data)
 
     from headprune.cli.progress import live_curve

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from headprune.cli.options import Json, Model, Plugin, print_json, with_options
+from headprune.config.groups import (
+    CalibrationOptions,
+    ComputeOptions,
+    EvaluationOptions,
+    LatencyOptions,
+    ModelOptions,
+)
+from headprune.config.option import only
 from headprune.runs.plugins import import_plugins
 
 
-@with_options()
+@with_options(
+    only(ModelOptions, "max_length", help="Tokens per sample, for --plan."),
+    only(CalibrationOptions, "calibration_samples", default=128, help="Calibration samples, for --plan."),
+    only(EvaluationOptions, "evaluation_samples", help="Evaluation samples, for --plan; as many by default."),
+    only(LatencyOptions, "threads", help="Threads for --latency; as many as torch uses by default."),
+    only(ComputeOptions, "dtype", help="Precision to compute in, for --plan: float32, bfloat16 or float16."),
+    only(
+        ComputeOptions,
+        "batch_size",
+        default=None,
+        help="Sequences at once: by default 1 for --latency, 32 for --plan.",
+    ),
+)
 def inspect(
     model: Model,
     tokens: Annotated[
@@ -28,18 +48,6 @@ def inspect(
             "--latency", help="Time its layers by heads and width, on this machine.", rich_help_panel="Compute"
         ),
     ] = False,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Sequences at once: by default 1 for --latency, 32 for --plan.",
-            rich_help_panel="Compute",
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Threads for --latency; as many as torch uses by default.", rich_help_panel="Compute"),
-    ] = None,
     fresh: Annotated[
         bool,
         typer.Option("--fresh", help="Measure times again, even if they are cached.", rich_help_panel="Compute"),
@@ -52,24 +60,10 @@ def inspect(
             rich_help_panel="Forecast",
         ),
     ] = False,
-    calibration_samples: Annotated[
-        int, typer.Option(min=1, help="Calibration samples, for --plan.", rich_help_panel="Forecast")
-    ] = 128,
-    evaluation_samples: Annotated[
-        int | None,
-        typer.Option(min=1, help="Evaluation samples, for --plan; as many by default.", rich_help_panel="Forecast"),
-    ] = None,
-    max_length: Annotated[
-        int, typer.Option(min=2, help="Tokens per sample, for --plan.", rich_help_panel="Forecast")
-    ] = 128,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="Precision to compute in, for --plan: float32, bfloat16 or float16.", rich_help_panel="Forecast"
-        ),
-    ] = "float32",
     plugin: Plugin = None,
     as_json: Json = False,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Show a model's sites, and the most that removing its heads could save. Reads only the config."""
     from headprune.checkpoint.paths import refuse_missing_structure
@@ -85,8 +79,8 @@ def inspect(
     if plan:
         from headprune.cli.forecast_table import show_plan
 
-        plan_options = (calibration_samples, evaluation_samples, max_length, batch_size, dtype)
-        show_plan(model, structure, *plan_options, as_json=as_json)
+        names = ("calibration_samples", "evaluation_samples", "max_length", "batch_size", "dtype")
+        show_plan(model, structure, *(options[name] for name in names), as_json=as_json)
         return
     inspection = inspect_model(structure, tokens=tokens)
     if not latency:
@@ -96,7 +90,8 @@ def inspect(
     from headprune.cli.latency_table import print_latency
     from headprune.measure.latency import latency_table
 
-    table = latency_table(structure, batch_size=batch_size or 1, length=tokens, threads=threads, fresh=fresh)
+    batch, threads = options["batch_size"] or 1, options["threads"]
+    table = latency_table(structure, batch_size=batch, length=tokens, threads=threads, fresh=fresh)
     if as_json:
         print_json({**inspection.to_json(), "latency": table.to_json()})
     else:

@@ -15,11 +15,8 @@ from headprune.cli.config_file import config_parameter
 from headprune.config.groups import ModelOptions
 from headprune.config.option import Groups, Option, only, options_of
 
-OUTPUT = "Output"
+OPTIONS, OUTPUT = "Options", "Output"
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=only(ModelOptions, "model")[0].help)]
-Samples = Annotated[
-    int | None, typer.Option(min=1, help="Draw this many samples, by the seed.", rich_help_panel="Data")
-]
 Plugin = Annotated[
     list[str] | None,
     typer.Option(
@@ -46,13 +43,14 @@ def with_options(
     *groups: Groups, defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb the options of these groups, with these `defaults`; it gets their values as one keyword, `options`,
-    by name. A parameter of the verb replaces an option of the same name."""
+    by name. An option of a later group replaces one of the same name, and a parameter of the verb replaces both."""
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(verb, eval_str=True)
         direct = [parameter for parameter in signature.parameters.values() if parameter.name != "options"]
         replaced = {parameter.name for parameter in direct}
-        shared = [option for group in groups for option in options_of(group) if option.name not in replaced]
+        by_name = {option.name: option for group in groups for option in options_of(group)}
+        shared = [option for name, option in by_name.items() if name not in replaced]
         created = [_parameter(option, (defaults or {}).get(option.name, option.default)) for option in shared]
         from_file = [config_parameter(verb.__name__)] if len(direct) + len(created) > FILE_FROM else []
 
@@ -73,10 +71,10 @@ def with_options(
     return decorate
 
 
-# The panels of the help from top to bottom; options without one come first.
+# The panels of the help from top to bottom; arguments, which have none, come first.
 PANELS = (
-    *("", "Model", "Data", "Criteria", "Budget", "Pruning", "Gates", "Training", "Evaluation", "Compute", "Forecast"),
-    OUTPUT,
+    *("", OPTIONS, "Model", "Data", "Criteria", "Budget", "Pruning", "Gates", "Training", "Evaluation", "Compute"),
+    *("Forecast", OUTPUT),
 )
 
 

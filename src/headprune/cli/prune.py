@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from headprune import distributed
-from headprune.cli.options import OUTPUT, Json, Model, Overwrite, Plugin, RunFolder, print_json, resumable, with_options
+from headprune.cli.options import Json, Model, Overwrite, Plugin, RunFolder, print_json, resumable, with_options
 from headprune.config.groups import (
     BudgetOptions,
     CalibrationOptions,
@@ -23,7 +21,8 @@ from headprune.config.groups import (
     StopOptions,
     VocabularyOptions,
 )
-from headprune.config.option import values_of
+from headprune.config.option import only, values_of
+from headprune.config.training import TrainingOptions
 from headprune.runs.plugins import import_plugins
 from headprune.search.config import Experiment
 
@@ -32,14 +31,11 @@ from headprune.search.config import Experiment
     *(ModelOptions, DataOptions, CalibrationOptions, StopOptions, BudgetOptions, LatencyOptions),
     *(CriterionOptions, ScoringOptions, PruningOptions, VocabularyOptions),
     *(EvaluationOptions, ComputeOptions, MemoryOptions),
+    only(TrainingOptions, "report_to", help="Integration to log steps to: tensorboard, trackio, wandb, ..."),
 )
 def prune(
     model: Model,
     out: RunFolder,
-    report_to: Annotated[
-        str | None,
-        typer.Option(help="Integration to log steps to: tensorboard, trackio, wandb, ...", rich_help_panel=OUTPUT),
-    ] = None,
     plugin: Plugin = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -63,7 +59,7 @@ def prune(
     with (
         resumable(out),
         live_curve(f"Pruning by {experiment.criterion}", measure) as curve,
-        with_logger(curve, report_to, out) as observer,
+        with_logger(curve, options["report_to"], out) as observer,
     ):
         record = run_experiment(experiment, out, overwrite=overwrite, observer=observer)
     result = record["result"]

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from headprune.cli.options import Json, print_json, resumable
+from headprune.cli.options import OUTPUT, Json, print_json, resumable, with_options
+from headprune.config.groups import ComputeOptions, DataOptions, ModelOptions
+from headprune.config.option import only
 from headprune.errors import DataError
 
 PAPERS = ("greedy-gnorm", "all-attention")
 
 
+@with_options(
+    only(
+        ModelOptions,
+        "model",
+        default=None,
+        help="greedy-gnorm: model folder to measure figure 2 on; the demo's by default.",
+    ),
+    only(
+        DataOptions,
+        "data",
+        default=None,
+        required=False,
+        help="greedy-gnorm: data file for figure 2. all-attention: text file to train on; the help texts of Python's "
+        "standard library by default.",
+    ),
+    only(ComputeOptions, "seed", default=None, help="all-attention: seed of weights, batches and gates."),
+)
 def reproduce(
     paper: Annotated[
         str,
@@ -21,28 +40,24 @@ def reproduce(
             "2110.03252 with small models, trained here in about 20 minutes."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Directory for the tables and figures.")],
+    out: Annotated[Path, typer.Option(help="Directory for the tables and figures.", rich_help_panel=OUTPUT)],
     published: Annotated[
-        Path | None, typer.Option(help="greedy-gnorm: the authors' result files, to draw figures 3 to 5 from.")
-    ] = None,
-    runs: Annotated[
-        Path | None, typer.Option(help="greedy-gnorm: runs of headprune, to draw figures 3 to 5 from.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="greedy-gnorm: model folder to measure figure 2 on; the demo's by default.")
-    ] = None,
-    data: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
-            help="greedy-gnorm: data file for figure 2. all-attention: text file to train on; the help texts of "
-            "Python's standard library by default."
+            help="greedy-gnorm: the authors' result files, to draw figures 3 to 5 from.", rich_help_panel="Data"
         ),
     ] = None,
-    scale: Annotated[
-        float | None, typer.Option(help="all-attention: multiplies the numbers of steps, 1 by default.")
+    runs: Annotated[
+        Path | None,
+        typer.Option(help="greedy-gnorm: runs of headprune, to draw figures 3 to 5 from.", rich_help_panel="Data"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="all-attention: seed of weights, batches and gates.")] = None,
+    scale: Annotated[
+        float | None,
+        typer.Option(help="all-attention: multiplies the numbers of steps, 1 by default.", rich_help_panel="Training"),
+    ] = None,
     as_json: Json = False,
+    *,
+    options: dict[str, Any],
 ) -> None:
     """Repeat the results of a paper: from its configurations, its published data, runs of headprune, or models trained
     here."""
@@ -52,6 +67,7 @@ def reproduce(
 
     if paper not in PAPERS:
         raise DataError(f"There is no reproduction of {paper!r}; there are: {', '.join(PAPERS)}.")
+    model, data, seed = options["model"], options["data"], options["seed"]
     # Options that only one of the two has.
     options_of_paper = {"published": published, "runs": runs, "model": model}, {"scale": scale, "seed": seed}
     unsupported = [

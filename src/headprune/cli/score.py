@@ -8,8 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from headprune import distributed
-from headprune.cli.options import OUTPUT, Json, Model, Plugin, Samples, print_json, with_options
-from headprune.config.groups import ComputeOptions, CriterionOptions, DataOptions, ModelOptions, ScoringOptions
+from headprune.cli.options import OUTPUT, Json, Model, Plugin, print_json, with_options
+from headprune.config.groups import (
+    ComputeOptions,
+    CriterionOptions,
+    DataOptions,
+    MeasuringOptions,
+    ModelOptions,
+    ScoringOptions,
+)
 from headprune.config.option import only, values_of
 from headprune.runs.plugins import import_plugins
 from headprune.search.config import InputConfig, PruneConfig
@@ -21,10 +28,10 @@ from headprune.search.config import InputConfig, PruneConfig
     only(CriterionOptions, "criterion"),
     ScoringOptions,
     ComputeOptions,
+    only(MeasuringOptions, "samples"),
 )
 def score(
     model: Model,
-    samples: Samples = None,
     plugin: Plugin = None,
     out: Annotated[
         Path | None,
@@ -56,7 +63,7 @@ def score(
     with live_phases(f"Scoring by {config.criterion}"):
         with distributed.fail_together():
             inputs = load_run_inputs(input_config)
-            examples = inputs.examples.sample(samples, input_config.seed)
+            examples = inputs.examples.sample(options["samples"], input_config.seed)
             inputs.check_labels(config.criterion, config.labels)
         result = score_model(
             inputs.model,

@@ -84,6 +84,18 @@ class EvaluationOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuringOptions(OptionGroup):
+    """Of verbs that measure a model, and some of them the dense one beside it."""
+
+    panel = "Data"
+
+    samples: int | None = option(None, "Draw this many samples, by the seed.", type=int, minimum=1)
+    dense: str | None = option(
+        None, "Model to compare with; by default the one that the run started from.", panel="Model"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CriterionOptions(OptionGroup):
     panel = "Pruning"
 
@@ -209,7 +221,11 @@ class LatencyOptions(OptionGroup):
         None, "Tokens of each of them; the model's usual length by default.", type=int, minimum=1
     )
     threads: int | None = option(
-        None, "Threads that a speed-up is measured for; as many as torch uses by default.", type=int, minimum=1
+        None,
+        "Threads that a speed-up is measured for; as many as torch uses by default.",
+        type=int,
+        minimum=1,
+        panel="Compute",
     )
 
 

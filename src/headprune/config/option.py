@@ -31,16 +31,18 @@ def option(
     flag: str | None = None,
     required: bool = False,
     if_absent: str = "",
+    panel: str | None = None,
 ) -> Any:
     """A dataclass field that is an option of the command line too.
 
     `type` is its type there, if it is not that of the default; `parse` makes its value from text; `flag` is its name
     on the command line, if it is not that of the field; there it may be `required`.
-    `if_absent` ends the help with what the default None stands for, where a verb has no other default.
+    `if_absent` ends the help with what the default None stands for, where a verb has no other default. `panel` is its
+    heading, where that is not the one of the group.
     """
     kind = type or (str if default is None else default.__class__)
     metadata = {"help": help, "type": kind, "minimum": minimum, "parse": parse, "flag": flag, "required": required}
-    metadata["if_absent"] = if_absent
+    metadata |= {"if_absent": if_absent, **({} if panel is None else {"panel": panel})}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -94,10 +96,10 @@ def field_of(group: type, name: str) -> Any:
     return dataclasses.field(default=field.default, metadata={"panel": _panel(group, name), **field.metadata})
 
 
-def only(group: Groups, *names: str) -> list[Option]:
-    """These options of a group alone."""
+def only(group: Groups, *names: str, **changes: Any) -> list[Option]:
+    """These options of a group alone, with another help or default where a verb uses them for something else."""
     options = {option.field: option for option in options_of(group)}
-    return [options[name] for name in names]
+    return [replace(options[name], **changes) for name in names]
 
 
 def from_run(group: Groups) -> list[Option]:

@@ -38,7 +38,9 @@ class TrainingOptions(OptionGroup):
     )
     seed: int = option(0, "Seed of shuffling, dropout and LoRA's start.")
     report_to: str | None = option(
-        None, "Where else losses are logged, by the names that transformers has: tensorboard, wandb."
+        None,
+        "Where else losses are logged, by the names that transformers has: tensorboard, wandb.",
+        panel="Output",
     )
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
 
-from headprune.errors import CriterionError, RegistrationError
+from headprune.errors import CriterionError, RegistrationError, warn_renamed
 
 if TYPE_CHECKING:
     import torch
@@ -209,7 +209,7 @@ def make(spec: str | Criterion, **options: Any) -> Criterion:
         return Inverted(make(text.removeprefix(INVERSE), **options))
     match = SPEC.match(text)
     name = match["name"].strip() if match else text
-    name = ALIASES.get(name, name)
+    name = _current_name(name)
     if match is None or name not in REGISTRY:
         near = difflib.get_close_matches(name, REGISTRY, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(REGISTRY))}."
@@ -232,6 +232,12 @@ def make(spec: str | Criterion, **options: Any) -> Criterion:
         if isinstance(value, float) and not math.isfinite(value):
             raise CriterionError(f"{key} of {name} must be a finite number, not {value}.")
     return made
+
+
+def _current_name(name: str) -> str:
+    if name in ALIASES:
+        warn_renamed(f"Criterion {name!r}", repr(ALIASES[name]))
+    return ALIASES.get(name, name)
 
 
 def split_names(text: str) -> list[str]:

@@ -33,10 +33,11 @@ BAND_ROOM = (
 STATES = ["kept", "removed in this step", "removed before"]
 
 
-def curve(runs: Sequence[RunView], field: str, *, title: str, axis: str) -> alt.LayerChart:
+def curve(runs: Sequence[RunView], field: str, *, title: str, axis: str, saved: bool = False) -> alt.LayerChart:
     """A quantity of every step over the share of heads removed. A ring marks where a run stopped; the filled point is
     at the parameters `at_removed` and `at_value`, in the colour `at_colour`. The metric has a band for its interval.
-    Steps are dots where they remove very different numbers of heads."""
+    Steps are dots where they remove very different numbers of heads. A `saved` figure has no point, as nobody can move
+    it there, and rings only where a rule chose the step."""
     shown = entries(runs)
     drawn = [entry for entry in shown if not entry.boxes]
     styles = _styles(shown)
@@ -85,26 +86,31 @@ def curve(runs: Sequence[RunView], field: str, *, title: str, axis: str) -> alt.
         uneven = [run for entry in drawn for run in entry.runs if _is_uneven(run)]
         if uneven:  # to show where the curve was measured
             layers.append(base.transform_filter("datum.dot").mark_point(filled=True, size=22, opacity=1))
+        ringed = [run for entry in drawn for run in entry.runs if run.stop is not None and (run.chose or not saved)]
+        chosen = alt.FieldOneOfPredicate("trial", [run.name for run in ringed])
         layers.append(
-            base.transform_filter("datum.stop").mark_point(shape="circle", size=160, filled=False, strokeWidth=2.5)
+            base.transform_filter("datum.stop")
+            .transform_filter(chosen)
+            .mark_point(shape="circle", size=160, filled=False, strokeWidth=2.5)
         )
     first = runs[0]
-    here = _rows(first, field)[first.shown_first]
-    layers.append(
-        alt.Chart(alt.Data(values=[{"point": "chosen step"}]))
-        .transform_calculate(removed="at_removed", value="at_value")
-        .transform_filter("isValid(datum.value)")
-        .mark_point(filled=True, size=70, opacity=1, color=alt.ExprRef("at_colour"))
-        .encode(x=x, y=y)
-        .add_params(
-            alt.param(name="at_removed", value=here["removed"]),
-            alt.param(name="at_value", value=here["value"]),
-            alt.param(name="at_colour", value=colour(runs, first)),
+    if not saved:
+        here = _rows(first, field)[first.shown_first]
+        layers.append(
+            alt.Chart(alt.Data(values=[{"point": "chosen step"}]))
+            .transform_calculate(removed="at_removed", value="at_value")
+            .transform_filter("isValid(datum.value)")
+            .mark_point(filled=True, size=70, opacity=1, color=alt.ExprRef("at_colour"))
+            .encode(x=x, y=y)
+            .add_params(
+                alt.param(name="at_removed", value=here["removed"]),
+                alt.param(name="at_value", value=here["value"]),
+                alt.param(name="at_colour", value=colour(runs, first)),
+            )
         )
-    )
     notes = ["band: 95% interval" if bands else ""]
     notes += ["dots: steps" if drawn and uneven else ""]
-    notes += ["ring: where a run stopped" if any(run.stop is not None for e in drawn for run in e.runs) else ""]
+    notes += ["ring: where a run stopped" if drawn and ringed else ""]
     notes += ["boxes: runs of random, lowest to highest" if len(drawn) < len(shown) else ""]
     heading = alt.TitleParams(title, subtitle=[note for note in notes if note], anchor="start")
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=heading)

@@ -41,6 +41,7 @@ from headprune.reports.run_view import (
     scores_of,
 )
 from headprune.reports.savings import how_timed, savings_rows
+from headprune.snippets.checkpoints import load_line
 
 VEGA = "window.vegaEmbed = vegaEmbed;"  # export of the bundled libraries
 NO_VALUE = "\u2013"  # in place of a missing value
@@ -64,7 +65,7 @@ def write_report(paths: Sequence[str | Path], out: Path, *, figure_folder: Path 
     try:
         write_text(out, render(runs))
         if figure_folder is not None:
-            for name, chart in charts(runs).items():
+            for name, chart in charts(runs, saved=True).items():
                 save_figure(chart, figure_folder, name)
     except OSError as error:
         raise RunError(f"Cannot write the report: {error.strerror}: {error.filename}.") from None
@@ -80,13 +81,13 @@ def report(
     return write_report(paths, Path(out), figure_folder=None if figures is None else Path(figures))
 
 
-def charts(runs: Sequence[RunView]) -> dict[str, Any]:
+def charts(runs: Sequence[RunView], *, saved: bool = False) -> dict[str, Any]:
     """All figures by name: the curves of all runs, metric against budget, and mask, widths and first scores of each run
-    that has a line."""
+    that has a line. `saved` are those outside of the page, which do not move through the steps."""
     from headprune.reports import figures, tradeoff
     from headprune.reports import widths as strips
 
-    result = {**curve_charts(runs), **tradeoff.figures(runs), **_losses(runs), **_gates(runs)}
+    result = {**curve_charts(runs, saved=saved), **tradeoff.figures(runs), **_losses(runs), **_gates(runs)}
     shown = entries(runs)
     lines = [run for entry in shown if not entry.boxes for run in entry.runs]
     for run in lines or shown[0].runs[:1]:
@@ -100,16 +101,17 @@ def charts(runs: Sequence[RunView]) -> dict[str, Any]:
     return result
 
 
-def curve_charts(runs: Sequence[RunView]) -> dict[str, Any]:
+def curve_charts(runs: Sequence[RunView], *, saved: bool = False) -> dict[str, Any]:
     from headprune.reports import figures
 
     metrics = list(dict.fromkeys(run.metric.name for run in runs))
     name = " or ".join(metrics)
-    result = {"metric": figures.curve(runs, "metric", title=f"{name} while {units(runs)} are removed", axis=name)}
+    title = f"{name} while {units(runs)} are removed"
+    result = {"metric": figures.curve(runs, "metric", title=title, axis=name, saved=saved)}
     if any(finite(step.agreement) is not None for run in runs for step in run.steps):
         axis = "correlation of predictions" if metrics == ["pearson"] else "share of equal predictions"
         title = "stability: agreement with the dense model"
-        result["agreement"] = figures.curve(runs, "agreement", title=title, axis=axis)
+        result["agreement"] = figures.curve(runs, "agreement", title=title, axis=axis, saved=saved)
     return result
 
 
@@ -283,7 +285,7 @@ def _points_section(run: RunView, colour: str) -> dict[str, Any]:
                 "folder": point.folder,
             }
         )
-        loads.append(f"model = headprune.load({json.dumps(f'{run.path_text}/{point.folder}')})")
+        loads.append(load_line(f"{run.path_text}/{point.folder}"))
     target_texts = [point.target_and_result for point in points_of(run.record) if point.target_and_result]
     timed = any(step.latency is not None for step in run.steps)
     return {

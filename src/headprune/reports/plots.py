@@ -23,7 +23,7 @@ def plot_trajectory(steps: Sequence[Step], metric: str, stopped_at: int) -> Any:
 
 def plot_runs(runs: Sequence[RunView]) -> Any:
     """The metric of these runs over the share removed."""
-    return curve_charts(runs)["metric"]
+    return curve_charts(runs, saved=True)["metric"]
 
 
 def plot_scores(result: ScoreResult, criterion: str | None = None) -> Any:

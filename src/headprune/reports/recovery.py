@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from headprune.display import counted
 from headprune.reports.format import measured_text
 from headprune.reports.run_view import RunView
 from headprune.run_folder.recovery import FOLDER, read_recovery
+from headprune.snippets.checkpoints import load_line
 
 LOSSES = {
     "loss": "total",
@@ -46,7 +46,7 @@ def section(run: RunView, record: Mapping[str, Any]) -> dict[str, Any]:
         "rows": list(measured_of(record).items()),
         "rounds": rounds,
         "how": how(record),
-        "load": f"model = headprune.load({json.dumps(f'{run.path_text}/{FOLDER}/model')})",
+        "load": load_line(f"{run.path_text}/{FOLDER}/model"),
         "chart": bool(record.get("history")),
     }
 

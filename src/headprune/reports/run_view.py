@@ -20,6 +20,7 @@ from headprune.measure.compare_curves import Curve
 from headprune.measure.metrics import METRICS, Metric
 from headprune.measure.trajectory import Step
 from headprune.reports import gate_training
+from headprune.reports.format import END
 from headprune.run_folder import read_run, record_forms
 from headprune.search.settings import command_words, migrated
 from headprune.units import Head
@@ -106,6 +107,11 @@ class RunView:
         return self.result["step"] if self.result else None
 
     @property
+    def chose(self) -> bool:
+        """Whether a rule chose the step whose model was saved; otherwise that is the last one."""
+        return self.result is not None and self.result.get("rule") != END
+
+    @property
     def shown_first(self) -> int:
         return len(self.steps) - 1 if self.stop is None else self.stop
 
@@ -178,6 +184,9 @@ class Entry:
         return self.is_random and len(self.runs) >= BOXES_FROM
 
 
+NAMED_BY_COMPARE = re.compile(r"random-seed-?\d+(\+\w+)?")  # the folder of one run of random
+
+
 def entries(runs: Sequence[RunView]) -> list[Entry]:
     """The runs as entries, with those of random grouped that differ only in its seed."""
     groups: dict[str, list[RunView]] = {}
@@ -186,12 +195,17 @@ def entries(runs: Sequence[RunView]) -> list[Entry]:
     names: list[str] = []
     for group in groups.values():
         name = group[0].name
-        if len(group) > 1:
+        if len(group) > 1 or NAMED_BY_COMPARE.fullmatch(name):
             criterion = _without_seed(str(group[0].settings["criterion"]))
             repair = group[0].settings.get("repair", "none")
             others = {run.settings.get("repair", "none") for run in runs}
-            name = f"{criterion}{f'+{repair}' if len(others) > 1 and repair != 'none' else ''} ({len(group)} runs)"
-            name = name if name not in names else f"{group[0].name} and {len(group) - 1} more"
+            suffix = f"+{repair}" if len(others) > 1 and repair != "none" else ""
+            if len(group) > 1:
+                name = f"{criterion}{suffix} ({len(group)} runs)"
+                name = name if name not in names else f"{group[0].name} and {len(group) - 1} more"
+            elif group[0].is_random:
+                text = f"{criterion}{suffix or (', no repair' if len(others) > 1 else '')}"
+                name = text if text not in (*names, *(run.name for run in runs)) else name
         names.append(name)
     return [Entry(name, tuple(group)) for name, group in zip(names, groups.values(), strict=True)]
 

@@ -19,7 +19,7 @@ from headprune import distributed
 from headprune.checkpoint.atomic_files import write_text
 from headprune.checkpoint.paths import is_record
 from headprune.errors import RunBusyError, RunError
-from headprune.forms import Form, FormError, check_form
+from headprune.forms import Form, FormError, check_form, differing, other_settings
 from headprune.search.settings import default_settings, migrated, renamed
 
 if TYPE_CHECKING:
@@ -113,17 +113,11 @@ class RunFolder:
         defaults: dict[str, Any] = {}
         if "repair" in settings:  # of an experiment, whose settings had other names in earlier versions
             recorded, settings, defaults = migrated(recorded), migrated(settings), default_settings()
-        keys = dict.fromkeys([*recorded, *settings])
-        different = [key for key in keys if recorded.get(key, defaults.get(key)) != settings.get(key)]
+        different = differing(recorded, settings, defaults)
         refused = [key for key in different if key not in free]
         if refused:
-            key, *others = refused
-            also = f" (and {', '.join(others)})" if others else ""
-            fix = "" if cls.is_inside else "another directory, "
-            raise RunError(
-                f"{path} belongs to a {cls.noun} with other settings: {key} was {recorded.get(key)!r} and is now "
-                f"{settings.get(key)!r}{also}; use the same settings, {fix}or --overwrite."
-            )
+            fix = f"{'' if cls.is_inside else 'another directory, '}or --overwrite"
+            raise RunError(other_settings(path, cls.noun, refused, recorded, settings, fix))
         return record, bool(different)
 
     # --- writing ---

@@ -11,6 +11,7 @@ from headprune.criteria import make
 from headprune.criteria.hies import Hies
 from headprune.criteria.registry import split_suffix
 from headprune.errors import CriterionError
+from headprune.former_names import former_names
 from headprune.measure.curves import weighted_area
 from headprune.repair.regression import RepairKind
 from headprune.runs.experiment import Experiment, load
@@ -23,6 +24,7 @@ from headprune.search.pruner import prune
 from headprune.units import resolve
 
 ALPHAS = tuple(step / 10 for step in range(10))
+__getattr__ = former_names(__name__)
 
 
 def compare(

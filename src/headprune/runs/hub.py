@@ -126,7 +126,7 @@ def _with_curve(card: str, metric: str) -> str:
 def _curve(run: Path) -> bytes:
     from headprune.reports.save_figures import png
 
-    return png(charts(load_runs([run]))["metric"])
+    return png(charts(load_runs([run]), saved=True)["metric"])
 
 
 def _report(run: Path) -> bytes:

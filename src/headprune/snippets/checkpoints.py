@@ -142,7 +142,7 @@ def usage(folder: Path | None, task: str, tag: str) -> list[Example]:
     """What a model card shows: plain transformers first where it loads the checkpoint, then headprune. `tag` is the
     hub's name of the task."""
     config = read_config(folder) or {}
-    alone = Example("", f"import headprune\n\nmodel = headprune.load({quoted(HERE)})\n")
+    alone = Example("", f"import headprune\n\n{load_line(HERE)}\n")
     if folder is None or not plain_loads(config):
         return [alone]
     from transformers.pipelines import get_supported_tasks
@@ -217,11 +217,16 @@ def model_snippet(config: Mapping[str, Any], task: str, folder: str) -> str:
     return _joined([imports], [model])
 
 
+def load_line(folder: str) -> str:
+    """The line of Python that loads a checkpoint with headprune."""
+    return f"model = headprune.load({quoted(folder)})"
+
+
 def headprune_snippet(config: Mapping[str, Any], task: str, folder: str) -> str:
     """Python that runs a checkpoint with headprune, which runs no code from its folder."""
     location, recipe = quoted(folder), recipe_of(config, task)
     names, processors = _processor_lines(recipe, location, after_model=True)
-    lines = [f"model = headprune.load({location})", *processors]
+    lines = [load_line(folder), *processors]
     if recipe is not None and recipe.pipeline:
         keywords = "".join(f", {name}={name}" for name in recipe.processors)
         lines.append(f'pipe = pipeline("{recipe.pipeline}", model=model{keywords})')

@@ -15,6 +15,7 @@ from torch import nn
 
 from headprune.checkpoint.atomic_files import sync, write_bytes, write_text
 from headprune.errors import TrainingError
+from headprune.forms import differing, other_settings
 
 PREFIX = "checkpoint-"
 MARK = "whole.json"  # written last: a checkpoint without it, or with other files than it names, is not whole
@@ -107,14 +108,11 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
         return
     except (ValueError, RecursionError):
         recorded = None
-    if recorded == expected:
-        return
-    same = recorded if isinstance(recorded, dict) else {}
-    different = sorted(name for name in expected if name not in same or same[name] != expected[name])
-    raise TrainingError(
-        f"{folder} holds the checkpoints of another training ({', '.join(different) or 'other settings'} differ); use "
-        "the same settings, or another folder."
-    )
+    if not isinstance(recorded, dict):
+        raise TrainingError(f"{file} is damaged; use another folder.")
+    different = differing(recorded, expected)
+    if different:
+        raise TrainingError(other_settings(folder, "training", different, recorded, expected, "or another folder"))
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, TrainerCallback
 
 from headprune import distributed
 from headprune.checkpoint.save_load import load
-from headprune.display import counted, data_frame
+from headprune.display import counted, data_frame, html_table
 from headprune.hooks.exclusive import exclusively
 from headprune.hooks.offload import refuse_offloaded
 from headprune.measure.evaluator import Evaluator
@@ -65,13 +65,34 @@ class FinetuneResult:
             line[self.fitted.metric or "metric"] = evaluation.value
         return data_frame(lines[step] for step in sorted(lines))
 
+    def plot(self) -> Any:
+        """The losses over the steps of the training, as an Altair chart."""
+        from headprune.reports.recovery import losses
+
+        return losses({"history": self.history})
+
+    def _repr_html_(self) -> str:
+        measured = {"dense": self.dense, "before": self.before, "after": self.after}
+        rows = [(name, f"{value.value:.4g}", _ends(value)) for name, value in measured.items() if value is not None]
+        headings = ("", "metric" if self.metric is None else self.metric.name, "95% interval")
+        notes = [] if rows else ["Nothing was evaluated before and after; pass evaluation=batches for that."]
+        return html_table(f"Fine-tuned: {self._training}", headings, rows, notes)
+
+    @property
+    def _training(self) -> str:
+        return f"{counted(self.fitted.steps, 'step')}, at step {self.best_step}, {self.seconds:.0f} s"
+
     def __repr__(self) -> str:
-        training = f"{counted(self.fitted.steps, 'step')}, at step {self.best_step}, {self.seconds:.0f} s"
+        training = self._training
         if self.metric is None or self.before is None or self.after is None:
             return f"<FinetuneResult: {training}>"
         dense = "" if self.dense is None else f" (dense {self.dense.value:.4g})"
         change = f"{self.metric.name} {self.before.value:.4g} -> {self.after.value:.4g}{dense}"
         return f"<FinetuneResult: {change}, {training}>"
+
+
+def _ends(value: MetricValue) -> str:
+    return "" if value.interval is None else f"[{value.interval.low:.4g}, {value.interval.high:.4g}]"
 
 
 @exclusively

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 import headprune
 from headprune.checkpoint.atomic_files import write_text
 from headprune.checkpoint.save_load import load, save
+from headprune.forms import differing, other_settings
 from headprune.measure.costs import total_parameters
 from headprune.papers.all_attention.plan import PAPER, Row, Settings, build, rows_of
 from headprune.papers.all_attention.text import Text
@@ -23,7 +24,6 @@ from headprune.training.learned_gates import LearnedGates
 from headprune.units import sites_of
 
 RESULTS = "results.json"
-DIFFERENCES = {"paper": "another paper", "settings": "other settings", "text": "another text"}
 ATTENTION = "eager"  # faster for models of this size
 Begin = Callable[[Row], OnLoss | None]  # called with the row that begins
 
@@ -121,20 +121,25 @@ class Study:
         try:
             content = json.loads(path.read_text())
             done = {row["name"]: row for row in content["rows"]}
-            different = [difference for key, difference in DIFFERENCES.items() if content[key] != self.header[key]]
+            recorded, settings = _flat(content), _flat(self.header)
         except (OSError, ValueError, KeyError, TypeError):
             raise ReproductionError(f"{path} is damaged; delete it, or choose another directory.") from None
+        different = differing(recorded, settings)
         if different:
-            raise ReproductionError(
-                f"{self.out} holds a reproduction with {' and '.join(different)}; choose another directory, or use the "
-                "same options."
-            )
+            fix = "or another directory"
+            raise ReproductionError(other_settings(self.out, "reproduction", different, recorded, settings, fix))
         return done
 
     def _write(self) -> None:
         versions = {module.__name__: str(module.__version__) for module in (headprune, torch, transformers)}
         content: dict[str, Any] = {**self.header, "made_by": versions, "rows": self.rows}
         write_text(self.out / RESULTS, json.dumps(content, indent=1) + "\n")
+
+
+def _flat(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a reproduction with its paper and the name and digest of its text."""
+    text = {f"text_{name}": value for name, value in dict(header["text"]).items()}
+    return {"paper": header["paper"], **dict(header["settings"]), **text}
 
 
 def outside_embeddings(model: nn.Module) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headprune.checkpoint.atomic_files import write_text
+from headprune.former_names import former_names
 from headprune.measure.compare_at_budget import AtBudget
 from headprune.measure.trajectory import finite_or_none
 from headprune.runs.studies.comparison import Row
@@ -20,6 +21,7 @@ from headprune.runs.studies.study_runs import Group, study_json
 
 FORMAT = 1  # of study.json
 INDEX, TABLE = "study.json", "study.csv"
+__getattr__ = former_names(__name__)
 
 
 @dataclass(frozen=True)
