@@ -520,3 +520,9 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headprune.measure.inspection.survey", broken)
     with pytest.raises(ZeroDivisionError):
         program("inspect", material().bert)
+
+
+def test_a_negative_drop_of_an_export_is_refused_before_the_export(tmp_path: Path) -> None:
+    done = program("export", material().bert, "--to", "onnx", "--out", tmp_path / "out", "--max-drop", "-1")
+    assert (done.code, done.err.strip()) == (2, "Error: --max-drop must be a number at least 0, not -1.0.")
+    assert not (tmp_path / "out").exists()
