@@ -195,8 +195,8 @@ def _write_options(folder: Path) -> None:
 def _layout() -> Any:
     """What discovery stores of a class: here one attention module with two heads, and one that is not pruned."""
     from headprune.discovery.attention import Discovery
-    from headprune.discovery.dense_site import DenseSite
     from headprune.discovery.layout import Layout
+    from headprune.discovery.sites_from_layouts import DenseSite
     from headprune.units.spec import ForwardNeeds
 
     layout = Layout(((0, 1), (2, 3)), 1, (), (), ())

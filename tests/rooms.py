@@ -15,7 +15,18 @@ BEGIN, END = "<!-- rooms: written by tests/rooms.py -->", "<!-- end of rooms -->
 
 # Modules that every room may import; each of them imports only those before it.
 COMMON = (
-    *("errors", "former_names", "forms", "defaults", "lazy", "extras", "distributed", "cache", "display", "progress"),
+    *(
+        "errors",
+        "former_names",
+        "json_forms",
+        "defaults",
+        "lazy",
+        "extras",
+        "distributed",
+        "cache",
+        "display",
+        "progress",
+    ),
     "batches",
 )
 # A room, and the rooms that it may import. A room names only rooms above its own line.

@@ -14,8 +14,8 @@ from headprune.hooks.outputs import run
 from headprune.signals import Entropy, GateGradients, tokens
 from headprune.training.fixed_gates import gated
 from headprune.units import all_sites, kept_mask, resolve, widest
-from headprune.units.cutting.removal import slice_weights
 from headprune.units.members import Member
+from headprune.units.slicing.removal import slice_weights
 from neuron_oracles import neuron_oracle
 from score_helpers import FROM_TOKENS, differing, is_language_model, labelled, labels_of, precise, scores
 from zoo import ZOO

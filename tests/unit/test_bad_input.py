@@ -12,7 +12,7 @@ from torch import nn
 
 import headprune
 import headprune.surgery.remove_units
-import headprune.units.cutting.slices
+import headprune.units.slicing.slices
 from headprune.errors import (
     CheckpointError,
     EquivalenceError,
@@ -218,12 +218,12 @@ def test_a_wrong_slice_is_found_by_verify_and_undone(name: str, monkeypatch: pyt
     gone = flat(headprune.resolve(model)[0].units()[:1]) + flat(headprune.resolve(model)[1].units())
     before, expected = state_of(model), outputs(model, batch)
     columns = {f"{site.o}.weight" for site in headprune.resolve(model)}
-    right = headprune.units.cutting.slices.Slices.add
+    right = headprune.units.slicing.slices.Slices.add
 
     def wrong(self: Any, tensor: str, dim: int, selected: list[int]) -> None:
         right(self, tensor, dim, [column - min(selected) for column in selected] if tensor in columns else selected)
 
-    monkeypatch.setattr(headprune.units.cutting.slices.Slices, "add", wrong)
+    monkeypatch.setattr(headprune.units.slicing.slices.Slices, "add", wrong)
     with pytest.raises(EquivalenceError, match=says("changed the outputs by up to", "allowed", "was undone")) as error:
         headprune.remove(model, gone, verify=batch)
     assert error.value.difference > 100 * error.value.tolerance
@@ -241,7 +241,7 @@ def test_an_error_in_the_middle_of_surgery_is_undone(monkeypatch: pytest.MonkeyP
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(headprune.units.cutting.removal, "restructure", fail)
+    monkeypatch.setattr(headprune.units.slicing.removal, "restructure", fail)
     with pytest.raises(MemoryError):
         headprune.remove(model, [(0, 1), (1, 2)])
     assert_unchanged(model, before)

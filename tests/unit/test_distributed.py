@@ -22,7 +22,7 @@ from headprune.errors import NonFiniteError
 from headprune.runs.experiment import Experiment, run_experiment
 from headprune.search.pruner import Pruner
 from headprune.signals import tokens
-from headprune.signals.reach import unreached_sites
+from headprune.signals.reached_sites import unreached_sites
 from headprune.tasks import own_batches, task_of
 from headprune.units import all_sites
 from launch_processes import commanded, together

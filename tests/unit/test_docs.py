@@ -22,7 +22,7 @@ import yaml
 import properties
 import run_helpers
 from headprune.cli.main import app
-from headprune.cli.reference import with_tables
+from headprune.cli.option_tables import with_tables
 from headprune.criteria import REGISTRY
 from headprune.measure.metrics import METRICS
 from headprune.search.methods import METHODS
@@ -199,7 +199,7 @@ def test_commands_named_in_sentences_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", ["cli.md", "runs.md"])
 def test_tables_of_options_are_those_of_the_program(page: str) -> None:
-    assert text_of(DOCS / page) == with_tables(text_of(DOCS / page)), "run python -m headprune.cli.reference docs"
+    assert text_of(DOCS / page) == with_tables(text_of(DOCS / page)), "run python -m headprune.cli.option_tables docs"
 
 
 def test_every_option_of_every_verb_is_documented() -> None:

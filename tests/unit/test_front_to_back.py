@@ -20,7 +20,7 @@ from headprune.signals.sensitivity import FLOOR, token_weights
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import task_of
 from headprune.units import Member, Site, all_sites
-from headprune.units.cutting.removal import slice_weights
+from headprune.units.slicing.removal import slice_weights
 from zoo import ZOO
 
 

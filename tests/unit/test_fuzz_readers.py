@@ -12,7 +12,7 @@ from benchmarks.fuzz_mutations import mutate_bytes, mutate_json, mutate_value
 from benchmarks.fuzz_readers import Count, Files, Target, fuzz, run_case
 
 from headprune.errors import DataError
-from headprune.forms import FormError, check_form
+from headprune.json_forms import FormError, check_form
 
 CASES = 200
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headprune.discovery.dense_site import DenseSite, site_of
 from headprune.discovery.influence import Influence, NotReadableError
 from headprune.discovery.layout import Layout, Rows, layout, merge_units
+from headprune.discovery.sites_from_layouts import DenseSite, site_of
 from headprune.units.spec import Axis, ForwardNeeds
 
 HEADS, WIDTH, HIDDEN = 4, 3, 5

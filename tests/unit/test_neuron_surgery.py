@@ -14,7 +14,7 @@ from headprune.errors import EquivalenceError, HeadSelectionError, UnsupportedMo
 from headprune.surgery.check_removable import check_removable
 from headprune.surgery.remove_units import remove_units
 from headprune.units import FeedForward, Layout, Member, Site, all_sites, families, register_family
-from headprune.units.cutting.record import from_ranges, to_ranges
+from headprune.units.slicing.record import from_ranges, to_ranges
 from headprune.units.spec import ForwardNeeds
 from helpers import assert_unchanged, outputs, state_of
 from neuron_helpers import first_layer, kept_units, layers_of, scattered
@@ -181,8 +181,8 @@ def test_undo_brings_back_what_is_no_parameter() -> None:
     """A sliced buffer is another tensor in the same place: it must come back as well."""
     site = dataclasses.replace(layers_of(Own())[0])
     assert site.kept  # the layer itself is found
-    from headprune.units.cutting.slices import Slices
-    from headprune.units.cutting.undo import Undo
+    from headprune.units.slicing.slices import Slices
+    from headprune.units.slicing.undo import Undo
 
     model = Own("buffer")
     undo = Undo(model)

@@ -24,8 +24,8 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from headprune.cli.main import app
 from headprune.errors import HeadpruneError
 from headprune.papers import ReproductionError, __main__, gradients, langid, reproduce_greedy_gnorm
+from headprune.papers.figure_data import CRITERIA, Panel
 from headprune.papers.figures import box_rows, figure3, figure4, figure5
-from headprune.papers.panels import CRITERIA, Panel
 from headprune.papers.panels_from_runs import run_panels
 from headprune.papers.paper_models import MODELS, find_model
 from headprune.papers.protocol import PROTOCOLS, comparisons, find_protocol, prepare_data

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from headprune.units.cutting.record import with_numbers
+from headprune.units.slicing.record import with_numbers
 
 TYPE_PREFIX = "headprune-"  # of the model_type of portable checkpoints, whose code has to be run
 

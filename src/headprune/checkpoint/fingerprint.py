@@ -16,7 +16,7 @@ from typing import NamedTuple
 import transformers
 
 from headprune.errors import CheckpointError
-from headprune.forms import check_form
+from headprune.json_forms import check_form
 
 NAME = "headprune.json"
 FORMAT = 1

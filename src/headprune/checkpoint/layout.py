@@ -20,11 +20,11 @@ from headprune.checkpoint.portable_code import fit_layout
 from headprune.errors import CheckpointError
 from headprune.hooks.module_paths import submodule
 from headprune.units import Kind, Site
-from headprune.units.cutting.plan import plan
-from headprune.units.cutting.record import NAMES, write_record
 from headprune.units.dense_model import dense_class, dense_on_meta
 from headprune.units.linear import refuse_computed
 from headprune.units.quirks import restructure
+from headprune.units.slicing.plan import plan
+from headprune.units.slicing.record import NAMES, write_record
 
 Removed = Mapping[Kind, Mapping[int, Sequence[int]]]  # by kind, and by the number of a site among those of its kind
 COPY = "copy the checkpoint again"

@@ -17,8 +17,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedModel
 
 from headprune.units import Site
-from headprune.units.cutting.record import NAMES, entries, number_of, with_numbers
 from headprune.units.dense_model import dense_class, dense_config_class, quiet
+from headprune.units.slicing.record import NAMES, entries, number_of, with_numbers
 
 Shapes = dict[str, tuple[int, ...]]
 Numbers = dict[str, Any]  # by name, dotted inside a nested config

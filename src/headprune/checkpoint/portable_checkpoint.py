@@ -24,8 +24,8 @@ from headprune.checkpoint.config_files import TYPE_PREFIX
 from headprune.hooks import torch_attention
 from headprune.models import OWN
 from headprune.units import placeholders, quirks
-from headprune.units.cutting.record import entries, number_of, with_numbers
 from headprune.units.dense_model import dense_class, dense_config_class, quiet
+from headprune.units.slicing.record import entries, number_of, with_numbers
 
 MODULE = "modeling_headprune"
 REFUSAL = (

@@ -12,7 +12,7 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedModel
 
 from headprune.errors import CheckpointError
-from headprune.forms import check_form
+from headprune.json_forms import check_form
 from headprune.vocabulary.shrink import RECORD, Shrunk
 
 KEPT_TOKENS = "kept_tokens.json"  # of a model with a shrunk vocabulary: the original id of each token

@@ -17,21 +17,23 @@ from transformers import AutoModel, PreTrainedModel
 from headprune.checkpoint import fingerprint, plain_check, portable_checkpoint
 from headprune.checkpoint.atomic_files import replace_directory
 from headprune.checkpoint.config_files import read_config, read_settings, write_settings
-from headprune.checkpoint.earlier_checkpoint import removable_files
 from headprune.checkpoint.layout import apply_layout, layout_of, read_layout, refuse_unloadable
 from headprune.checkpoint.load_options import checked_options, not_loaded
 from headprune.checkpoint.paths import local_folder, model_folder, refuse_bad_config, refuse_missing_structure
 from headprune.checkpoint.plain_config import PER_LAYER, dense_numbers, plain_numbers
 from headprune.checkpoint.processors import outdated, save_processor
 from headprune.checkpoint.quantized import expect_quantized, fill_quantized, has_quantized, save_quantized
+from headprune.checkpoint.removable_files import removable_files
 from headprune.errors import CheckpointError, HeadpruneError
-from headprune.forms import check_form
 from headprune.hooks.gates import InstalledGates
 from headprune.hooks.offload import is_offloaded, state_of
+from headprune.json_forms import check_form
 from headprune.models import OWN
-from headprune.surgery.shrink import learn_layout, shrink
+from headprune.surgery.shapes_of_earlier_checkpoints import learn_layout, shrink
 from headprune.units import Kind, Site, all_sites, survey
-from headprune.units.cutting.record import (
+from headprune.units.dense_model import dense_class, dense_config_class
+from headprune.units.linear import drop_gguf_quantizer, is_quantized
+from headprune.units.slicing.record import (
     NAMES,
     dense_numbers_of,
     from_ranges,
@@ -39,8 +41,6 @@ from headprune.units.cutting.record import (
     removed_members,
     with_numbers,
 )
-from headprune.units.dense_model import dense_class, dense_config_class
-from headprune.units.linear import drop_gguf_quantizer, is_quantized
 
 FORMS: dict[Kind, str] = {"heads": "lists of head numbers", "neurons": 'ranges of neuron numbers such as "0-3,7"'}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headprune.criteria.columns import ColumnCriterion
+from headprune.criteria.column_criteria import ColumnCriterion
 from headprune.criteria.registry import criterion
 
 if TYPE_CHECKING:
     import torch
 
-    from headprune.signals.columns import Columns
+    from headprune.signals.column_statistics import Columns
 
 
 @criterion(

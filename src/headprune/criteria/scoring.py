@@ -26,11 +26,11 @@ from headprune.criteria.scoring_pass import (
 )
 from headprune.display import counted, data_frame, html_table
 from headprune.errors import CriterionError, FormerName
-from headprune.hooks.exclusive import exclusively
+from headprune.hooks.model_lock import exclusively
 from headprune.measure.metrics import METRICS, Metric, MetricValue, choose_metric
 from headprune.measure.predictions import Predictions
 from headprune.progress import phase_bar
-from headprune.signals.reach import named_sites
+from headprune.signals.reached_sites import named_sites
 from headprune.tasks import Labels, Task, task_of
 from headprune.tasks.checks import check_labels_word, checked_batches, warn_of_precision
 from headprune.units import Kind, Site

@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from headprune.cache import remembered
-from headprune.discovery.dense_site import DenseSite, is_conv1d, kinds_of, site_of
 from headprune.discovery.head_counts import forward_needs
 from headprune.discovery.influence import NotReadableError, describe_error
 from headprune.discovery.layout import merge_units
 from headprune.discovery.proof import dense_sites, prove, reload_failure
 from headprune.discovery.read_attention import Reading, read, trace_runs
+from headprune.discovery.sites_from_layouts import DenseSite, is_conv1d, kinds_of, site_of
 from headprune.discovery.to_all_layers import extend_to_all_layers, is_uniform
 from headprune.discovery.to_full_width import NotScalableError, scale_to_width
 from headprune.discovery.twin import Run, attention_modules, randomise, sample_runs, small_config

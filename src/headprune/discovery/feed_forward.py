@@ -24,13 +24,13 @@ from headprune.discovery.proof import removal_failure
 from headprune.discovery.twin import Run, small_config
 from headprune.hooks.attach import hooks
 from headprune.hooks.module_paths import pattern
-from headprune.units.cutting.record import dense_layout, keep_dense_layout
 from headprune.units.dense_model import classes_of, dense_class, dense_config, quiet, structure_of
 from headprune.units.families import FeedForward
 from headprune.units.feed_forward import feed_forward_sites
 from headprune.units.linear import in_features, is_plain
 from headprune.units.members import Member
 from headprune.units.resolve import survey
+from headprune.units.slicing.record import dense_layout, keep_dense_layout
 from headprune.units.spec import Site
 
 MIN_COLUMNS = 4  # of the output map of a feed-forward layer

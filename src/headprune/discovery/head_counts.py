@@ -15,11 +15,11 @@ from headprune.discovery.influence import describe_error
 from headprune.hooks.attach import hooks
 from headprune.hooks.attention_implementation import attention_implementation
 from headprune.hooks.module_calls import ModuleCall, first_tensor
-from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
-from headprune.units.cutting.removal import slice_weights
-from headprune.units.cutting.undo import Undo
 from headprune.units.linear import is_plain, is_transposed
 from headprune.units.members import Member
+from headprune.units.slicing.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
+from headprune.units.slicing.removal import slice_weights
+from headprune.units.slicing.undo import Undo
 from headprune.units.spec import ForwardNeeds, Site
 
 COMMON_NAMES = (*QUERY_COUNTS, *KV_COUNTS, *WIDTHS)

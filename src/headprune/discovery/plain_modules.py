@@ -15,8 +15,8 @@ from torch import nn
 from headprune.discovery.attention import Discovery, DiscoveryError, discover_sites
 from headprune.discovery.twin import Run, attention_modules, randomise
 from headprune.hooks.torch_attention import expose
-from headprune.units.cutting.record import dense_layout, keep_dense_layout
 from headprune.units.linear import is_plain, refuse_computed
+from headprune.units.slicing.record import dense_layout, keep_dense_layout
 
 SAMPLES, TOKENS, SIDE = 2, 7, 4
 

@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from transformers import Cache
 
-from headprune.discovery.dense_site import DenseSite, site_of
 from headprune.discovery.head_counts import close, silent_columns
 from headprune.discovery.influence import describe_error
+from headprune.discovery.sites_from_layouts import DenseSite, site_of
 from headprune.discovery.twin import Run
-from headprune.units.cutting.plan import plan
-from headprune.units.cutting.removal import remaining, slice_weights
-from headprune.units.cutting.undo import Undo
 from headprune.units.members import Member, by_site
 from headprune.units.quirks import restructure
+from headprune.units.slicing.plan import plan
+from headprune.units.slicing.removal import remaining, slice_weights
+from headprune.units.slicing.undo import Undo
 from headprune.units.spec import Site
 
 GRADIENT_FACTOR = 100.0  # gradients pass through more float32 operations than outputs

@@ -13,8 +13,8 @@ from headprune.discovery.influence import NotReadableError, RecordedModule, desc
 from headprune.discovery.layout import Layout, layout
 from headprune.discovery.twin import Run
 from headprune.hooks.module_calls import ModuleCall, Trace, tracing
-from headprune.units.cutting.plan import QUERY_COUNTS
 from headprune.units.linear import is_plain
+from headprune.units.slicing.plan import QUERY_COUNTS
 
 
 @dataclass(frozen=True)

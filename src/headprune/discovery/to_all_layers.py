@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from headprune.discovery.dense_site import DenseSite
+from headprune.discovery.sites_from_layouts import DenseSite
 from headprune.discovery.twin import attention_modules
-from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS
+from headprune.units.slicing.plan import KV_COUNTS, QUERY_COUNTS
 
 COUNTS = (*QUERY_COUNTS, *KV_COUNTS)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from headprune.discovery.dense_site import DenseSite, output_axis
 from headprune.discovery.layout import Layout, Rows
+from headprune.discovery.sites_from_layouts import DenseSite, output_axis
 from headprune.units.spec import Axis
 
 Units = Sequence[Sequence[int]]

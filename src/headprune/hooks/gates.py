@@ -12,7 +12,7 @@ from torch import nn
 
 from headprune.errors import GateError
 from headprune.hooks.attach import HookedSite, attach_hook, hooks
-from headprune.hooks.exclusive import exclusive_method
+from headprune.hooks.model_lock import exclusive_method
 from headprune.hooks.torch_attention import expose, exposing, hide
 
 AnyGates = TypeVar("AnyGates", bound="InstalledGates")

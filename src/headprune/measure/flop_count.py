@@ -24,7 +24,7 @@ from headprune.hooks.offload import remove_accelerate_hook
 from headprune.hooks.torch_attention import expose
 from headprune.measure.dummy_inputs import Inputs, default_tokens
 from headprune.units import Axis, Site
-from headprune.units.cutting.record import NAMES
+from headprune.units.slicing.record import NAMES
 
 
 def _grouped_products(rows: Any, maps: Any, *args: Any, **options: Any) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from headprune.display import data_frame, html_table
-from headprune.hooks.exclusive import exclusively
+from headprune.hooks.model_lock import exclusively
 from headprune.measure.costs import Flops, flops, head_parameters, parameters_by_module, total_parameters
 from headprune.units import Site, survey
 from headprune.units.resolve import left_whole, neuron_sites

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy
 import torch
 
-from headprune.units.cutting.record import from_ranges, to_ranges
 from headprune.units.members import Member, by_site
+from headprune.units.slicing.record import from_ranges, to_ranges
 
 BITS = "bits:"
 Deciles = tuple[float, ...]  # least, 10 %, .., 90 %, largest

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from headprune import cache
 from headprune.errors import HeadpruneError, UnsupportedModelError
-from headprune.forms import check_form
+from headprune.json_forms import check_form
 from headprune.measure.curves import isotonic
 from headprune.measure.dummy_inputs import default_tokens, dummy_batch
 from headprune.measure.sublayers import (

@@ -22,7 +22,7 @@ from headprune.measure.timing import TimedCall, time_in_turns, using_threads
 from headprune.progress import Phase, report_phase
 from headprune.tasks import Task, batch_size, task_of, to_device
 from headprune.units import Kind, Site, sites_of
-from headprune.units.cutting.record import removed_members
+from headprune.units.slicing.record import removed_members
 
 REPEATS = 7
 SMALL_SHARE = 0.25  # of the FLOPs: below it, heads are not the bottleneck

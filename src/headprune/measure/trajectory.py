@@ -12,7 +12,7 @@ import numpy
 import torch
 
 from headprune.errors import FormerName
-from headprune.forms import COUNT_BY_NAME, INTERVAL, NUMBER, check_form
+from headprune.json_forms import COUNT_BY_NAME, INTERVAL, NUMBER, check_form
 from headprune.measure.intervals import Interval
 from headprune.measure.journal_codec import Deciles, deciles, decode_neurons, encode_neurons
 from headprune.units import Member

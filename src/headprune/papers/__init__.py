@@ -10,8 +10,8 @@ from typing import Any
 from headprune.checkpoint.atomic_files import path_exists, write_text
 from headprune.extras import require
 from headprune.papers import gradients
+from headprune.papers.figure_data import Panel
 from headprune.papers.figures import figure3, figure4, figure5
-from headprune.papers.panels import Panel
 from headprune.papers.panels_from_runs import run_panels
 from headprune.papers.paper_models import MODELS, ReproductionError
 from headprune.papers.protocol import PROTOCOLS

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headprune.extras import require
-from headprune.papers.panels import CRITERIA, Panel
+from headprune.papers.figure_data import CRITERIA, Panel
 
 with require("report", "Figures need"):
     import altair as alt

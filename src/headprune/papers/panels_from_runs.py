@@ -9,7 +9,7 @@ from typing import Any
 
 from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step, removed_until
-from headprune.papers.panels import CRITERIA, Curve, Panel
+from headprune.papers.figure_data import CRITERIA, Curve, Panel
 from headprune.papers.paper_models import MODELS, ReproductionError
 from headprune.run_folder import read_run
 from headprune.search.stop import knee

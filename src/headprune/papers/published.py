@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from headprune.papers.panels import Curve, Panel
+from headprune.papers.figure_data import Curve, Panel
 from headprune.papers.paper_models import MODELS, PaperModel, ReproductionError
 
 CURVE_FILES = {

@@ -28,7 +28,7 @@ from headprune.signals.moments import FOLDS, Gathering
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task
 from headprune.units import Member, Site, by_site
-from headprune.units.cutting.removal import remaining
+from headprune.units.slicing.removal import remaining
 
 log = logging.getLogger(__name__)
 

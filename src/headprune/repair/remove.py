@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from headprune.cache import remembered
 from headprune.errors import DataError, HeadSelectionError, UnsupportedModelError, warn_renamed
-from headprune.hooks.exclusive import exclusively
 from headprune.hooks.logit_blocks import comparable_outputs
+from headprune.hooks.model_lock import exclusively
 from headprune.hooks.offload import is_offloaded
 from headprune.measure.dummy_inputs import dummy_batch
 from headprune.repair.apply import apply_repairs, check_repair, plan_repairs
@@ -21,10 +21,10 @@ from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task, task_of
 from headprune.tasks.checks import checked_batches
 from headprune.units import Member, Site, all_sites, as_members, resolve
-from headprune.units.cutting.removal import remaining
 from headprune.units.dense_model import changed_module, classes_of, dense_class, structure_of
 from headprune.units.families import family_of
 from headprune.units.linear import refuse_inference_weights, refuse_quantized
+from headprune.units.slicing.removal import remaining
 
 SAMPLES, TOKENS = 2, 8  # of dummy inputs to verify on
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from headprune.display import counted
 from headprune.exports.runtime import TOKENS
-from headprune.forms import check_form
+from headprune.json_forms import check_form
 from headprune.reports.format import interval_text, value_text
 from headprune.reports.recovery import recovery_of
 from headprune.reports.run_view import RunView

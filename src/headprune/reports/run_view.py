@@ -15,7 +15,7 @@ from typing import Any
 
 from headprune.checkpoint.atomic_files import path_exists
 from headprune.errors import RunError
-from headprune.forms import check_form
+from headprune.json_forms import check_form
 from headprune.measure.compare_curves import Curve
 from headprune.measure.metrics import METRICS, Metric
 from headprune.measure.trajectory import Step

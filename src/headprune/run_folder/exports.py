@@ -9,7 +9,7 @@ from typing import Any
 
 from headprune.checkpoint.atomic_files import write_text
 from headprune.errors import RunError
-from headprune.forms import check_form
+from headprune.json_forms import check_form
 from headprune.run_folder.record_forms import EXPORTS
 
 NAME = "exports.json"

@@ -19,7 +19,7 @@ from headprune import distributed
 from headprune.checkpoint.atomic_files import write_text
 from headprune.checkpoint.paths import is_record
 from headprune.errors import RunBusyError, RunError
-from headprune.forms import Form, FormError, check_form, differing, other_settings
+from headprune.json_forms import Form, FormError, check_form, differing, other_settings
 from headprune.search.settings import default_settings, migrated, renamed
 
 if TYPE_CHECKING:

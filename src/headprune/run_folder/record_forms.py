@@ -7,7 +7,7 @@ from typing import Any
 
 from headprune.config.groups import BUDGETS
 from headprune.config.option import options_of
-from headprune.forms import COUNT_BY_NAME, INTERVAL, NUMBER, Form
+from headprune.json_forms import COUNT_BY_NAME, INTERVAL, NUMBER, Form
 from headprune.search.config import Experiment
 
 BEFORE_AND_AFTER = {str: [int, int]}  # by kind or site

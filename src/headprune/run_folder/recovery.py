@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from headprune.checkpoint import fingerprint
-from headprune.checkpoint.earlier_checkpoint import ADAPTER
+from headprune.checkpoint.removable_files import ADAPTER
 from headprune.errors import RunError
-from headprune.forms import check_form
+from headprune.json_forms import check_form
 from headprune.run_folder.folder import RunFolder
 from headprune.run_folder.record_forms import RECOVERED, RECOVERY
 

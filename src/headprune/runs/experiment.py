@@ -38,11 +38,11 @@ from headprune.run_folder.exports import forget_exports
 from headprune.runs.layerwise import check_prunable, clear_parts, prune_on_disk, refuse_unsupported
 from headprune.runs.loading import RunInputs, find_device, load_run_inputs, read_examples
 from headprune.search.candidates import check_named_sites
+from headprune.search.check_budget import refuse_unreachable
 from headprune.search.config import Experiment, stop_settings
 from headprune.search.observers import Observer, reporting_phases
 from headprune.search.prune_result import PruneResult
 from headprune.search.pruner import Pruner, run_to_end
-from headprune.search.reachable import refuse_unreachable
 from headprune.search.rescore import AUTO, EVERY
 from headprune.search.settings import migrated
 from headprune.tasks import Task, task_of

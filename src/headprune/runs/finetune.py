@@ -17,7 +17,7 @@ from headprune import distributed
 from headprune.checkpoint.atomic_files import write_text
 from headprune.checkpoint.save_load import save
 from headprune.errors import RunError, TrainingError
-from headprune.forms import check_form
+from headprune.json_forms import check_form
 from headprune.measure.trajectory import finite_or_none
 from headprune.reports.card import RECOVERED, run_card
 from headprune.reports.format import left_text

@@ -23,7 +23,7 @@ from headprune.checkpoint.layer_files import LayerFiles, scratch_folder
 from headprune.checkpoint.paths import model_folder
 from headprune.checkpoint.save_load import load_structure, save_weights_of
 from headprune.errors import DataError, RunError, ScheduleError
-from headprune.forms import COUNT_BY_NAME, NUMBER, check_form
+from headprune.json_forms import COUNT_BY_NAME, NUMBER, check_form
 from headprune.layerwise.walker import layers_of
 from headprune.measure.metrics import choose_metric
 from headprune.measure.trajectory import Step
@@ -40,8 +40,8 @@ from headprune.search.step import describe
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import Task
 from headprune.units import Member, kept_mask, sites_of
-from headprune.units.cutting.record import from_ranges, to_ranges
 from headprune.units.members import by_site
+from headprune.units.slicing.record import from_ranges, to_ranges
 
 Batches = Sequence[Mapping[str, Any]]
 WIDTHS = {"widths": COUNT_BY_NAME, "unreached": [int]}  # of widths.json

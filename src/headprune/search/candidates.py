@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from headprune.errors import DataError, ScheduleError, UnsupportedModelError
 from headprune.search.config import PruneConfig
-from headprune.signals.reach import named_sites, unreached_sites
+from headprune.signals.reached_sites import named_sites, unreached_sites
 from headprune.tasks import Task
 from headprune.units import Site, sites_of, survey
 

@@ -175,7 +175,7 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
 
     def settings(self) -> dict[str, Any]:
         """Its values in the order of declaration, for JSON."""
-        from headprune.units.cutting.record import to_ranges
+        from headprune.units.slicing.record import to_ranges
 
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["criterion"], values["units"] = str(self.criterion), ",".join(self.units)
@@ -191,7 +191,7 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
 
 def _site_numbers(sites: Any) -> tuple[int, ...] | None:
     """The numbers of sites, from a text such as "0-11,24" or a list of them."""
-    from headprune.units.cutting.record import from_ranges
+    from headprune.units.slicing.record import from_ranges
 
     if sites is None:
         return None

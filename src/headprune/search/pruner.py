@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from headprune import distributed
 from headprune.errors import DataError, ReplayError
-from headprune.hooks.exclusive import exclusive, exclusively
+from headprune.hooks.model_lock import exclusive, exclusively
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, MetricValue, choose_metric
 from headprune.measure.predictions import Predictions
@@ -25,12 +25,12 @@ from headprune.progress import Phase, reporting_to, tracked
 from headprune.repair.apply import check_repair
 from headprune.search.budget import left_after
 from headprune.search.candidates import sites_and_candidates
+from headprune.search.check_budget import refuse_unreachable
+from headprune.search.check_replayed import check_replay
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.memory import cache_bytes
 from headprune.search.observers import Callback, Journal, Observer, OnStep, ProgressBar
 from headprune.search.prune_result import PruneResult
-from headprune.search.reachable import refuse_unreachable
-from headprune.search.replay import check_replay
 from headprune.search.rescore import AUTO, EVERY
 from headprune.search.schedules.greedy import Greedy
 from headprune.search.schedules.layerwise import Layerwise
@@ -43,9 +43,9 @@ from headprune.surgery.check_removable import check_removable
 from headprune.tasks import task_of
 from headprune.tasks.checks import checked_batches, warn_of_precision
 from headprune.units import Member, kept_mask
-from headprune.units.cutting.undo import Undo
 from headprune.units.dense_model import changed_module
 from headprune.units.linear import refuse_inference_weights, refuse_quantized
+from headprune.units.slicing.undo import Undo
 
 AtPoint = Callable[[str], None]  # called with the label of a point of a budget when the model has reached it
 log = logging.getLogger(__name__)

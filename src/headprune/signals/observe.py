@@ -17,7 +17,7 @@ from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.site_activations import frozen, site_callbacks
 from headprune.signals.objectives import start_backward, targets_of
-from headprune.signals.reach import has_tokens
+from headprune.signals.reached_sites import has_tokens
 from headprune.signals.row_samples import NotPerSampleError, RowSamples, UnverifiedRowsError
 from headprune.signals.spec import Backward, Meter, Request, SiteMeter, SiteRequest, View
 from headprune.signals.tokens import draws_for

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from headprune.checkpoint.processors import has_tokenizer
 from headprune.tasks import TASKS
-from headprune.units.cutting.record import NAMES
+from headprune.units.slicing.record import NAMES
 
 HERE = "path/to/this/folder"  # in a card, until it is known where the model will be
 PIPELINE_TAGS = {task.name: task.pipeline_tag for task in TASKS}

@@ -16,9 +16,9 @@ from headprune.hooks.offload import input_device, is_dispatched
 from headprune.hooks.outputs import largest_difference
 from headprune.surgery.check_removable import check_removable
 from headprune.units import Member, Site, all_sites, as_members, survey, widest
-from headprune.units.cutting.removal import remaining, slice_weights
-from headprune.units.cutting.undo import Undo
 from headprune.units.quirks import QUIRKS
+from headprune.units.slicing.removal import remaining, slice_weights
+from headprune.units.slicing.undo import Undo
 
 
 def remove_units(

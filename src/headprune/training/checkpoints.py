@@ -15,7 +15,7 @@ from torch import nn
 
 from headprune.checkpoint.atomic_files import sync, write_bytes, write_text
 from headprune.errors import TrainingError
-from headprune.forms import differing, other_settings
+from headprune.json_forms import differing, other_settings
 
 PREFIX = "checkpoint-"
 MARK = "whole.json"  # written last: a checkpoint without it, or with other files than it names, is not whole

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from headprune import distributed
 from headprune.checkpoint.save_load import load
 from headprune.display import counted, data_frame, html_table
-from headprune.hooks.exclusive import exclusively
+from headprune.hooks.model_lock import exclusively
 from headprune.hooks.offload import refuse_offloaded
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, MetricFunction, MetricValue, choose_metric

@@ -10,8 +10,8 @@ from torch import nn
 
 from headprune.errors import GateError
 from headprune.hooks.attach import HookedSite
-from headprune.hooks.exclusive import exclusive_method, locked
 from headprune.hooks.gates import InstalledGates, check_gates, gate_sites
+from headprune.hooks.model_lock import exclusive_method, locked
 from headprune.hooks.offload import input_device
 from headprune.units import Site, resolve, widest
 

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from headprune.checkpoint.atomic_files import write_text
-from headprune.forms import check_form
+from headprune.json_forms import check_form
 from headprune.training.learned_gates import LearnedGates
 
 FILE = "gates.jsonl"

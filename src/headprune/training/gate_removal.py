@@ -13,8 +13,8 @@ from headprune.hooks.outputs import evaluating, largest_difference, run
 from headprune.surgery.remove_units import remove_units
 from headprune.tasks import task_of
 from headprune.units import Member, Site
-from headprune.units.cutting.undo import Undo
 from headprune.units.linear import is_transposed
+from headprune.units.slicing.undo import Undo
 
 if TYPE_CHECKING:
     from headprune.training.learned_gates import LearnedGates

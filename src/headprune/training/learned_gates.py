@@ -12,8 +12,8 @@ from torch import nn
 
 from headprune.errors import GateError
 from headprune.hooks.attach import HookedSite, at_gradient, attach_hook
-from headprune.hooks.exclusive import exclusive_method
 from headprune.hooks.gates import InstalledGates
+from headprune.hooks.model_lock import exclusive_method
 from headprune.hooks.offload import refuse_offloaded
 from headprune.training.gate_budget import gate_target
 from headprune.training.gate_config import GateConfig

@@ -1,7 +1,7 @@
 """Where the heads and neurons of a model are: sites and their units, as axes of its tensors.
 
 `resolve(model)` reads them, from the table of families (`families.py`, data only) or by discovery; `spec.py` defines a
-site, `cutting/` slices weights and undoes it; `quirks.py` and `placeholders.py` have what a model needs beyond sliced
+site, `slicing/` slices weights and undoes it; `quirks.py` and `placeholders.py` have what a model needs beyond sliced
 weights, with torch alone, because portable checkpoints carry them."""
 
 from headprune.units.families import Family, FeedForward, Layout, register_family, supported_model_types

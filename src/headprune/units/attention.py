@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.module_paths import absolute, submodule
-from headprune.units.cutting.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
-from headprune.units.cutting.record import removed_members
 from headprune.units.families import Family, Layout
 from headprune.units.linear import in_features, is_plain, is_transposed, out_features, refuse_computed
 from headprune.units.quirks import is_empty
+from headprune.units.slicing.plan import KV_COUNTS, QUERY_COUNTS, WIDTHS
+from headprune.units.slicing.record import removed_members
 from headprune.units.spec import ROLES, Axis, Blocks, ForwardNeeds, Role, Site
 
 HOW_TO_REGISTER = (

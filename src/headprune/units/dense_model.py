@@ -16,10 +16,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from headprune.units.cutting.record import NAMES, dense_numbers_of, put_numbers, with_numbers
 from headprune.units.module_facts import facts_of, functions_of
 from headprune.units.placeholders import is_placeholder
 from headprune.units.quirks import is_empty
+from headprune.units.slicing.record import NAMES, dense_numbers_of, put_numbers, with_numbers
 
 # Settings that do not change what the model computes.
 NOT_STRUCTURE = (

@@ -2,7 +2,7 @@
 
 This file, torch_attention.py and placeholders.py depend on torch alone: `headprune.save(..., portable=True)` ships them
 inside the checkpoint, so that the pruned model loads where headprune is not installed. Everything here works from a
-plan, a list of plain dictionaries with one entry per changed site, which `headprune.units.cutting.plan` makes and a
+plan, a list of plain dictionaries with one entry per changed site, which `headprune.units.slicing.plan` makes and a
 checkpoint stores:
 
     path, o          the module of the site, and its output projection

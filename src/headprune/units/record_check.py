@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.module_paths import submodule
-from headprune.units.cutting.record import ATTRIBUTES, NAMES, removed_members
 from headprune.units.dense_model import dense_class, dense_on_meta
 from headprune.units.linear import in_features, is_plain, refuse_computed
+from headprune.units.slicing.record import ATTRIBUTES, NAMES, removed_members
 from headprune.units.spec import Kind, Site
 
 OTHER_RECORD = (

@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.module_paths import submodule
 from headprune.units.attention import applications_of, attention_sites, stack_of
-from headprune.units.cutting.record import removed_members
 from headprune.units.families import FeedForward, family_of
 from headprune.units.feed_forward import feed_forward_sites
 from headprune.units.record_check import check_record
+from headprune.units.slicing.record import removed_members
 from headprune.units.spec import Kind, Site
 
 KINDS: tuple[Kind, ...] = ("heads", "neurons")

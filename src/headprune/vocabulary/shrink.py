@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from headprune.errors import VocabularyError
 from headprune.hooks.offload import refuse_offloaded
 from headprune.hooks.outputs import largest_difference, run
-from headprune.units.cutting.undo import Undo
+from headprune.units.slicing.undo import Undo
 from headprune.vocabulary import tokenizer_json
 from headprune.vocabulary.config_ids import configs_of, configs_with_vocabulary, renumber, special_ids
 from headprune.vocabulary.needed_tokens import Pieces

@@ -9,8 +9,8 @@ from transformers import PretrainedConfig
 
 from .config_patterns import EXPERTS, EXPERTS_PER_TOKEN, FRAMES, POSITIONS, WINDOWS
 from .config_tree import Node, nodes
+from .exceptions_by_model_type import apply_exceptions
 from .layers import reduce_depth
-from .per_model import apply_exceptions
 from .rotary import reduce_rotary
 from .tokens import reduce_vocabulary
 from .widths import WidthMap, reduce_heads

@@ -14,7 +14,7 @@ from torch import nn
 import headprune
 from headprune.checkpoint.atomic_files import write_text
 from headprune.checkpoint.save_load import load, save
-from headprune.forms import differing, other_settings
+from headprune.json_forms import differing, other_settings
 from headprune.measure.costs import total_parameters
 from headprune.papers.all_attention.plan import PAPER, Row, Settings, build, rows_of
 from headprune.papers.all_attention.text import Text

@@ -8,14 +8,14 @@ import torch
 from transformers import PreTrainedModel
 
 from headprune.criteria import Criterion
-from headprune.criteria.columns import ColumnCriterion
+from headprune.criteria.column_criteria import ColumnCriterion
 from headprune.criteria.elimination import Elimination
 from headprune.criteria.elimination_math import eliminate
 from headprune.criteria.scoring_pass import finite, only
 from headprune.errors import NonFiniteError, ScheduleError
 from headprune.layerwise.site_inputs import SiteInputs
 from headprune.search.selection import ranked
-from headprune.signals.columns import Columns, add_columns, output_weight
+from headprune.signals.column_statistics import Columns, add_columns, output_weight
 from headprune.signals.moments import Gathering
 from headprune.units import Member, Site, kept_mask, nan_scores
 

@@ -27,7 +27,7 @@ from headprune.search.layerwise.widths import errors_of, widths
 from headprune.search.observers import Observer
 from headprune.search.schedules.schedule import Removal
 from headprune.search.selection import least_units
-from headprune.signals.reach import named_sites
+from headprune.signals.reached_sites import named_sites
 from headprune.tasks import Task
 from headprune.units import Member, Site, by_site, sites_of
 

@@ -14,7 +14,7 @@ from headprune.layerwise.walker import Layer, Walker
 from headprune.search.budget import Prices, units
 from headprune.search.config import PruneConfig
 from headprune.search.selection import choose
-from headprune.signals.columns import Columns, add_columns
+from headprune.signals.column_statistics import Columns, add_columns
 from headprune.signals.moments import real_outputs
 from headprune.units import Site, by_site, nan_scores
 from headprune.units.linear import is_transposed

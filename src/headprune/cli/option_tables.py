@@ -1,7 +1,7 @@
 """Generates the tables of options in the documentation.
 
-`python -m headprune.cli.reference docs` updates those in docs/cli.md and docs/runs.md. Each is between two comments,
-`<!-- options of prune -->` and `<!-- end -->`; the text around them is not generated.
+`python -m headprune.cli.option_tables docs` updates those in docs/cli.md and docs/runs.md. Each is between two
+comments, `<!-- options of prune -->` and `<!-- end -->`; the text around them is not generated.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from headprune.errors import HeadSelectionError, UnsupportedModelError
 from headprune.surgery.check_removable import check_removable
 from headprune.units import Kind, Member, sites_of
-from headprune.units.cutting.plan import plan
-from headprune.units.cutting.record import write_record
-from headprune.units.cutting.removal import remaining
 from headprune.units.dense_model import quiet
 from headprune.units.quirks import restructure
+from headprune.units.slicing.plan import plan
+from headprune.units.slicing.record import write_record
+from headprune.units.slicing.removal import remaining
 
 
 def learn_layout(kind: type[PreTrainedModel], config: PreTrainedConfig, kinds: Collection[Kind]) -> None:

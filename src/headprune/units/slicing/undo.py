@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from headprune.units.cutting.record import NAMES
+from headprune.units.slicing.record import NAMES
 
 PARTS = ("_parameters", "_buffers", "_modules")  # dictionaries of a module that surgery writes into
 RECORDS = (*NAMES.values(), "headprune")  # entries of the config that surgery writes

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from torch import nn
 
 from headprune.hooks.offload import load_for_good, rewrap_forward
-from headprune.units.cutting.plan import plan
-from headprune.units.cutting.record import write_record
-from headprune.units.cutting.slices import Slices
 from headprune.units.members import Member, by_site
 from headprune.units.quirks import restructure
+from headprune.units.slicing.plan import plan
+from headprune.units.slicing.record import write_record
+from headprune.units.slicing.slices import Slices
 from headprune.units.spec import Site
 
 

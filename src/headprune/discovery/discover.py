@@ -11,17 +11,17 @@ from torch.nn.utils.parametrize import is_parametrized
 from transformers import PreTrainedModel
 
 from headprune.discovery.attention import Discovery, DiscoveryError, discover_class, twin_of
-from headprune.discovery.dense_site import DenseSite, site_of
 from headprune.discovery.plain_modules import discover_module
+from headprune.discovery.sites_from_layouts import DenseSite, site_of
 from headprune.discovery.twin import sample_runs, small_config
 from headprune.errors import UnsupportedModelError
 from headprune.hooks.module_paths import submodule
 from headprune.hooks.torch_attention import original_class
 from headprune.units.attention import HOW_TO_REGISTER, refuse_bad_record, stack_of
-from headprune.units.cutting.record import removed_members
 from headprune.units.dense_model import dense_class, dense_config
 from headprune.units.linear import refuse_computed
 from headprune.units.placeholders import Bias, Zeros
+from headprune.units.slicing.record import removed_members
 from headprune.units.spec import Site
 
 

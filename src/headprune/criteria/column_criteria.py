@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from headprune.signals import SiteRequest
-    from headprune.signals.columns import Columns
+    from headprune.signals.column_statistics import Columns
     from headprune.units import Site
 
 
@@ -27,11 +27,11 @@ class ColumnCriterion(Criterion):
         return columns.sum(-1)
 
     def site_request(self) -> SiteRequest:
-        from headprune.signals.columns import ColumnRequest
+        from headprune.signals.column_statistics import ColumnRequest
 
         return ColumnRequest()
 
     def score_site(self, model: PreTrainedModel, site: Site, gathered: Columns) -> torch.Tensor:
-        from headprune.signals.columns import output_weight
+        from headprune.signals.column_statistics import output_weight
 
         return self.of_members(site.split(self.of_columns(output_weight(model, site), gathered)))
