@@ -97,10 +97,23 @@ def _write_tables(folder: Path) -> None:
     frame.to_json(folder / "rows.json", orient="records")
     frame.to_parquet(folder / "rows.parquet")
     (folder / "rows.txt").write_text("\n".join(row["text"] for row in rows) + "\n")
+    _write_images(folder)
     for name, cases in CASES_OF_TASKS.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in cases))
         cells = [{k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()} for row in cases]
         pandas.DataFrame(cells).to_csv(folder / f"{name}.csv", index=False)
+
+
+def _write_images(folder: Path) -> None:
+    import numpy
+    from PIL import Image
+
+    images = numpy.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=numpy.uint8)
+    numpy.savez(folder / "images.npz", x=images, y=numpy.array([0, 1, 0, 1]))
+    for number, image in enumerate(images):
+        place = folder / "images" / ("cat", "dog")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{number}.png")
 
 
 def _write_records(runs: Path) -> None:

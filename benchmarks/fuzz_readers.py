@@ -221,6 +221,24 @@ def load_table(name: str, model_class: str = "BertForSequenceClassification") ->
     return read
 
 
+def load_images(name: str) -> Read:
+    """An archive of images or a folder of files, with the preparation that models without a processor get."""
+
+    def read(root: Path) -> None:
+        import transformers
+
+        import headprune
+
+        if "images" not in MODELS:
+            sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+            names = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
+            config = transformers.ViTConfig(**sizes, **names, image_size=8, patch_size=4)
+            MODELS["images"] = transformers.ViTForImageClassification(config)
+        headprune.load_examples(MODELS["images"], root / "data" / name, processor=root / "options").batches(2)
+
+    return read
+
+
 def read_study(root: Path) -> None:
     from headprune.runs.studies.spec import read_study, study_of
     from headprune.runs.studies.study_runs import make_groups
@@ -395,6 +413,8 @@ TARGETS = (
         Target(f"table: {name}.csv", f"data/{name}.csv", mutate_bytes, load_table(f"{name}.csv", kind), 0.5)
         for name, kind in TASKS.items()
     ),
+    Target("images: npz", "data/images.npz", mutate_bytes, load_images("images.npz"), 0.7),
+    Target("images: folder", "data/images/cat/0.png", mutate_bytes, load_images("images"), 0.7),
     Target("kept tokens", "shrunk/kept_tokens.json", mutate_json, kept_tokens, 0.5, writes=("new/kept_tokens.json",)),
     Target("export.json", "export/export.json", mutate_json, earlier_export, 0.5),
     Target("latency table", "cache/latency.json", mutate_json, latency_times, 0.5),

@@ -174,6 +174,20 @@ def test_wrong_archives(case: str, tmp_path: Path) -> None:
         load_examples(ZOO["vit"].build(), archive(tmp_path / "x.npz", **arrays), processor=tmp_path).batches(2)
 
 
+@pytest.mark.parametrize("damage", ["end", "header", "data", "one array"])
+def test_a_damaged_archive_is_refused(damage: str, tmp_path: Path) -> None:
+    data = archive(tmp_path / "x.npz", x=pictures(2, 16, 16, 3))
+    content = data.read_bytes()
+    if damage == "one array":
+        with data.open("wb") as file:
+            numpy.save(file, pictures(2, 16, 16, 3))
+    else:
+        place = {"end": len(content) - 22, "header": 0, "data": len(content) // 2}[damage]
+        data.write_bytes(content[:place] + bytes(8) + content[place + 8 :])
+    with pytest.raises(DataError, match="is not a numpy archive without pickles"):
+        load_examples(ZOO["vit"].build(), data, processor=tmp_path).batches(2)
+
+
 def test_wrong_processors_and_files(tmp_path: Path) -> None:
     data = archive(tmp_path / "x.npz", x=pictures(1, 16, 16, 3))
     for settings, message in (

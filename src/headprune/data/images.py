@@ -106,8 +106,10 @@ def _from_archive(path: Path, split: str | None) -> ImageSource:
     refusal = f"{path} is not a numpy archive without pickles; write it with numpy.savez."
     try:
         archive = numpy.load(path, allow_pickle=False)
-    except (ValueError, OSError):
+    except Exception:  # whatever zipfile, zlib and numpy raise on damaged bytes
         raise DataError(refusal) from None
+    if isinstance(archive, numpy.ndarray):  # of numpy.save
+        raise DataError(refusal)
     candidates = [f"x_{split}"] if split else ["x", "x_train", "x_test"]
     name = next((name for name in candidates if name in archive), None)
     if name is None:
@@ -116,7 +118,7 @@ def _from_archive(path: Path, split: str | None) -> ImageSource:
     try:
         images = archive[name]
         targets = archive.get(label_name)
-    except ValueError:
+    except Exception:  # as above
         raise DataError(refusal) from None
     if images.ndim not in (3, 4):
         raise DataError(
