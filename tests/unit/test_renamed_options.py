@@ -79,6 +79,11 @@ def test_criteria_have_their_old_names(old: str, new: str) -> None:
         make(new)
 
 
+@pytest.mark.filterwarnings("error")
+def test_records_with_former_names_of_criteria_are_read_without_a_warning() -> None:
+    assert migrated({"criterion": "repair"})["criterion"] == str(make("residual-gradient"))
+
+
 def test_the_error_of_studies_has_its_old_name() -> None:
     with pytest.warns(FutureWarning, match="SweepError is called StudyError now") as warned:
         from headprune.errors import SweepError  # type: ignore[attr-defined]

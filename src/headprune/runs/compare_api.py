@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from headprune.extras import need_report
 from headprune.measure.compare_at_budget import AtBudget
 from headprune.measure.curves import curve_rows
 from headprune.measure.trajectory import Step
-from headprune.progress import Phase, describe_phase, progress_bar
 from headprune.reports.format import interval_text, measured_text, value_text, verdict_of
 from headprune.reports.plots import plot_runs
 from headprune.reports.run_view import RunView, load_runs
@@ -24,7 +23,7 @@ from headprune.runs.compare import Row
 from headprune.runs.studies.run_study import SerialExecutor, run_study
 from headprune.runs.studies.spec import SHARED, study_of
 from headprune.runs.studies.study_runs import make_groups
-from headprune.search.observers import Observer
+from headprune.search.progress_bars import StudyBar
 
 
 @dataclass(frozen=True, repr=False)
@@ -134,44 +133,7 @@ def compare(
         }
     )
     (group,) = groups = make_groups(study, Path(out))
-    with _Bar(len(group.jobs), progress) as bar:
+    with StudyBar(len(group.jobs), progress) as bar:
         (result,) = run_study(groups, SerialExecutor(), observer=bar, overwrite=overwrite)
     runs = {row.name: load_runs([Path(out) / name for name in row.runs]) for row in result.rows}
     return CompareResult(Path(out), tuple(result.rows), tuple(verdict_of(result.rows)), runs)
-
-
-TITLE = "Comparing"
-
-
-class _Bar(Observer):
-    """A progress bar of finished runs, with the metric of the current one."""
-
-    def __init__(self, runs: int, shared: bool | None) -> None:
-        self.bar = progress_bar(TITLE, runs, unit="runs", show=shared)
-        self.name = ""
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.close()
-
-    def study(self, jobs: Sequence[Any], finished: Collection[Any]) -> None:
-        self.bar.update(len(finished))
-
-    def run(self, name: str, job: Any = None, *, again: bool = False) -> Observer:
-        self.name = name
-        return self
-
-    def step(self, step: Step, seconds: Mapping[str, float]) -> None:
-        self.replayed(step)
-
-    def replayed(self, step: Step) -> None:
-        self.bar.set_postfix(run=self.name, heads=step.heads, metric=f"{step.metric:.4g}", refresh=False)
-        describe_phase(self.bar, TITLE, "")
-
-    def phase(self, phase: Phase) -> None:
-        describe_phase(self.bar, TITLE, f"{self.name}, {phase}")
-
-    def end(self, error: Exception | None = None) -> None:
-        self.bar.update()

@@ -29,7 +29,8 @@ from headprune.search.check_budget import refuse_unreachable
 from headprune.search.check_replayed import check_replay
 from headprune.search.config import PruneConfig, config_from
 from headprune.search.memory import cache_bytes
-from headprune.search.observers import Callback, Journal, Observer, OnStep, ProgressBar
+from headprune.search.observers import Callback, Journal, Observer, OnStep
+from headprune.search.progress_bars import PruningBar
 from headprune.search.prune_result import PruneResult
 from headprune.search.rescore import AUTO, EVERY
 from headprune.search.schedules.greedy import Greedy
@@ -318,7 +319,7 @@ def prune(
     """
     settings = config_from(options, config)
     main = distributed.is_main()
-    with ProgressBar(settings, show=progress if main else False) as bar:
+    with PruningBar(settings, show=progress if main else False) as bar:
         watching = [*observers, *([] if on_step is None else [Callback(on_step)]), bar] if main else [bar]
         pruner = Pruner(
             model, batches, settings, evaluation=evaluation, observers=watching, at_point=at_point if main else None

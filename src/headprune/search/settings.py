@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,6 +87,8 @@ def _full_name(criterion: Any) -> Any:
     from headprune.criteria import make
 
     try:
-        return str(make(criterion))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # earlier versions wrote earlier names
+            return str(make(criterion))
     except CriterionError:  # of a plugin that is not imported now
         return criterion

@@ -20,7 +20,7 @@ from headprune.hooks.offload import refuse_offloaded
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import Metric, MetricFunction, MetricValue, choose_metric
 from headprune.measure.predictions import Predictions
-from headprune.search.observers import TrainingBar
+from headprune.search.progress_bars import TrainingBar
 from headprune.tasks import Task, task_of
 from headprune.training.config import TrainConfig, train_config
 from headprune.training.dataset import as_examples
