@@ -3,6 +3,7 @@
 scores    equal          the default criterion gives the same finite scores for a batch of two samples and for each
                          of them alone
           differ         it gives others
+          no samples     the code of the model itself computes others for a sample in a batch, or draws at random
 rounds    finished       a run to 0.8 of the FLOPs, in two rounds, ends
           too wide       the small model has feed-forward layers so wide that a run takes minutes
 both      refused        headprune says why not
@@ -80,12 +81,25 @@ def _compare_batches(model: Any, batch: dict[str, Any]) -> str:
     alone = [task.select(batch, slice(row, row + 1)) for row in range(batch_size(batch))]
     if any(_failure(model, sample) for sample in alone):
         return "not run"
+    logits = [[_logits(model, task, data) for data in samples] for samples in ([batch], alone)]
+    if not _close(logits[0][0], torch.cat(logits[1])):
+        return "no samples"
     both, single = (headprune.score(model, data, progress=False).scores for data in ([batch], alone))
     known = ~single.isnan()
     scale = float(single[known].abs().max()) if known.any() else 0.0
     finite = bool(torch.isfinite(both[known]).all() and torch.isfinite(single[known]).all())
     close = torch.allclose(both[known], single[known], rtol=TOLERANCE, atol=TOLERANCE * scale)
     return "equal" if finite and close and torch.equal(known, ~both.isnan()) else "differ"
+
+
+def _logits(model: Any, task: Any, batch: dict[str, Any]) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = task.logits(model(**task.inputs(copy.deepcopy(batch))))
+    return logits
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, atol=TOLERANCE * float(other.abs().max()))
 
 
 def _prune(model: Any, batch: dict[str, Any]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from headprune.errors import EquivalenceError
 from headprune.hooks.residual_stream import streams
 from headprune.layerwise.site_inputs import SiteTokens
 from headprune.layerwise.site_passes import SitePasses
-from headprune.repair.dense_targets import DenseTargets
+from headprune.repair.dense_targets import DenseTargets, TargetRecorder
 from headprune.repair.front_to_back import remove_front_to_back, repair_front_to_back, running_order
 from headprune.repair.regression import DENSE_RIDGES, Repair, Sums, fit
 from headprune.signals.sensitivity import FLOOR, token_weights
@@ -265,3 +267,34 @@ def test_every_site_is_verified_where_a_check_is_wanted(monkeypatch: pytest.Monk
     monkeypatch.setattr("headprune.surgery.remove_units.slice_weights", slice_wrongly)
     with pytest.raises(EquivalenceError):
         remove_front_to_back(model, sites, chosen, [batch], task_of(model), "lstsq", batch)
+
+
+class TwoBranches(torch.nn.Module):
+    """An output map that runs twice, whose second output nothing reads, as in the last layer of LXMERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.o = torch.nn.Linear(4, 4)
+
+    def forward(self, text: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        read = text + self.o(text)
+        image + self.o(image)
+        return read
+
+
+def test_tokens_of_an_application_that_nothing_reads_have_no_weight() -> None:
+    """The gradients that came belong to their own application, not to the last ones in order."""
+    model = TwoBranches()
+    site = dataclasses.replace(all_sites(ZOO["bert"].build())[0], path="", o="o")
+    task = SimpleNamespace(site_tokens=lambda site, batch, tokens: None, rows=lambda batch: 1)
+    recorder = TargetRecorder(task)  # type: ignore[arg-type]
+    text, image = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 5, 4, requires_grad=True)
+    recorder.begin({"input_ids": torch.zeros(2, 3)})
+    with recorder.watching(model, [site]):  # type: ignore[arg-type]
+        model(text, image).sum().backward()
+    recorder.end(0)
+    (target,) = recorder.targets.values()
+    assert target.applications == 2
+    assert [len(part) for part in target.outputs] == [2 * 3 + 2 * 5]
+    (squares,) = target.weights or ()
+    assert squares.tolist() == [4.0] * 6 + [0.0] * 10  # four outputs with a gradient of 1 each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -16,9 +17,11 @@ from headprune.errors import DataError
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS, agreement, choose_metric
 from headprune.measure.predictions import Predictions
+from headprune.tasks import task_of
 from oracles import IGNORED
 from run_helpers import bert
 from score_helpers import labelled
+from task_models import CASES
 from zoo import VOCAB, ZOO, text_batch
 
 LABELS = [0, 0, 1, 1, 1, 2, 2, 0]
@@ -346,3 +349,18 @@ def test_a_metric_of_another_task_is_refused() -> None:
     for name in ("accuracy", "f1", "matthews", "perplexity"):
         with pytest.raises(DataError, match=name):
             headprune.prune(model, batches, metric=name, keep=11)
+
+
+def test_a_transcript_as_long_as_its_frames_is_a_text() -> None:
+    """A new token in every frame: as many as there are logits, and still one prediction per sample."""
+    task = task_of(next(case for case in CASES if case.id == "ctc-wav2vec2").build())
+    path = torch.tensor([[3, 4, 5], [6, 7, 7]])
+    logits = functional.one_hot(path, 12).double()
+    measured = Predictions(task)
+    measured.add({"input_values": torch.zeros(2, 3)}, SimpleNamespace(logits=logits), logits)
+    assert measured.values.tolist() == [[3, 4, 5], [6, 7, IGNORED]]
+    other = Predictions(task)
+    path = torch.tensor([[3, 4, 5], [6, 6, 6]])
+    other.add({"input_values": torch.zeros(2, 3)}, None, functional.one_hot(path, 12).double())
+    assert METRICS["fidelity"].of(measured, measured).value == 1.0
+    assert METRICS["fidelity"].of(other, measured).value == 0.5  # of two transcripts one is the same

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,3 +199,32 @@ def test_attribution_gives_no_score_to_a_tower_that_does_not_run() -> None:
     assert vision
     assert scores[vision].isnan().all()
     assert (scores[[row for row in range(len(scores)) if row not in vision]] != 0).any()
+
+
+@pytest.mark.slow
+def test_a_model_with_a_number_of_layers_per_stack_is_pruned_and_saved(tmp_path: Path) -> None:
+    """LXMERT: its config has a dict where others have a number, and its last layer a branch that no output reads."""
+    torch.manual_seed(0)
+    config = tf.LxmertConfig(
+        vocab_size=60,
+        hidden_size=32,
+        num_attention_heads=4,
+        intermediate_size=40,
+        l_layers=1,
+        x_layers=2,
+        r_layers=1,
+        visual_feat_dim=8,
+    )
+    model = tf.LxmertModel(config).eval()
+    batch = {
+        "input_ids": torch.randint(5, 50, (3, 7)),
+        "attention_mask": torch.ones(3, 7, dtype=torch.long),
+        "visual_feats": torch.randn(3, 5, 8),
+        "visual_pos": torch.rand(3, 5, 4),
+    }
+    headprune.prune(model, [batch], keep_flops=0.8, rounds=2)
+    headprune.save(model, tmp_path / "pruned")
+    loaded = headprune.load(tmp_path / "pruned")
+    with torch.no_grad():
+        expected, actual = (each(**batch).language_output for each in (model, loaded))
+    assert torch.allclose(expected, actual, atol=1e-6)

@@ -91,6 +91,8 @@ def _per_layer_numbers(model: PreTrainedModel, sites: Sequence[Site], settings: 
 def _layers(sites: Sequence[Site], settings: Settings) -> dict[int, dict[str, Any]] | None:
     """Layer -> its counts; None where a layer has several sites of a kind, or a site belongs to none."""
     layers: dict[int, dict[str, Any]] = {}
+    if not isinstance(settings["num_hidden_layers"], int):  # LXMERT has a number per stack
+        return None
     for site in sites:
         number = re.search(r"\.(\d+)\.", f".{site.path}.")
         if number is None or not 0 <= int(number[1]) < settings["num_hidden_layers"]:

@@ -182,7 +182,7 @@ def _fidelity_of_samples(predictions: Predictions, reference: Predictions) -> Me
         return MetricValue(math.nan)
     if values.is_floating_point():
         return _correlation(reference_values, values)
-    if predictions.task.name == "ctc":
+    if predictions.task.transcribes:
         width = max(values.shape[1], reference_values.shape[1])
         values, reference_values = (
             torch.nn.functional.pad(p, (0, width - p.shape[1]), value=IGNORED) for p in (values, reference_values)

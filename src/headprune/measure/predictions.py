@@ -83,7 +83,8 @@ class Predictions:
         size: int,
     ) -> None:
         sample_ids = torch.arange(size, device=predicted.device)
-        if predicted.dim() == 2 and predicted.shape == logits.shape[:2] and self.task.per_token:
+        per_token = self.task.per_token and not self.task.transcribes
+        if per_token and predicted.dim() == 2 and predicted.shape == logits.shape[:2]:
             counted = self.task.real_tokens(batch, logits) if targets is None else targets != IGNORED
             sample_ids = sample_ids[:, None].expand(predicted.shape)[counted]
             predicted, targets = predicted[counted], None if targets is None else targets[counted]

@@ -42,7 +42,7 @@ class _Parts:
 
     outputs: list[torch.Tensor] = field(default_factory=list)
     streams: list[torch.Tensor] = field(default_factory=list)
-    squares: list[torch.Tensor] = field(default_factory=list)  # of the gradients, the last application first
+    squares: dict[int, torch.Tensor] = field(default_factory=dict)  # of the gradients, by application
     routed: bool = False
 
     @property
@@ -86,6 +86,7 @@ class TargetRecorder:
             target = self.targets[index]
             target.numbers.append(number)
             target.routed |= parts.routed
+            target.applications = max(target.applications, len(parts.outputs))
             if self.kept:
                 target.outputs.append(_joined(parts.outputs))
                 if target.streams is not None and parts.added:
@@ -93,8 +94,9 @@ class TargetRecorder:
                 else:
                     target.streams = None
             if target.weights is not None:
-                nothing = [torch.zeros(sum(len(part) for part in parts.outputs))]
-                target.weights.append(_joined(parts.squares[::-1] or nothing))
+                # An application that the predictions do not depend on, such as the last of a branch, has no gradient.
+                squares = [parts.squares.get(n, torch.zeros(len(part))) for n, part in enumerate(parts.outputs)]
+                target.weights.append(_joined(squares))
 
     def _output_hook(self, site: Site) -> Any:
         def record(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
@@ -108,10 +110,11 @@ class TargetRecorder:
             if not torch.is_grad_enabled():
                 return output
             output = tracked_output(output)
+            application = len(parts.outputs) - 1
 
             def record_gradient(gradient: torch.Tensor) -> None:
                 tokens, _ = real_outputs(site, batch, gradient, self.task)
-                parts.squares.append(widened(tokens).square().sum(1).cpu())
+                parts.squares[application] = widened(tokens).square().sum(1).cpu()
 
             at_gradient(output, record_gradient)
             return output

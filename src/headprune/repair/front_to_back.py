@@ -43,6 +43,7 @@ class Target:
     outputs: ActivationStore  # [tokens x out]: those of the dense model
     streams: ActivationStore | None  # [tokens x out]: the residual stream that they are added to; None if unknown
     weights: list[torch.Tensor] | None  # [tokens]
+    applications: int = 1  # how often a pass runs the site, which the structure of a model does not always say
     routed: bool = False  # whether it is an expert, which gets only the tokens that are routed to it
     numbers: list[int] = field(default_factory=list)  # batch numbers in all the data
 
@@ -102,6 +103,7 @@ def _gather_sums(
     sums: Sums | None = None
     weight, bias = output_map(model, site)
     streams = target.streams is not None and catch_up > 0
+    site = replace(site, applications=target.applications)
     with distributed.fail_together():
         for number, (tokens, dense_outputs) in enumerate(
             zip(inputs.at(site, streams=streams), target.outputs, strict=True)

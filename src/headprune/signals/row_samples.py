@@ -106,7 +106,14 @@ class RowSamples:
         # A sample with many images, as one without any has no rows to compare.
         tested = max(range(self.size), key=lambda row: (sum(counts[row] for counts in self.packed.values()), row))
         single = self.task.select(self.batch, slice(tested, tested + 1))
-        together, alone = self._prints(paths, self.batch), self._prints(paths, single)
+        together = self._prints(paths, self.batch)
+        try:
+            alone = self._prints(paths, single)
+        except (RuntimeError, ValueError, IndexError) as error:  # a part of a batch that does not fit together
+            raise DataError(
+                f"The rows of this batch cannot be separated by sample, as {type(self.model).__name__} does not run on "
+                f"one of its samples alone ({' '.join(str(error).split())[:200]}); give batches of one sample."
+            ) from None
         for path in paths:
             prints = together.get(path, [])
             if all(self._is_plain(torch.Size((*shape, 1))) for shape, _ in prints):

@@ -45,6 +45,7 @@ class Task:
     pipeline_tag: ClassVar[str] = ""  # its name on the hub and in pipelines of transformers
     label_names: ClassVar[tuple[str, ...]] = ("labels",)
     per_token: ClassVar[bool] = False  # whether logits have a token axis
+    transcribes: ClassVar[bool] = False  # whether a prediction is a text without positions of the logits
     over_tokens: ClassVar[bool] = False  # whether the softmax is over tokens and not over classes
     classes: ClassVar[bool] = True  # whether predictions are classes that can agree
     reduction: Literal["mean", "sum"] = "mean"  # how the loss of the model reduces over samples

@@ -121,6 +121,7 @@ class SpeechCTC(Task):
     title = "Speech recognition by CTC"
     data = "batches of input values or features and token ids, from Python"
     per_token = True
+    transcribes = True
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
