@@ -165,11 +165,15 @@ def layers_of_run(root: Path) -> None:
 
     from headprune.checkpoint.save_load import load_structure
     from headprune.runs.layerwise import LayerFolder
+    from headprune.search.config import PruneConfig
+    from headprune.search.layerwise.pruning import LayerwisePruning
+    from headprune.tasks import task_of
 
     model = load_structure(root / "dense")
+    pruning = LayerwisePruning(model, (), PruneConfig(schedule="layerwise", keep_flops=0.9), task_of(model))
     run: Any = SimpleNamespace(path=root / "runs" / "run")
     layers = [f"bert.encoder.layer.{number}" for number in range(2)]
-    LayerFolder(run, model, layers, stored=None, device=torch.device("cpu")).widths(dict)
+    LayerFolder(run, model, layers, stored=None, device=torch.device("cpu")).widths(pruning)
 
 
 def cycle_of_recovery(root: Path) -> None:

@@ -138,14 +138,14 @@ class LayerwisePruning:
     def _unreached(self, errors: torch.Tensor) -> list[Site]:
         """The sites that got no token; one that was named is refused, as its layer is never there to be pruned."""
         pruned = [site for site in self.sites if site.kept and site.kind in self.config.units]
-        found = [site for site in pruned if errors[site.index, list(site.kept)].isnan().any()]
-        named = [site for site in found if site.index in (self.config.sites or ())]
+        missing = [site for site in pruned if errors[site.index, list(site.kept)].isnan().any()]
+        named = [site for site in missing if site.index in (self.config.sites or ())]
         if named:
             raise ScheduleError(
                 f"The layer-wise schedule prunes layers as they run, and no calibration sample reaches "
                 f"{named_sites(named)}; give data that does, or use --schedule rounds."
             )
-        return found
+        return missing
 
     def prune(self, removal: Removal, observers: Sequence[Observer] = ()) -> Removal:
         """Prune all layers to the widths of this removal, or remove its members; tells the observers of each layer, and
