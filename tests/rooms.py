@@ -55,7 +55,8 @@ MAY_IMPORT = {
     "runs": "config hooks units tasks surgery vocabulary layerwise measure criteria repair search checkpoint run_folder"
     " data training snippets exports reports",
     "papers": "models units tasks surgery measure criteria search checkpoint run_folder data training reports runs",
-    "cli": "config units measure criteria search checkpoint data training snippets exports reports runs papers",
+    "cli": "config units measure criteria search checkpoint run_folder data training snippets exports reports runs"
+    " papers",
     "__main__": "cli",
 }
 # Imports against that direction, inside a function, and why.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import transformers
 import headprune
 from headprune.cli.progress import training_line
 from headprune.display import counted
+from headprune.errors import CriterionError
 from headprune.measure.metrics import METRICS
 from headprune.measure.predictions import Predictions
 from headprune.reports.format import calibration_text, interval_text, measured_text
@@ -21,6 +23,7 @@ from headprune.tasks import task_of
 from recovery_helpers import labelled, pair
 from run_helpers import bert, material, prune_command, tokenizer
 from run_helpers import headprune as program
+from zoo import ZOO, text_batch
 
 
 @pytest.mark.parametrize(
@@ -160,3 +163,29 @@ def test_training_shows_a_bar_and_has_a_frame(capsys: pytest.CaptureFixture[str]
     unmeasured = headprune.finetune(model, labelled(4), batch_size=4, progress=False)._repr_html_()
     assert "evaluation=batches" in unmeasured
     assert ">before<" not in unmeasured
+
+
+# --- what a run says of itself ---
+
+
+def test_a_run_that_nothing_stops_says_so_and_one_that_is_resumed_or_finished_too(tmp_path: Path) -> None:
+    m, out = material(), tmp_path / "run"
+    command = prune_command(m.bert, m.data_csv, out, "--every", "6")
+    first = program(*command)
+    assert "Nothing stopped the run before the last unit; give --keep, --max-drop" in " ".join(first.out.split())
+    assert "Resuming" not in first.err
+    again = program(*command)
+    assert f"{out} is finished; it goes on only if other stopping rules are given." in again.err
+    record = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({name: record[name] for name in record if name != "result"}))
+    lines = (out / "steps.jsonl").read_text().splitlines(keepends=True)
+    (out / "steps.jsonl").write_text("".join(lines[:2]))
+    resumed = program(*command)
+    assert f"Resuming {out}: 1 step is repeated first, with its repairs." in resumed.err
+    kept = program(*prune_command(m.bert, m.data_csv, tmp_path / "kept", "--keep", "0.5"))
+    assert "Nothing stopped" not in kept.out
+
+
+def test_a_misspelt_option_in_python_is_named() -> None:
+    with pytest.raises(CriterionError, match="There is no option 'keep_flop'; did you mean 'keep_flops'"):
+        headprune.prune(ZOO["bert"].build(), [text_batch(0)], keep_flop=0.9)

@@ -85,5 +85,7 @@ def print_evaluation(result: EvaluateResult) -> None:
         sentences.append(
             f"Agreement with the dense model: {value_text('agreement', result.agreement)} {interval}".rstrip()
         )
+    if result.dense is None:
+        sentences.append("It is not compared with a dense model; name one with --dense.")
     for sentence in sentences:
-        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+        console.print(sentence, highlight=False, markup=False)

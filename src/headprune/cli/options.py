@@ -14,6 +14,7 @@ import typer
 from headprune.cli.config_file import config_parameter
 from headprune.config.groups import ModelOptions
 from headprune.config.option import Groups, Option, only, options_of
+from headprune.errors import HeadpruneError
 
 OPTIONS, OUTPUT = "Options", "Output"
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=only(ModelOptions, "model")[0].help)]
@@ -107,6 +108,22 @@ def resumable(out: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(f"Interrupted. The same command resumes the work in {out}.", err=True)
         raise typer.Exit(130) from None
+
+
+def say_resumed(out: Path) -> None:
+    """Say on stderr that a run has steps already, which are repeated before new ones are taken."""
+    from headprune.run_folder import read_run
+
+    try:
+        record, known = read_run(out)
+    except HeadpruneError:  # there is none, or opening it says what is wrong
+        return
+    steps = len(known) - 1
+    if record.get("result"):
+        typer.echo(f"{out} is finished; it goes on only if other stopping rules are given.", err=True)
+    elif steps > 0:
+        repeated = "1 step is repeated first, with its repairs" if steps == 1 else f"{steps} steps are repeated first"
+        typer.echo(f"Resuming {out}: {repeated}.", err=True)
 
 
 def print_json(value: Any) -> None:

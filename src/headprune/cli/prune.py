@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from headprune import distributed
-from headprune.cli.options import Json, Model, Overwrite, Plugin, RunFolder, print_json, resumable, with_options
+from headprune.cli.options import (
+    Json,
+    Model,
+    Overwrite,
+    Plugin,
+    RunFolder,
+    print_json,
+    resumable,
+    say_resumed,
+    with_options,
+)
 from headprune.config.groups import (
     BudgetOptions,
     CalibrationOptions,
@@ -56,6 +66,8 @@ def prune(
     experiment = Experiment(model=model, **values_of(Experiment, options))
     distributed.start()
     measure = None if experiment.budget is None else experiment.budget.measure
+    if not overwrite:
+        say_resumed(out)
     with (
         resumable(out),
         live_curve(f"Pruning by {experiment.criterion}", measure) as curve,

@@ -46,7 +46,7 @@ def print_run(out: Path, record: Mapping[str, Any], console: Console | None = No
         highlight=False,
         markup=False,
     )
-    for text in (vocabulary_text(record), calibration_text(record)):
+    for text in (_nothing_left(result), vocabulary_text(record), calibration_text(record)):
         if text:
             console.print(text, highlight=False, markup=False)
     saved = record.get("savings")
@@ -56,6 +56,15 @@ def print_run(out: Path, record: Mapping[str, Any], console: Console | None = No
         if "note" in saved:
             console.print(saved["note"], highlight=False)
     console.print(f"The run is in {escape(str(out))}; the model is in {escape(str(out / 'model'))}.", highlight=False)
+
+
+def _nothing_left(result: Mapping[str, Any]) -> str:
+    """What to do about a run that no rule stopped."""
+    if not result.get("units") or any(left for _, left in result["units"].values()):
+        return ""
+    return (
+        "Nothing stopped the run before the last unit; give --keep, --max-drop, --knee or a budget such as --speedup 2."
+    )
 
 
 def _savings_table(savings: Mapping[str, Any]) -> Table:

@@ -40,7 +40,7 @@ class Examples:
             return Examples(self.rows.select(indices), self.padding)
         return Examples([self.rows[index] for index in indices], self.padding)
 
-    def sample(self, count: int | None, seed: int) -> Examples:
+    def sample(self, count: int | None, seed: int = 0) -> Examples:
         """A seeded random sample of `count` examples in their original order; all examples if there are fewer."""
         if count is None or count >= len(self):
             return self

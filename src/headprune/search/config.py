@@ -7,6 +7,7 @@ in a report and the keywords of `prune` and `compare` are made from the same fie
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import operator
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
@@ -30,7 +31,7 @@ from headprune.config.groups import (
     VocabularyOptions,
 )
 from headprune.config.option import check_numbers, field_of
-from headprune.errors import ScheduleError, warn_renamed
+from headprune.errors import CriterionError, ScheduleError, warn_renamed
 
 # The command line imports this file for every command, so torch is not imported here until a config is created.
 if TYPE_CHECKING:
@@ -236,7 +237,15 @@ def config_from(options: Mapping[str, Any], config: PruneConfig | None = None) -
     base = config or PruneConfig()
     rest = {name: value for name, value in options.items() if name not in known}
     if rest:
-        fields["criterion"] = make(fields.get("criterion") or base.criterion, **rest)
+        spec = fields.get("criterion") or base.criterion
+        try:
+            fields["criterion"] = make(spec, **rest)
+        except CriterionError:
+            misspelt = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in rest}
+            for name, near in misspelt.items():
+                if near:
+                    raise CriterionError(f"There is no option {name!r}; did you mean {near[0]!r}?") from None
+            raise
     return base.with_options(**fields)
 
 
