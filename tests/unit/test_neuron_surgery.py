@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from benchmarks import small_models
 from torch import nn
 
 import headprune
@@ -259,3 +261,27 @@ def test_the_record_of_a_config() -> None:
     remove_units(model, [(4, 7), (4, 6), (0, 2), (5, 0)])
     assert model.config.pruned_neurons == {"1": "6-7", "2": "0"}
     assert model.config.pruned_heads == {"0": [2]}
+
+
+@pytest.mark.slow
+def test_neurons_of_two_hidden_layers_in_a_row() -> None:
+    """The MLPs of SAM's mask decoder: the middle map loses rows for one site and columns for the other, at once, and
+    stays as long as either has neurons."""
+    torch.manual_seed(0)
+    model, runs = small_models.build("sam")
+    sites = [site for site in all_sites(model) if "hypernetworks_mlps.0" in site.path]
+    assert len(sites) == 2
+    (first,) = [site for site in sites if site.o.endswith("layers.0")]
+    (second,) = [site for site in sites if site.o.endswith("proj_out")]
+    dense = copy.deepcopy(model)
+    removed = [Member(site.index, neuron) for site in sites for neuron in site.kept[::2]]
+    headprune.remove(model, neurons=removed)
+    middle = model.get_submodule(first.o)
+    assert middle.weight.shape == (second.size - len(second.kept[::2]), first.size - len(first.kept[::2]))
+    with torch.no_grad():
+        for site in sites:
+            dense.get_submodule(site.o).weight[:, list(range(0, site.size, 2))] = 0
+    assert small_models.agree(small_models.outputs(dense, runs), small_models.outputs(model, runs))
+    for site in sites:
+        with pytest.raises(UnsupportedModelError, match="some must stay"):
+            headprune.remove(dense, neurons=[Member(site.index, neuron) for neuron in site.kept])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -37,7 +38,7 @@ def feed_forward_sites(
         if (not layout.within or layout.within == pattern(path)) and _matches(module, layout)
     ]
     layers.sort(key=lambda layer: [word not in layer[0] for word in towers])
-    return [
+    sites = [
         Site(
             index=first + number,
             family=family,
@@ -47,6 +48,11 @@ def feed_forward_sites(
             **_read(model, path, layout, number, removed.get(number, ())),
         )
         for number, (path, layout) in enumerate(layers)
+    ]
+    # A map between two hidden layers is an output of one site and produces the neurons of the next: both need it.
+    between = {site.o for site in sites} & {path for site in sites for path in site.maps}
+    return [
+        replace(site, needs=replace(site.needs, empty="")) if between & {site.o, *site.maps} else site for site in sites
     ]
 
 

@@ -18,11 +18,15 @@ WIDTHS = ("all_head_size", "split_size", "inner_dim")
 
 def plan(model: nn.Module, sites: Sequence[Site], kept: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
     """The steps for `quirks.restructure` after which each of these sites has exactly the given members left."""
-    return [_entry(model, sites[index], list(ids)) for index, ids in sorted(kept.items())]
+    shapes: dict[str, list[int]] = {}  # a map between two feed-forward layers loses rows for one, columns for the other
+    for index, ids in kept.items():
+        _reduce_shapes(shapes, model, sites[index], len(ids))
+    return [_entry(model, sites[index], list(ids), shapes) for index, ids in sorted(kept.items())]
 
 
-def _entry(model: nn.Module, site: Site, kept: list[int]) -> dict[str, Any]:
-    entry: dict[str, Any] = {"path": site.path, "o": site.o, "tensors": _shapes(model, site, len(kept))}
+def _entry(model: nn.Module, site: Site, kept: list[int], shapes: Mapping[str, list[int]]) -> dict[str, Any]:
+    tensors = dict.fromkeys(axis.tensor for axis, _ in site.axes_left(range(len(kept) // site.group)))
+    entry: dict[str, Any] = {"path": site.path, "o": site.o, "tensors": {name: shapes[name] for name in tensors}}
     if site.needs.quirk is None:
         return {"kind": site.kind, **entry, "nothing": [] if kept else list(site.maps)}
     needs = site.needs
@@ -47,14 +51,12 @@ def _entry(model: nn.Module, site: Site, kept: list[int]) -> dict[str, Any]:
     return entry
 
 
-def _shapes(model: nn.Module, site: Site, members: int) -> dict[str, list[int]]:
-    """The shape of every tensor that exists with this number of members."""
-    shapes: dict[str, list[int]] = {}
+def _reduce_shapes(shapes: dict[str, list[int]], model: nn.Module, site: Site, members: int) -> None:
+    """Reduce the shape of every tensor that exists with this number of members."""
     for axis, remaining in site.axes_left(range(members // site.group)):
         owner, _, name = axis.tensor.rpartition(".")
         shape = shapes.setdefault(axis.tensor, list(getattr(model.get_submodule(owner), name).shape))
         shape[axis.dim] = axis.length_with(len(remaining))
-    return shapes
 
 
 def _rows(model: nn.Module, site: Site, path: str) -> int:
