@@ -285,3 +285,18 @@ def test_neurons_of_two_hidden_layers_in_a_row() -> None:
     for site in sites:
         with pytest.raises(UnsupportedModelError, match="some must stay"):
             headprune.remove(dense, neurons=[Member(site.index, neuron) for neuron in site.kept])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"rounds": 2}, {"rounds": 2, "repair": "lstsq"}], ids=["dense", "lstsq"])
+def test_outputs_that_are_units_of_another_site_are_not_refitted(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model, runs = small_models.build("sam")
+    (batch,) = [run.inputs for run in runs if not run.path]
+    result = headprune.prune(model, [batch], keep_parameters=0.9, units="neurons", **options)
+    feeding = {site.index for site in all_sites(model) if site.feeds_units}
+    removed = {site for step in result.trajectory for site, _ in step.removed}
+    refitted = {repair["site"] for step in result.trajectory for repair in step.repairs if repair["kind"] != "none"}
+    assert feeding & removed
+    assert refitted
+    assert not feeding & refitted

@@ -80,10 +80,12 @@ def plan_repair(
     """The repair of one site that these members are removed from, from the moments of its inputs before that."""
     output: Any = model.get_submodule(site.o)
     shared = [name for name in ("weight", "bias") if count_uses(model, getattr(output, name)) > 1]
-    if moments is None or shared or not torch.isfinite(moments.products).all():
+    if moments is None or shared or site.feeds_units or not torch.isfinite(moments.products).all():
         reason = (
             f"its {shared[0]} belongs to other modules as well"
             if shared
+            else "its outputs are the units of another site"
+            if site.feeds_units
             else "no calibration token but padding reaches it"
             if moments is None
             else f"outputs of its {site.kind} are not finite"

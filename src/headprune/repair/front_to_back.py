@@ -66,7 +66,7 @@ def repair_front_to_back(
         site = sites[index]
         output: Any = model.get_submodule(site.o)
         shared = any(count_uses(model, getattr(output, name, None)) > 1 for name in ("weight", "bias"))
-        if shared or (not site.kept and output.bias is None):
+        if shared or site.feeds_units or (not site.kept and output.bias is None):
             continue
         # Which tokens are routed to an expert depends on what was pruned before it, so they do not match the targets.
         routed = targets[index].routed

@@ -52,7 +52,10 @@ def feed_forward_sites(
     # A map between two hidden layers is an output of one site and produces the neurons of the next: both need it.
     between = {site.o for site in sites} & {path for site in sites for path in site.maps}
     return [
-        replace(site, needs=replace(site.needs, empty="")) if between & {site.o, *site.maps} else site for site in sites
+        replace(site, needs=replace(site.needs, empty=""), feeds_units=site.o in between)
+        if between & {site.o, *site.maps}
+        else site
+        for site in sites
     ]
 
 

@@ -172,6 +172,7 @@ class Site:
     proven: bool = False  # whether removing its units has been shown to be exact
     memory: tuple[str, ...] = ()  # parameters with learned keys and values of heads
     applications: int = 1  # how often one forward pass runs this site
+    feeds_units: bool = False  # whether its outputs are the units of another site, and may be removed there
     obstacle: str = ""  # why exact removal is impossible here; empty where it is possible
     order: tuple[int, ...] = ()  # the columns member after member; empty where they are in that order
 
