@@ -300,3 +300,15 @@ def test_outputs_that_are_units_of_another_site_are_not_refitted(options: dict[s
     assert feeding & removed
     assert refitted
     assert not feeding & refitted
+
+
+@pytest.mark.slow
+def test_no_site_between_an_output_map_of_attention_and_the_next_map() -> None:
+    """TimeSformer has a linear map right behind one attention's output map."""
+    torch.manual_seed(0)
+    model, _ = small_models.build("timesformer")
+    sites = all_sites(model)
+    outputs_of_attention = {site.o for site in sites if site.kind == "heads"}
+    neurons = [site for site in sites if site.kind == "neurons"]
+    assert neurons
+    assert not any(outputs_of_attention & {*site.maps} for site in neurons)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,15 +27,18 @@ def feed_forward_sites(
     stacks: Callable[[str], Any] = lambda path: "encoder",
     times: int = 1,
     family: str = "measured",
+    outputs: Collection[str] = (),
 ) -> list[Site]:
     """Sites numbered from `first`; some of their neurons may be `removed` (by number among these sites). `stacks` maps
-    a path to its part of the model, `times` is how often a tied layer runs where the modules do not show it."""
+    a path to its part of the model, `times` is how often a tied layer runs where the modules do not show it. Between an
+    output map of attention, one of `outputs`, and the next map there is no site: attention needs its output map."""
     uses = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     layers = [
         (path, layout)
         for path, module in model.named_modules()
         for layout in layouts
         if (not layout.within or layout.within == pattern(path)) and _matches(module, layout)
+        if not any(absolute(path, name) in outputs for name in layout.maps)
     ]
     layers.sort(key=lambda layer: [word not in layer[0] for word in towers])
     sites = [

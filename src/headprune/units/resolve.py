@@ -124,6 +124,7 @@ def neuron_sites(model: nn.Module, attention: Sequence[Site]) -> list[Site]:
         stacks=lambda path: stack_of(model, path, family),
         times=applications_of(model, family),
         family=known_by,
+        outputs={site.o for site in attention},
     )
     check_record(model, "neurons", sites)
     return sites
