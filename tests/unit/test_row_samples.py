@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from benchmarks import small_models
 
 import headprune
 from headprune.batches import batch_size
@@ -364,3 +365,13 @@ def test_image_text_models_are_pruned_by_the_defaults(options: dict[str, Any]) -
     batches = [together(questions()[first : first + 3]) for first in (0, 3)]
     result = headprune.prune(model, batches, **options)
     assert len(result.trajectory) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["paddleocr_vl_vision", "qwen2_5_omni_audio_encoder"])
+def test_batches_whose_samples_do_not_run_alone_are_refused(name: str) -> None:
+    """Towers without a text, whose images or sounds lie in one entry in a way that is not known."""
+    model, runs = small_models.build(name)
+    batch = next(run.inputs for run in runs if not run.path)
+    with pytest.raises(DataError, match=r"does not run on one of its samples alone .*give batches of one sample"):
+        headprune.prune(model, [batch], keep_flops=0.8, rounds=2)

@@ -18,7 +18,7 @@ from headprune.hooks.outputs import evaluating
 from headprune.hooks.site_activations import frozen, site_callbacks
 from headprune.signals.objectives import start_backward, targets_of
 from headprune.signals.reached_sites import has_tokens
-from headprune.signals.row_samples import NotPerSampleError, RowSamples, UnverifiedRowsError
+from headprune.signals.row_samples import NotPerSampleError, RowSamples, UnverifiedRowsError, refuse_inseparable
 from headprune.signals.spec import Backward, Meter, Request, SiteMeter, SiteRequest, View
 from headprune.signals.tokens import draws_for
 from headprune.tasks import Labels, Task
@@ -78,7 +78,12 @@ def observe(
         whole = [request for request in distinct if request.backward is not None and request.backward[1] == "batch"]
         rest = [request for request in distinct if request not in whole]
         singles = [task.select(inputs, slice(row, row + 1)) for row in range(rows.size)]
-        parts = [observe_part(RowSamples(model, task, single), rest, see, row) for row, single in enumerate(singles)]
+        try:
+            parts = [observe_part(RowSamples(model, task, each), rest, see, row) for row, each in enumerate(singles)]
+        except (RuntimeError, ValueError, IndexError):
+            for single in singles:
+                refuse_inseparable(model, task, single)
+            raise
         answers = {
             request: torch.cat([part.answers[request] for part in parts], dim=-3) for request in parts[0].answers
         }

@@ -109,11 +109,9 @@ class RowSamples:
         together = self._prints(paths, self.batch)
         try:
             alone = self._prints(paths, single)
-        except (RuntimeError, ValueError, IndexError) as error:  # a part of a batch that does not fit together
-            raise DataError(
-                f"The rows of this batch cannot be separated by sample, as {type(self.model).__name__} does not run on "
-                f"one of its samples alone ({' '.join(str(error).split())[:200]}); give batches of one sample."
-            ) from None
+        except (RuntimeError, ValueError, IndexError):
+            refuse_inseparable(self.model, self.task, single)
+            raise
         for path in paths:
             prints = together.get(path, [])
             if all(self._is_plain(torch.Size((*shape, 1))) for shape, _ in prints):
@@ -172,6 +170,19 @@ class RowSamples:
         with torch.no_grad(), evaluating(self.model), hooks(pairs):
             self.model(**few_logits(self.model, self.task.inputs(batch)))
         return prints
+
+
+def refuse_inseparable(model: PreTrainedModel, task: Task, single: Mapping[str, Any]) -> None:
+    """Refuse a batch of which this sample does not run alone, as a tower of sounds or images whose entries are laid out
+    in a way that is not known."""
+    try:
+        with torch.no_grad(), evaluating(model):
+            model(**few_logits(model, task.inputs(single)))
+    except Exception as error:  # whatever the code of a model raises on entries that do not fit together
+        raise DataError(
+            f"The rows of this batch cannot be separated by sample, as {type(model).__name__} does not run on one of "
+            f"its samples alone ({' '.join(str(error).split())[:200]}); give batches of one sample."
+        ) from None
 
 
 Print = tuple[torch.Size, torch.Tensor]  # the axes of the rows of an activation, and a number for every row
