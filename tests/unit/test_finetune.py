@@ -110,7 +110,12 @@ def test_a_teacher_may_be_where_it_was_saved(tmp_path: Path) -> None:
         (unlabelled(), {}, TrainingError, "nothing to learn from"),
         (unlabelled(), {"epochs": 2, "metric": "accuracy", "teach": True}, DataError, "has no labels"),
         ([], {}, DataError, "no training data"),
-        ([{"input_ids": torch.ones(2, 3).long(), "scale": torch.ones(3)}], {}, DataError, "'scale' of batch 0"),
+        (
+            [{"input_ids": torch.ones(2, 3).long(), "position_ids": torch.ones(3, 3).long()}],
+            {},
+            DataError,
+            "'position_ids' of batch 0",
+        ),
         ([labelled(1)[0], unlabelled(1)[0]], {}, DataError, "entries that others have not"),
         (labelled(), {"epochs": 0}, TrainingError, "epochs must be a number above 0, not 0"),
         (labelled(), {"learning_rate": float("nan")}, TrainingError, "learning_rate must be a number above 0"),
