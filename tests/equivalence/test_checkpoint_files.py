@@ -253,6 +253,14 @@ def test_what_a_kill_between_two_renames_left_is_recovered(tmp_path: Path, old: 
     assert not [*tmp_path.rglob(".headprune*")]
 
 
+def test_what_an_earlier_version_left_between_two_renames_is_recovered(tmp_path: Path, old: Any, new: Any) -> None:
+    """It left no marker; the folder aside is the only copy."""
+    headprune.save(old, tmp_path / "model")
+    (tmp_path / "model").rename(tmp_path / ".model.old")
+    assert same_model(tmp_path / "model", old)
+    assert not (tmp_path / ".model.old").exists()
+
+
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_folder_of_somebody_else_is_no_backup(
     exchange: bool, tmp_path: Path, old: Any, new: Any, monkeypatch: pytest.MonkeyPatch

@@ -116,6 +116,21 @@ def test_texts_that_are_too_long_are_refused_and_no_others(name: str) -> None:
     assert refused
 
 
+def test_positions_that_count_the_mask_leave_padding_out() -> None:
+    """OPT gives positions to the tokens of the mask: 44 columns of which 36 are tokens are within its 40."""
+    model, batch = ZOO["opt"].build(), text_batch(0, length=44)
+    batch["attention_mask"] = (torch.arange(44) >= 8).long().expand_as(batch["input_ids"])
+    with torch.no_grad():
+        model(**batch)
+    list(checked_batches([batch], model))
+
+
+def test_what_tokenizers_return_beside_the_ids_passes() -> None:
+    model, batch = ZOO["llama"].build(), text_batch(0)
+    ids = batch["input_ids"]
+    list(checked_batches([{**batch, "token_type_ids": ids * 0, "special_tokens_mask": ids * 0}], model))
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

@@ -34,3 +34,13 @@ def test_an_edited_card_stays(more: tuple[str, ...], tmp_path: Path, caplog: pyt
     assert f"{card} was edited, so it stays as it is" in caplog.text
     card.unlink()
     assert "5 of 12 attention heads removed" in prune(out, 7)
+
+
+def test_the_card_of_an_earlier_version_is_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It stored no hash of what it wrote."""
+    out = tmp_path / "run"
+    prune(out, 9)
+    (out / ".card").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert "4 of 12 attention heads removed" in prune(out, 8)
+    assert "was edited" not in caplog.text

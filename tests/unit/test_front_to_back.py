@@ -16,7 +16,7 @@ from headprune.hooks.residual_stream import streams
 from headprune.layerwise.site_inputs import SiteTokens
 from headprune.layerwise.site_passes import SitePasses
 from headprune.repair.dense_targets import DenseTargets, TargetRecorder
-from headprune.repair.front_to_back import remove_front_to_back, repair_front_to_back, running_order
+from headprune.repair.front_to_back import calls_of_sites, remove_front_to_back, repair_front_to_back
 from headprune.repair.regression import DENSE_RIDGES, Repair, Sums, fit
 from headprune.signals.sensitivity import FLOOR, token_weights
 from headprune.surgery.remove_units import remove_units
@@ -159,7 +159,7 @@ def test_passes_see_what_fresh_passes_see(name: str, forwards: bool) -> None:
     model, batches, task, _ = pruned(name)
     sites = all_sites(model)
     passes = SitePasses(model, sites, batches, task, walkable=name != "albert")
-    order = [sites[index] for index in running_order(model, sites, batches[0], task)]
+    order = [sites[index] for index in list(calls_of_sites(model, sites, batches[0], task))]
     for site in order if forwards else order[::-1]:
         expected: list[torch.Tensor] = []
         handle = model.get_submodule(site.o).register_forward_pre_hook(
@@ -255,7 +255,7 @@ def test_every_site_is_verified_where_a_check_is_wanted(monkeypatch: pytest.Monk
     entry = ZOO["bert"]
     model, batch = entry.build().eval(), entry.batch(0)
     sites = all_sites(model)
-    order = running_order(model, sites, batch, task_of(model))
+    order = list(calls_of_sites(model, sites, batch, task_of(model)))
     chosen = [sites[index].units()[0][0] for index in order]
 
     def slice_wrongly(model: Any, sites: Sequence[Site], members: Sequence[Member]) -> None:

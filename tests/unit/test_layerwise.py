@@ -21,7 +21,7 @@ from headprune.layerwise.check_walkable import require_walkable
 from headprune.layerwise.site_passes import SitePasses
 from headprune.layerwise.walker import stacks_of
 from headprune.repair.dense_targets import DenseTargets
-from headprune.repair.front_to_back import repair_front_to_back, running_order
+from headprune.repair.front_to_back import calls_of_sites, repair_front_to_back
 from headprune.repair.regression import DENSE_RIDGES
 from headprune.search.config import PruneConfig
 from headprune.search.layerwise.choose import choose_units, precision_for
@@ -52,7 +52,7 @@ def by_whole_passes(
     task = task_of(model)
     sites = sites_of(model, KINDS)
     dense = DenseTargets(copy.deepcopy(model), sites, batches, task, weighted=False)
-    for index in running_order(model, sites, batches[0], task):
+    for index in list(calls_of_sites(model, sites, batches[0], task)):
         sites = sites_of(model, KINDS)
         passes = SitePasses(model, sites, batches, task, walkable=False)
         count = len(sites[index].units()) - keep[index]

@@ -20,7 +20,7 @@ from headprune.cli.main import app
 from headprune.errors import DataError, RegistrationError, ScheduleError
 from headprune.measure.costs import flops
 from headprune.repair.apply import plan_repairs
-from headprune.repair.front_to_back import remove_front_to_back, running_order
+from headprune.repair.front_to_back import calls_of_sites, remove_front_to_back
 from headprune.repair.regression import Sums, fit
 from headprune.repair.remove import remove_from_sites
 from headprune.search.budget import Prices
@@ -242,7 +242,7 @@ def test_sites_are_solved_one_after_the_other_on_what_the_last_one_gives(word: A
     sites, batches = all_sites(model), some_batches(ZOO["bert"])
     task = task_of(model)
     chosen = [Member(sites[0].index, 0), *(Member(site.index, 3) for site in sites if site.kind == "neurons")]
-    order = running_order(model, sites, batches[0], task)
+    order = list(calls_of_sites(model, sites, batches[0], task))
     assert order[:2] == [0, next(site.index for site in sites if site.kind == "neurons")]
     by_hand = copy.deepcopy(model)
     repairs = remove_front_to_back(model, sites, chosen, batches, task, word)

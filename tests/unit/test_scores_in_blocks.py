@@ -19,7 +19,7 @@ from headprune.errors import EquivalenceError, NonFiniteError
 from headprune.hooks import logit_blocks
 from headprune.measure.savings import _TensorMeter
 from headprune.repair.dense_targets import DenseTargets
-from headprune.repair.front_to_back import running_order
+from headprune.repair.front_to_back import calls_of_sites
 from headprune.signals.objectives import TokenSigns, sign_gradient, start_backward, targets_of
 from headprune.signals.sensitivity import Sensitivity
 from headprune.tasks import task_of
@@ -317,7 +317,7 @@ PASSES: dict[str, Callable[[Any, list[Batch]], Any]] = {
     "columns": lambda model, data: unmeasured(model, data, "wanda"),
     "outputs": lambda model, data: DenseTargets(model, all_sites(model), data, task_of(model), weighted=False),
     "tokens": lambda model, data: unmeasured(model, data, "elimination(metric=output)"),
-    "order": lambda model, data: running_order(model, all_sites(model), data[0], task_of(model)),
+    "order": lambda model, data: list(calls_of_sites(model, all_sites(model), data[0], task_of(model))),
 }
 
 

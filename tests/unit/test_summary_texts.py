@@ -189,3 +189,9 @@ def test_a_run_that_nothing_stops_says_so_and_one_that_is_resumed_or_finished_to
 def test_a_misspelt_option_in_python_is_named() -> None:
     with pytest.raises(CriterionError, match="There is no option 'keep_flop'; did you mean 'keep_flops'"):
         headprune.prune(ZOO["bert"].build(), [text_batch(0)], keep_flop=0.9)
+
+
+def test_a_wrong_value_of_an_option_that_exists_is_not_called_misspelt() -> None:
+    with pytest.raises(CriterionError) as error:
+        headprune.prune(ZOO["bert"].build(), [text_batch(0)], criterion="attribution", steps=0)
+    assert "did you mean" not in str(error.value)

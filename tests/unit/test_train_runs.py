@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,16 @@ def test_a_wrong_option_leaves_a_finished_run_as_it_is(original: Path, wrong: tu
     before = contents(original)
     assert sentence(train(original, *wrong, "--overwrite"))
     assert contents(original) == before
+
+
+def test_an_adapter_in_the_way_leaves_a_finished_run_as_it_is(original: Path, tmp_path: Path) -> None:
+    """It was refused after the run had been cleared."""
+    run = Path(shutil.copytree(original, tmp_path / "run"))
+    (run / "finetuned" / "model").mkdir(parents=True, exist_ok=True)
+    (run / "finetuned" / "model" / "adapter_config.json").write_text("{}")
+    before = contents(run)
+    assert "holds an adapter" in sentence(train(run, "--overwrite"))
+    assert contents(run) == before
 
 
 def test_nothing_to_learn_from_is_said_before_anything_is_written(tmp_path: Path) -> None:

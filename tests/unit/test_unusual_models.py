@@ -13,7 +13,9 @@ import torch
 import transformers as tf
 
 import headprune
+from headprune.repair.front_to_back import calls_of_sites
 from headprune.tasks import task_of
+from headprune.units import all_sites
 from oracles import Oracle, relative_differences
 from zoo import BERT, LABELS, VOCAB, spread, text_batch
 
@@ -222,6 +224,9 @@ def test_a_model_with_a_number_of_layers_per_stack_is_pruned_and_saved(tmp_path:
         "visual_feats": torch.randn(3, 5, 8),
         "visual_pos": torch.rand(3, 5, 4),
     }
+    shared = [site for site in all_sites(model) if site.path.endswith("visual_attention.att")]
+    calls = calls_of_sites(model, all_sites(model), batch, task_of(model))
+    assert {calls[site.index] for site in shared} == {2}  # which the structure of the model does not say
     headprune.prune(model, [batch], keep_flops=0.8, rounds=2)
     headprune.save(model, tmp_path / "pruned")
     loaded = headprune.load(tmp_path / "pruned")

@@ -15,6 +15,7 @@ from headprune.errors import CheckpointError, HeadpruneError
 MAX_SHOWN = 80  # characters of a path that is too long to be shown as a whole
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux's renameat2: two names swap their directories in one step
 _MARKER = ".headprune-swap"  # a file in the directory that leaves
+_RECORD = "headprune.json"  # of every checkpoint that was saved (fingerprint.NAME)
 _AT_FDCWD = -100  # paths are relative to the working directory
 
 
@@ -95,8 +96,10 @@ def recover_directory(target: Path) -> None:
             _remove_backup(backup)
         else:
             backup.rename(target)
+    elif not target.exists() and (backup / _RECORD).is_file():  # of a version that left no markers
+        backup.rename(target)
     if _is_marked(target):
-        (target / _MARKER).unlink()
+        (target / _MARKER).unlink(missing_ok=True)
 
 
 def _is_marked(folder: Path) -> bool:
@@ -112,7 +115,7 @@ def _remove_backup(backup: Path) -> None:
             shutil.rmtree(entry)
         else:
             entry.unlink()
-    (backup / _MARKER).unlink()
+    (backup / _MARKER).unlink(missing_ok=True)  # a reader may have removed it
     backup.rmdir()
 
 

@@ -136,9 +136,10 @@ def remove_front_to_back(
     model is not used, so errors that a repair leaves add up."""
     ids_by_site = by_site(members)
     repairs: list[Repair] = []
-    current = list(sites)
+    calls = calls_of_sites(model, [sites[index] for index in ids_by_site], batches[0], task)
+    current = [replace(site, applications=calls.get(site.index, site.applications)) for site in sites]
     passes = SitePasses(model, sites, batches, task, walkable=is_walkable(model, sites, batches, task))
-    order = running_order(model, [sites[index] for index in ids_by_site], batches[0], task)
+    order = [*calls, *(index for index in ids_by_site if index not in calls)]
     for index in tracked(order, "repairing", len(order), unit="site"):
         leaving = [Member(index, member) for member in ids_by_site[index]]
         repairs.append(remove_from_site(model, current, index, leaving, passes, kind, verify=verify))
@@ -173,14 +174,20 @@ def remove_from_site(
     return repair
 
 
-def running_order(model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any], task: Task) -> list[int]:
-    """Indices of sites in the order in which a forward pass runs them; those that it does not run are last."""
-    order: dict[int, None] = {}
+def calls_of_sites(
+    model: PreTrainedModel, sites: Sequence[Site], batch: Mapping[str, Any], task: Task
+) -> dict[int, int]:
+    """How often a forward pass runs each site that it runs, in the order in which it does, by the index of the site."""
+    calls: dict[int, int] = {}
+
+    def count(site: Site, columns: torch.Tensor) -> None:
+        calls[site.index] = calls.get(site.index, 0) + 1
+
     sample = task.prepare(task.select(batch, slice(0, 1)), input_device(model))
     with (
         torch.no_grad(),
         evaluating(model),
-        site_callbacks(model, sites, output=lambda site, columns: order.setdefault(site.index)),
+        site_callbacks(model, sites, output=count),
     ):
         model(**few_logits(model, task.inputs(sample)))
-    return [*order, *(site.index for site in sites if site.index not in order)]
+    return calls

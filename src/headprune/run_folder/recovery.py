@@ -45,8 +45,8 @@ class RecoveryFolder(RunFolder):
         self._write_record(result)
 
 
-def remove_recovery(path: Path) -> None:
-    """Remove the files of a recovery; others in its folder and beside its model stay."""
+def refuse_unremovable(path: Path) -> None:
+    """Refuse to start a recovery where something else is in the way of its model."""
     model = path / "model"
     if (model / ADAPTER).is_file():
         raise RunError(
@@ -55,6 +55,12 @@ def remove_recovery(path: Path) -> None:
         )
     if model.is_dir() and any(model.iterdir()) and not (model / CONFIG).is_file():
         raise RunError(f"{model} holds something that is not a model, and the recovered one goes there; move it away.")
+
+
+def remove_recovery(path: Path) -> None:
+    """Remove the files of a recovery; others in its folder and beside its model stay."""
+    refuse_unremovable(path)
+    model = path / "model"
     (path / RECORD).unlink(missing_ok=True)  # first: without it, the rest is removed at the next start
     for folder in (path / "trainer", *path.glob("round-*")):
         if folder.is_dir():

@@ -112,11 +112,12 @@ def write_card(run: Path, text: str) -> None:
 
 
 def remove_card(run: Path) -> None:
-    """Remove the card of the model, so that it is written anew; one that was edited stays."""
-    card = run / CARD
+    """Remove the card of the model, so that it is written anew; one that was edited stays. Earlier versions stored no
+    hashes, and their cards are taken for unedited, as they were then."""
+    card, hashes = run / CARD, _card_hashes(run)
     if not card.is_file():
         return
-    if _hash(card.read_bytes()) in _card_hashes(run):
+    if not hashes or _hash(card.read_bytes()) in hashes:
         card.unlink()
     else:
         log.warning("%s was edited, so it stays as it is; delete it to get that of the new model.", card)

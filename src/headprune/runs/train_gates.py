@@ -33,7 +33,7 @@ from headprune.measure.predictions import Predictions
 from headprune.measure.savings import savings
 from headprune.run_folder import Run
 from headprune.run_folder.exports import forget_exports
-from headprune.run_folder.recovery import FOLDER, remove_recovery
+from headprune.run_folder.recovery import FOLDER, refuse_unremovable, remove_recovery
 from headprune.runs.experiment import cast_like_checkpoint, publish_run, result_json, settings_of, split_data
 from headprune.runs.finetune import run_finetune
 from headprune.runs.loading import RunInputs, load_run_inputs, read_examples
@@ -130,6 +130,8 @@ def _run_training(request: TrainRequest, out: Path, observer: Observer, *, overw
     batches = inputs.training.batches(request.config.batch_size)
     candidates = training_candidates(model, [site for site in sites if site.kind in gates.kinds], batches, task)
     learned = LearnedGates(model, gates, sites=candidates.among(sites))
+    if overwrite:
+        distributed.on_main(lambda: refuse_unremovable(out / FOLDER))
     # All errors of the input have been raised by now; from here on the folder is written to.
     with Run.open_on_main(out, lambda: _settings(request, inputs, learned.config), overwrite=overwrite) as run:
         if run is not None and overwrite and not run.steps:

@@ -241,7 +241,8 @@ def config_from(options: Mapping[str, Any], config: PruneConfig | None = None) -
         try:
             fields["criterion"] = make(spec, **rest)
         except CriterionError:
-            misspelt = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in rest}
+            takes = {field.name for field in dataclasses.fields(make(spec))}  # type: ignore[arg-type]  # registered so
+            misspelt = {n: difflib.get_close_matches(n, known, n=1, cutoff=0.8) for n in rest if n not in takes}
             for name, near in misspelt.items():
                 if near:
                     raise CriterionError(f"There is no option {name!r}; did you mean {near[0]!r}?") from None

@@ -28,6 +28,7 @@ from headprune.search.candidates import sites_and_candidates
 from headprune.search.check_budget import refuse_unreachable
 from headprune.search.check_replayed import check_replay
 from headprune.search.config import PruneConfig, config_from
+from headprune.search.layerwise.pruning import check_layerwise
 from headprune.search.memory import cache_bytes
 from headprune.search.observers import Callback, Journal, Observer, OnStep
 from headprune.search.progress_bars import PruningBar
@@ -104,7 +105,9 @@ class Pruner:
         )
         self.config = config
         sites, candidates = sites_and_candidates(model, config, calibration, task)
-        if config.schedule != "layerwise":  # which checks its budget layer by layer
+        if config.schedule == "layerwise":
+            check_layerwise(config)  # the rest by layer
+        else:
             refuse_unreachable(model, config, candidates.among(sites))
         scorer = Scorer(model, calibration, config, task)
         self.state = RunState(model, config, task, calibration, scorer, sites, candidates, observers=self.observers)

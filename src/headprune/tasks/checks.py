@@ -30,6 +30,7 @@ LABELS = ("labels", "start_positions", "end_positions")
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}  # of token ids
 # What modules of transformers, and the losses of its models, read from the keywords that are passed on to them.
 KEYWORDS = {*TransformersKwargs.__annotations__, *FlashAttentionKwargs.__annotations__, "shift_labels"}
+KEYWORDS |= {"token_type_ids", "special_tokens_mask", "length", "cache_position"}  # of tokenizers and of generation
 IDS = ("input_ids", "decoder_input_ids", "token_type_ids", "decoder_token_type_ids")
 # Options that transformers' wrappers of a forward take, although its signature does not have them.
 OPTIONS = ("output_attentions", "output_hidden_states", "return_dict")
@@ -73,7 +74,7 @@ def _is_keyword(name: str, keywords: set[str]) -> bool:
 
 
 def _unknown_entry(number: int, name: str, model: nn.Module, known: set[str]) -> DataError:
-    near = difflib.get_close_matches(name, sorted(known), n=1)
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
     fix = f"did you mean {near[0]!r}?" if near else "leave it out."
     return DataError(f"Batch {number} has an entry {name!r}, which {type(model).__name__} does not take; {fix}")
 

@@ -23,6 +23,7 @@ class IdLimits:
     tokens: int | None
     positions: int | None
     padding: int | None = None
+    by_mask: bool = False  # whether positions count the tokens that the mask has
 
     def check(self, number: int, batch: Mapping[str, Any]) -> None:
         """Raise for a batch that the model would fail on in its own code."""
@@ -36,7 +37,11 @@ class IdLimits:
                 f"{self.tokens - 1}; use the tokenizer of the model."
             )
         earlier = any(batch.get(name) is not None for name in ("position_ids", "past_key_values"))
-        length = ids.shape[-1] if self.padding is None else int((ids != self.padding).sum(-1).max())
+        mask = batch.get("attention_mask")
+        if self.by_mask and isinstance(mask, torch.Tensor) and mask.dim() == 2:
+            length = int(mask.sum(-1).max())
+        else:
+            length = ids.shape[-1] if self.padding is None else int((ids != self.padding).sum(-1).max())
         if self.positions is not None and not earlier and length > self.positions:
             raise DataError(
                 f"The texts of batch {number} have {length} tokens, but the model takes {self.positions} at "
@@ -59,7 +64,7 @@ def id_limits(model: Any) -> IdLimits:
                 return IdLimits(len(words.weight), table.num_embeddings - (padding + 1 if padding else 0), padding)
             offset: Any = getattr(table, "offset", None)
             if isinstance(table, nn.Embedding) and isinstance(offset, int):
-                return IdLimits(len(words.weight), table.num_embeddings - offset)
+                return IdLimits(len(words.weight), table.num_embeddings - offset, by_mask=True)
     return IdLimits(len(words.weight), None)
 
 

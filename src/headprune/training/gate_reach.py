@@ -47,19 +47,19 @@ class ReachedGates:
                 "No training sample reaches a unit that has a gate, so the gates cannot learn; train on data that does."
             )
 
-    def none(self) -> torch.Tensor:
+    def unreached(self) -> torch.Tensor:
         """Bool [gates]: those of sites that no sample of the training has reached; none before its first step."""
         reached = self.gates.reached
         return ~reached if bool(reached.any()) else torch.zeros_like(reached)
 
     def sites(self) -> list[Site]:
         """The sites that no sample of the training has reached."""
-        unreached = self.none().tolist()
+        unreached = self.unreached().tolist()
         return [site_gates.site for site_gates in self.gates.layout if unreached[site_gates.first]]
 
     def target(self) -> Target:
         """The target of the gates that learn."""
-        unreached = self.none().cpu()
+        unreached = self.unreached().cpu()
         return self.gates.target.with_open(unreached) if bool(unreached.any()) else self.gates.target
 
     def check_removal(self) -> None:

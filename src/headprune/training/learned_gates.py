@@ -211,7 +211,7 @@ class LearnedGates(InstalledGates):
                 at_gradient(log_alpha, functools.partial(self._observe, site_gates))
             noise = self.noise[site_gates.gates]
             return distribution.draw(log_alpha, noise, straight_through=self.config.straight_through)
-        if bool(self.reach.none()[site_gates.first]):
+        if bool(self.reach.unreached()[site_gates.first]):
             return torch.ones_like(log_alpha)
         decided = (self.open() if is_open is None else is_open)[site_gates.gates].to(log_alpha)
         if self.config.straight_through:
@@ -241,7 +241,7 @@ class LearnedGates(InstalledGates):
     def _decide(self) -> torch.Tensor:
         worth = self.bias.detach().float().cpu()
         protected = [part.gates for part in self.layout if part.site.obstacle_to_emptying]
-        unreached = self.reach.none().cpu()
+        unreached = self.reach.unreached().cpu()
         if self.config.l0 is None:
             return self.reach.target().affordable(worth, protected, self.ramp) | unreached
         above = self.config.distribution.evaluated(worth) > (THRESHOLD if self.config.straight_through else 0.0)
@@ -251,7 +251,7 @@ class LearnedGates(InstalledGates):
 
     def open_probability(self) -> torch.Tensor:
         """How likely each gate is to be open in a forward pass of the training."""
-        return torch.sigmoid(self.log_alpha + self._offset).masked_fill(self.reach.none(), 1.0)
+        return torch.sigmoid(self.log_alpha + self._offset).masked_fill(self.reach.unreached(), 1.0)
 
     # --- losses ---
 
@@ -325,7 +325,7 @@ class LearnedGates(InstalledGates):
     def l0_loss(self) -> torch.Tensor:
         """The expected number of gates that are not 0, with the weight that it has now if there is one."""
         expected = self.config.distribution.open_probability(self.log_alpha)
-        expected = expected.masked_fill(self.reach.none(), 1.0).sum()
+        expected = expected.masked_fill(self.reach.unreached(), 1.0).sum()
         return expected if self.config.l0 is None else self.config.l0 * self.ramp * expected
 
     def parameter_groups(self, learning_rate: float, **settings: Any) -> list[dict[str, Any]]:
