@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from benchmarks import small_models
 
 import headprune
 from headprune.repair.front_to_back import calls_of_sites
@@ -233,3 +234,14 @@ def test_a_model_with_a_number_of_layers_per_stack_is_pruned_and_saved(tmp_path:
     with torch.no_grad():
         expected, actual = (each(**batch).language_output for each in (model, loaded))
     assert torch.allclose(expected, actual, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_buffers_that_no_checkpoint_has_are_filled_where_a_site_is_empty(tmp_path: Path) -> None:
+    """LeViT's indices of attention biases: its code reads them in a site without heads too."""
+    model, _ = small_models.build("levit")
+    headprune.remove(model, [head for site in headprune.resolve(model)[:2] for head in site.units()[0]])
+    headprune.save(model, tmp_path)
+    loaded = dict(headprune.load(tmp_path).named_buffers())
+    for name, buffer in model.named_buffers():
+        assert torch.equal(loaded[name].to(buffer), buffer), name

@@ -338,7 +338,8 @@ def _empty(model: nn.Module, site: Any, entry: dict[str, Any]) -> None:
     inside = entry["o"].removeprefix(entry["path"] + ".") if entry["o"].startswith(entry["path"] + ".") else ""
     deleted = {"deleted": list(entry["delete"])}
     site.headprune_empty = {"o": inside, "cross": entry["cross"], "group": entry["group"], **deleted}
-    site._is_hf_initialized = True  # a family's weight initialiser expects projections
+    # A family's weight initialiser expects projections; but buffers that no checkpoint has are its to fill.
+    site._is_hf_initialized = not (entry.get("silent") and site._non_persistent_buffers_set)
     mark_containers(model, entry["path"])
     for path in entry["delete"]:
         parent, _, name = path.rpartition(".")
