@@ -339,7 +339,8 @@ def _empty(model: nn.Module, site: Any, entry: dict[str, Any]) -> None:
     deleted = {"deleted": list(entry["delete"])}
     site.headprune_empty = {"o": inside, "cross": entry["cross"], "group": entry["group"], **deleted}
     # A family's weight initialiser expects projections; but buffers that no checkpoint has are its to fill.
-    site._is_hf_initialized = not (entry.get("silent") and site._non_persistent_buffers_set)
+    unsaved = dict(site.named_buffers(recurse=False)).keys() - site.state_dict().keys()
+    site._is_hf_initialized = not (entry.get("silent") and unsaved)
     mark_containers(model, entry["path"])
     for path in entry["delete"]:
         parent, _, name = path.rpartition(".")
