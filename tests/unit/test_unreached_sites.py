@@ -25,6 +25,7 @@ from headprune.search.layerwise.pruning import LayerwisePruning
 from headprune.search.selection import choose
 from headprune.search.settings import command_words
 from headprune.search.step_rule import StepRule
+from headprune.signals.reached_sites import unreached_sites
 from headprune.tasks import task_of
 from headprune.units import sites_of
 from run_helpers import headprune as program
@@ -477,3 +478,50 @@ def test_a_training_on_text_names_the_tower(saved_llava: str, tmp_path: Path, ca
     sizes = [site.size for site in headprune.resolve(headprune.load(out))]
     assert sizes[:2] == [4, 4]
     assert sum(sizes) == 12
+
+
+# --- experts ---
+
+PAD, ROUTED = 0, 5  # the tokens that the second expert gets
+
+
+def mixture() -> Any:
+    """An encoder whose layer of two experts sends PAD and ROUTED to the second, and all other tokens to the first."""
+    torch.manual_seed(0)
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=12,
+        d_model=8,
+        d_kv=4,
+        num_heads=2,
+        num_layers=2,
+        num_sparse_encoder_layers=1,
+        d_ff=6,
+        num_experts=2,
+        expert_capacity=64,
+        router_jitter_noise=0.0,
+    )
+    model = transformers.SwitchTransformersEncoderModel(config).eval()
+    with torch.no_grad():
+        direction = model.shared.weight.new_full((8,), 50.0)
+        for token, row in enumerate(model.shared.weight):
+            row += -direction if token in (PAD, ROUTED) else direction
+        classifier = model.encoder.block[1].layer[1].mlp.router.classifier
+        classifier.weight.copy_(torch.stack([direction, -direction]))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("last", "unreached"), [(7, {"encoder.block.1.layer.1.mlp.experts.expert_1"}), (ROUTED, set())]
+)
+def test_an_expert_that_gets_only_padding_is_not_reached(last: int, unreached: set[str]) -> None:
+    """Its neurons had the score 0, so that they were removed first."""
+    ids = torch.tensor([[3, 4, 6, last], [8, 9, PAD, PAD]])
+    batch = {"input_ids": ids, "attention_mask": (ids != PAD).long()}
+    model = mixture()
+    result = headprune.score(model, [batch], criterion="wanda", units="heads,neurons")
+    assert {*result.unreached.values()} == unreached
+    sites = sites_of(model, KINDS)
+    assert {site.path for site in unreached_sites(model, sites, [batch], task_of(model))} == unreached
+    # Without padding, the second expert is called without a token, or with one.
+    alone = [{"input_ids": ids[:1]}, {"input_ids": ids[1:, :2]}]
+    assert {*headprune.score(model, alone, criterion="wanda", units="heads,neurons").unreached.values()} == unreached

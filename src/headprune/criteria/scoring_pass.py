@@ -19,6 +19,7 @@ from headprune import distributed
 from headprune.criteria.registry import Criterion
 from headprune.errors import DataError, NonFiniteError
 from headprune.hooks.logit_blocks import States, forward
+from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.site_activations import site_callbacks
 from headprune.measure.predictions import Predictions
@@ -26,6 +27,7 @@ from headprune.progress import tracked
 from headprune.signals import Request, SiteRequest, TokenRequest, Tokens, ZeroProbabilities, observe, tokens
 from headprune.signals.moments import Moments
 from headprune.signals.observe import add_gathered
+from headprune.signals.reached_sites import reached_without_padding
 from headprune.signals.tokens import groups_within
 from headprune.tasks import Labels, Task, batch_size, own_batches
 from headprune.units import Kind, Site, kept_mask, nan_scores, sites_of
@@ -133,6 +135,11 @@ class ScoringPass:
                         self.samples += batch_size(batch)
                         self.tokens += observation.tokens
                         self.reached |= observation.reached
+                        if uncertain := observation.uncertain - self.reached:
+                            prepared = self.task.prepare(batch, input_device(self.model))
+                            self.reached |= reached_without_padding(
+                                self.model, self.sites, uncertain, prepared, self.task
+                            )
                     for request, values in observation.gathered.items():
                         add_gathered(gathered.setdefault(requests[request], {}), values)
                     if first and progress is not None:

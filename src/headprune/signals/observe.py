@@ -17,7 +17,7 @@ from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.hooks.site_activations import frozen, site_callbacks
 from headprune.signals.objectives import start_backward, targets_of
-from headprune.signals.reached_sites import has_tokens
+from headprune.signals.reached_sites import Reached
 from headprune.signals.row_samples import NotPerSampleError, RowSamples, UnverifiedRowsError, refuse_inseparable
 from headprune.signals.spec import Backward, Meter, Request, SiteMeter, SiteRequest, View
 from headprune.signals.tokens import draws_for
@@ -36,6 +36,7 @@ class Observation:
     gathered: dict[SiteRequest, dict[int, Any]]
     tokens: int
     reached: frozenset[int]  # sites that got any token
+    uncertain: frozenset[int]  # sites that got tokens which may all be padding
 
 
 def observe(
@@ -94,7 +95,8 @@ def observe(
             for request, values in part.gathered.items():
                 add_gathered(gathered[request], values)
         reached = frozenset[int]().union(*(part.reached for part in parts))
-        return Observation(answers, gathered, sum(part.tokens for part in parts), reached)
+        uncertain = frozenset[int]().union(*(part.uncertain for part in parts))
+        return Observation(answers, gathered, sum(part.tokens for part in parts), reached, uncertain)
 
 
 def add_gathered(total: dict[int, Any], more: Mapping[int, Any]) -> None:
@@ -154,7 +156,9 @@ def _observe(view: View, requests: Sequence[Request], see: See | None, *, check:
         if not isinstance(meter, SiteMeter)
     }
     gathered = {meter.request: meter.gathered for meter in meters.values() if isinstance(meter, SiteMeter)}
-    return Observation(answers, gathered, tokens.count, frozenset(tokens.reached))
+    return Observation(
+        answers, gathered, tokens.count, *map(frozenset, (tokens.reached.sites, tokens.reached.uncertain))
+    )
 
 
 def _run_backward(
@@ -241,11 +245,10 @@ class _TokenCount:
 
     def __init__(self, view: View) -> None:
         self.view, self.count, self._site = view, 0, -1
-        self.reached: set[int] = set()
+        self.reached = Reached(view.task, view.batch)
 
     def output(self, site: Site, columns: torch.Tensor) -> None:
-        if has_tokens(columns):
-            self.reached.add(site.index)
+        self.reached.add(site, columns)
         if self._site < 0:
             self._site = site.index
             tokens = columns.shape[:-1].numel()
