@@ -39,6 +39,8 @@ def score_row(model: Any, runs: Sequence[Run]) -> dict[str, Any]:
     if _failure(model, batch):  # without a KV cache, in float64
         model = copy.deepcopy(model).float()
         batch = {name: value.float() if _is_floating(value) else value for name, value in batch.items()}
+        if why := _failure(model, batch):
+            return {"scores": "not run", "rounds": "not run", "score_reason": f"without a KV cache: {why}"}
     scores, why_scores = _outcome(lambda: _compare_batches(model, batch))
     rounds, why_rounds = _outcome(lambda: _prune(copy.deepcopy(model), batch))
     reasons = [f"{column}: {why}" for column, why in (("scores", why_scores), ("rounds", why_rounds)) if why]

@@ -12,12 +12,15 @@ import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.falcon.modeling_falcon import FalconAttention
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.qwen2_vl import modeling_qwen2_vl
 
 import headprune
 from headprune.errors import UnsupportedModelError
+from headprune.hooks.attention_probabilities import probabilities
 from score_helpers import labelled
 from zoo import VOCAB, ZOO
 
@@ -138,6 +141,25 @@ def test_a_model_that_computes_something_else_with_eager_attention_is_refused() 
     refusal = rf"outputs of FalconForCausalLM \(attention implementation 'sdpa'\) differ by up to {difference:.3g}"
     with pytest.raises(UnsupportedModelError, match=refusal):
         headprune.score(model, [batch], criterion="hies")
+
+
+class TableAttention(FalconAttention):
+    """Takes its attention function out of transformers' table by name, as the code of Qwen2.5-Omni's vocoder does."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        assert ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        return super().forward(hidden_states, *args, **kwargs)
+
+
+def test_code_without_eager_attention_is_refused() -> None:
+    """It ended in a bare KeyError, as that table has no eager attention."""
+    model = falcon("sdpa")
+    sites = headprune.resolve(model)
+    for block in model.transformer.h:
+        block.self_attention.__class__ = TableAttention
+    refusal = pytest.raises(UnsupportedModelError, match=r"TableAttention.* its code has no eager attention; use a")
+    with refusal, probabilities(model, sites, lambda site, rows: None):
+        model(**texts(padded=False))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

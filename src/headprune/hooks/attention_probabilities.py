@@ -100,11 +100,12 @@ def probabilities(
     through_interface: dict[int, _Probe] = {}
     own_code: list[_Probe] = []
     for probe in probes:
-        callers = [module for module in probe.module.modules() if _call_interface(type(module).__mro__)]
+        callers = [module for module in probe.module.modules() if "get_interface" in _names(type(module).__mro__)]
         through_interface.update((id(module), probe) for module in callers)
         if not callers:
             own_code.append(probe)
     for probe in own_code:
+        _refuse_without_eager(probe)
         _refuse_half_precision(probe)
     with ExitStack() as stack:
         modules = nn.ModuleList([probe.module for probe in own_code])
@@ -123,6 +124,12 @@ def probabilities(
             )
         if probe.maps < probe.applications:
             probe.refuse("it does not return them", "" if implementation == "eager" else EAGER)
+
+
+def _refuse_without_eager(probe: _Probe) -> None:
+    """Some code takes its attention function out of transformers' table by name, which has no eager one."""
+    if any("ALL_ATTENTION_FUNCTIONS" in _names(type(module).__mro__) for module in probe.module.modules()):
+        probe.refuse("its code has no eager attention")
 
 
 def _refuse_half_precision(probe: _Probe) -> None:
@@ -172,10 +179,10 @@ _get_interface = AttentionInterface.get_interface
 
 
 @functools.cache
-def _call_interface(classes: tuple[type, ...]) -> bool:
-    """Whether code of these classes asks the interface for an attention function."""
+def _names(classes: tuple[type, ...]) -> frozenset[str]:
+    """The names that the code of these classes uses; with `get_interface` it asks for an attention function."""
     functions = [value for kind in classes for value in vars(kind).values() if inspect.isfunction(value)]
-    return any("get_interface" in inspect.unwrap(function).__code__.co_names for function in functions)
+    return frozenset(name for function in functions for name in inspect.unwrap(function).__code__.co_names)
 
 
 @contextmanager
