@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
+
+from headprune.measure.intervals import Difference
 
 Verdict = Literal[
     "equal",  # recomputed exactly
@@ -41,6 +43,21 @@ class Finding:
     sentence: str
     values: Mapping[str, Any] = field(default_factory=dict)  # with intervals as [low, high], and seeds
     command: str = ""  # what wrote the numbers
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def verdict_if_better(difference: Difference) -> Verdict:
+    """Of the claim that the first of two is better, by the 95 % interval of the difference."""
+    if difference.low > 0:
+        return "holds here"
+    return "does not hold here" if difference.high < 0 else "cannot be told apart"
+
+
+def verdict_if_not_worse(difference: Difference, margin: float) -> Verdict:
+    """Of the claim that the first of two is as good as the second, up to a margin."""
+    return verdict_if_better(Difference(*(end + margin for end in difference)))
 
 
 PAPERS = {

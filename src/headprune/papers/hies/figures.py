@@ -1,0 +1,149 @@
+"""The figures of `headprune reproduce hies`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from headprune.extras import require
+from headprune.papers.figures import BLUE, GREY, ORANGE, SKY, VERMILION, apply_style
+from headprune.papers.hies.outcome import Outcome
+from headprune.papers.hies.plan import HIES, NAMES
+
+with require("report", "Figures need"):
+    import altair as alt
+
+GREEN, PURPLE, YELLOW, BLACK = "#009E73", "#CC79A7", "#F0E442", "#000000"
+COLOURS = dict(zip(NAMES, (BLUE, VERMILION, GREY, YELLOW, PURPLE, ORANGE, SKY, GREEN, BLACK), strict=True))
+WIDTH, HEIGHT, COLUMNS = 300, 200, 2
+TITLES = {"metric": "Accuracy", "stability": "Share of predictions equal to the dense model's"}
+
+
+def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {
+        "accuracy": _curves(outcomes, "metric"),
+        "stability": _curves(outcomes, "stability"),
+        "alpha": _alphas(outcomes),
+        "scores": _scatter(outcomes),
+        "removed": _layers(outcomes),
+    }
+
+
+def _curves(outcomes: Sequence[Outcome], measure: str) -> Any:
+    """Lines through the means over seeds, with the range over seeds of HIES and HIS as bands."""
+    panels = []
+    for outcome in outcomes:
+        start = outcome.about["dense"] if measure == "metric" else 1.0
+        rows = []
+        for name in NAMES:
+            rows.append({"removed": 0.0, "value": start, "low": start, "high": start, "criterion": name})
+            for share in outcome.shares:
+                values = [cell[measure] for cell in outcome.cells(name, share)]
+                low, high = min(values), max(values)
+                mean = statistics.fmean(values)
+                rows.append({"removed": share, "value": mean, "low": low, "high": high, "criterion": name})
+        colour = alt.Color(
+            "criterion:N",
+            scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())),
+            legend=alt.Legend(title=None, orient="bottom", symbolType="stroke", symbolStrokeWidth=3),
+        )
+        axis = alt.X("removed:Q", title="share of heads removed", axis=alt.Axis(format="%"))
+        data = alt.Data(values=rows)
+        lines = (
+            alt.Chart(data)
+            .mark_line(point={"size": 16}, strokeWidth=2)
+            .encode(
+                axis,
+                alt.Y("value:Q", title=None, axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
+                color=colour,
+            )
+        )
+        bands = (
+            alt.Chart(data)
+            .transform_filter(alt.FieldOneOfPredicate("criterion", [HIES, "HIS"]))
+            .mark_area(opacity=0.15)
+            .encode(axis, alt.Y("low:Q", title=None), alt.Y2("high:Q"), color=colour)
+        )
+        panels.append(alt.layer(bands, lines).properties(title=outcome.title, width=WIDTH, height=HEIGHT))
+    text = f"{TITLES[measure]} as heads are removed, scored once on the dense model"
+    return _arrange(panels, text, "Mean over seeds; bands of HIES and HIS: range over seeds.")
+
+
+def _alphas(outcomes: Sequence[Outcome]) -> Any:
+    rows = [
+        {"alpha": float(alpha), "area": statistics.fmean(values), "model": outcome.title}
+        for outcome in outcomes
+        for alpha, values in outcome.alpha_areas().items()
+    ]
+    chart = (
+        alt.Chart(alt.Data(values=rows))
+        .mark_line(point=True, strokeWidth=2)
+        .encode(
+            alt.X("alpha:Q", title="alpha: 0 is attention entropy alone"),
+            alt.Y("area:Q", title="weighted area", axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
+            color=alt.Color("model:N", legend=alt.Legend(title=None, orient="bottom", columns=2, labelLimit=400)),
+        )
+        .properties(width=2 * WIDTH, height=HEIGHT)
+    )
+    return _arrange([chart], "Accuracy of HIES on the validation samples by alpha", "Mean over seeds.")
+
+
+def _scatter(outcomes: Sequence[Outcome]) -> Any:
+    """A point per head: its importance and its entropy, of the first seed."""
+    panels = []
+    for outcome in outcomes:
+        scores = outcome.results[0]["scores"]
+        rows = [
+            {"importance": his, "entropy": -ae, "layer": layer}
+            for layer, (row, other) in enumerate(zip(scores["HIS"], scores["AE"], strict=True))
+            for his, ae in zip(row, other, strict=True)
+            if his is not None and ae is not None
+        ]
+        panels.append(
+            alt.Chart(alt.Data(values=rows))
+            .mark_circle(size=45, opacity=0.8)
+            .encode(
+                alt.X("entropy:Q", title="attention entropy (nats)", scale=alt.Scale(zero=False)),
+                alt.Y("importance:Q", title="HIS"),
+                color=alt.Color("layer:O", scale=alt.Scale(scheme="viridis"), legend=alt.Legend(title="site")),
+            )
+            .properties(title=outcome.title, width=WIDTH, height=HEIGHT)
+        )
+    return _arrange(panels, "Importance and attention entropy of every head", "Scores of the first seed.", share=False)
+
+
+def _layers(outcomes: Sequence[Outcome]) -> Any:
+    """How many of the heads of a site are left at the middle share, by HIS and by HIES."""
+    panels = []
+    for outcome in outcomes:
+        share = outcome.shares[len(outcome.shares) // 2]
+        rows = []
+        for name in ("HIS", HIES, "AE"):
+            cells = outcome.cells(name, share)
+            for number, path in enumerate(cells[0]["kept"]):
+                left = statistics.fmean(len(cell["kept"][path]) for cell in cells)
+                rows.append({"site": number, "left": left, "criterion": name})
+        panels.append(
+            alt.Chart(alt.Data(values=rows))
+            .mark_bar()
+            .encode(
+                alt.X("site:O", title=f"site, {share:.0%} of all heads removed", axis=alt.Axis(labelAngle=0)),
+                alt.Y("left:Q", title="heads left"),
+                xOffset=alt.XOffset("criterion:N", sort=["HIS", HIES, "AE"]),
+                color=alt.Color(
+                    "criterion:N",
+                    scale=alt.Scale(domain=["HIS", HIES, "AE"], range=[COLOURS[n] for n in ("HIS", HIES, "AE")]),
+                    legend=alt.Legend(title=None, orient="bottom"),
+                ),
+            )
+            .properties(title=outcome.title, width=WIDTH, height=HEIGHT)
+        )
+    return _arrange(panels, "Where heads are left", "Mean over seeds.")
+
+
+def _arrange(panels: Sequence[Any], title: str, note: str, *, share: bool = True) -> Any:
+    chart = alt.concat(*panels, columns=COLUMNS)
+    if not share:
+        chart = chart.resolve_scale(color="independent")
+    return apply_style(chart.properties(title=alt.TitleParams(title, subtitle=note, anchor="start")))

@@ -1,0 +1,85 @@
+"""What the claims of the HIES paper come to on one subject."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from headprune.measure.intervals import Difference
+from headprune.papers.hies.outcome import Outcome, points
+from headprune.papers.hies.plan import FEW, HIES, MANY
+from headprune.papers.ledger import Finding, verdict_if_better, verdict_if_not_worse
+
+MARGIN = 0.01  # as good: behind by less than a point
+HALF_OF_VARIANCE = math.sqrt(0.5)  # the correlation from which one order explains half of the other's variance
+# Claim -> a baseline that HIES is said to be better than.
+BASELINES = {
+    "hies-above-random": "random",
+    "hies-above-l2": "L2",
+    "hies-above-ad": "AD",
+    "hies-above-ae": "AE",
+    "hies-above-llm-pruner": "LLM-Pruner",
+    "hies-above-gnorm": "Gnorm",
+}
+
+
+def findings_of(outcome: Outcome) -> list[Finding]:
+    many = [share for share in outcome.shares if share > MANY - 1e-9]
+    few = [share for share in outcome.shares if share < FEW + 1e-9]
+    findings = []
+    if many:
+        findings += [
+            _better(outcome, "hies-quality", HIES, "HIS", many, "metric"),
+            _better(outcome, "hies-stability", HIES, "HIS", many, "stability"),
+            *(_better(outcome, claim, HIES, name, many, "metric") for claim, name in BASELINES.items()),
+            _better(outcome, "hies-entropy-direction", "AE", "AD", many, "metric"),
+            _better(outcome, "default-above-hies", "ours", HIES, many, "metric"),
+            _better(outcome, "default-above-gnorm", "ours", "Gnorm", many, "metric"),
+        ]
+    if few:
+        gap = outcome.difference("HIS", HIES, few, "metric")
+        values = _values(outcome, gap, few) | {"margin": MARGIN}
+        sentence = _sentence(outcome, gap, "HIS", HIES, few, "metric")
+        findings.append(Finding("hies-few-heads", outcome.title, verdict_if_not_worse(gap, MARGIN), sentence, values))
+    return [*findings, _alpha(outcome), _complementary(outcome)]
+
+
+def _better(outcome: Outcome, claim: str, one: str, other: str, shares: Sequence[float], measure: str) -> Finding:
+    gap = outcome.difference(one, other, shares, measure)
+    sentence = _sentence(outcome, gap, one, other, shares, measure)
+    return Finding(claim, outcome.title, verdict_if_better(gap), sentence, _values(outcome, gap, shares))
+
+
+def _sentence(outcome: Outcome, gap: Difference, one: str, other: str, shares: Sequence[float], measure: str) -> str:
+    what = "Accuracy" if measure == "metric" else "Agreement with the dense model"
+    at = f"{shares[0]:.0%}" if len(shares) == 1 else f"{shares[0]:.0%} to {shares[-1]:.0%}"
+    return f"{what} of {one} minus {other} with {at} of the heads removed: {points(gap)} points."
+
+
+def _values(outcome: Outcome, gap: Difference, shares: Sequence[float]) -> dict[str, object]:
+    return {"difference": list(gap), "shares": list(shares), "seeds": list(outcome.seeds)}
+
+
+def _alpha(outcome: Outcome) -> Finding:
+    """Whether validation chooses a mixture rather than entropy alone; HIS alone is not among the values."""
+    chosen = [float(result["alpha"]) for result in outcome.results]
+    areas = {alpha: statistics.fmean(values) for alpha, values in outcome.alpha_areas().items()}
+    verdict = "holds here" if min(chosen) > 0 else "does not hold here" if max(chosen) == 0 else "cannot be told apart"
+    sentence = f"Alpha that validation chooses, by seed: {', '.join(f'{alpha:g}' for alpha in chosen)}."
+    values = {"alpha": chosen, "areas": areas, "seeds": list(outcome.seeds)}
+    return Finding("hies-alpha", outcome.title, verdict, sentence, values)  # type: ignore[arg-type]
+
+
+def _complementary(outcome: Outcome) -> Finding:
+    """Whether each of the two orders explains less than half of the variance of the other one."""
+    correlations = outcome.correlation("HIS", "AE")
+    sizes = [abs(value) for value in correlations]
+    verdict = "holds here" if max(sizes) < HALF_OF_VARIANCE else "cannot be told apart"
+    verdict = "does not hold here" if min(sizes) > HALF_OF_VARIANCE else verdict
+    sentence = (
+        f"Spearman's correlation of the scores by HIS and AE: {statistics.fmean(correlations):.2f}, from "
+        f"{min(correlations):.2f} to {max(correlations):.2f} over seeds."
+    )
+    values = {"correlations": correlations, "seeds": list(outcome.seeds)}
+    return Finding("hies-complementary", outcome.title, verdict, sentence, values)  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""What `headprune reproduce hies` measures: criteria, shares of heads, seeds and numbers of samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from headprune.criteria.registry import make
+from headprune.papers.paper_models import ReproductionError
+
+PAPER = "arXiv 2510.13832"
+HIES = "HIES"
+# Name in tables -> criterion. HIES comes with the alpha that the validation samples choose.
+CRITERIA = {
+    "HIS": "his",
+    "random": "random",
+    "L2": "magnitude",
+    "AD": "deficit",
+    "AE": "entropy",
+    "LLM-Pruner": "taylor",
+    "Gnorm": "gnorm",
+    "ours": "residual-gradient",
+}
+NAMES = (HIES, *CRITERIA)
+ALPHAS = tuple(step / 10 for step in range(10))
+MANY = 0.3  # the share of heads from which on the paper reports that HIES is better than HIS
+FEW = 0.1  # the share up to which it reports that both are as good
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The protocol of the paper: scored once on the dense model, and nothing is refitted or trained."""
+
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    shares: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    calibration: int = 32
+    validation: int = 128
+    evaluation: int = 512  # at most
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise ReproductionError("--seeds takes different numbers of 0 or more, such as 0,1,2.")
+
+    @property
+    def pool(self) -> int:
+        """Samples that calibration and validation are drawn from, by the seed; none of them is evaluated."""
+        return 4 * (self.calibration + self.validation)
+
+    def to_json(self) -> dict[str, Any]:
+        fields = dataclasses.asdict(self).items()
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
+
+
+def spec_of(name: str, seed: int, alpha: float) -> str:
+    """The criterion behind a name in the tables, as it names itself."""
+    options = {HIES: {"alpha": alpha}, "random": {"seed": seed}}.get(name, {})
+    return str(make("hies" if name == HIES else CRITERIA[name], **options))

@@ -1,0 +1,260 @@
+"""Scores, prunes by gates and evaluates every subject by every criterion; a finished seed of a subject is a file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headprune.checkpoint.atomic_files import write_text
+from headprune.criteria.scoring import score
+from headprune.data import Examples
+from headprune.hooks.gates import gate_sites
+from headprune.json_forms import differing, other_settings
+from headprune.measure.evaluator import Evaluator
+from headprune.measure.metrics import METRICS, MetricValue
+from headprune.papers.hies.plan import ALPHAS, CRITERIA, HIES, PAPER, Settings, spec_of
+from headprune.papers.paper_models import ReproductionError
+from headprune.progress import tracked
+from headprune.search.selection import least_left, ranked
+from headprune.units import Site, resolve
+
+Kept = dict[str, list[int]]
+Measured = tuple[MetricValue, MetricValue]  # the metric, and the share of predictions that equal the dense model's
+SHOWN = ("HIS", "AE")  # whose scores a figure shows
+METRIC = "accuracy"  # of language models that of the next token
+
+
+class Part:
+    """A dense model and samples to evaluate it on while heads are gated."""
+
+    def __init__(self, model: Any, examples: Examples, batch_size: int) -> None:
+        self.model, self.sites = model, resolve(model)
+        self.evaluator = Evaluator(examples.batches(batch_size), cache_bytes=0)
+        self.dense = self.evaluator(model, self.sites)
+        self._known: dict[str, Measured] = {}
+
+    def __call__(self, removed: Sequence[tuple[int, int]]) -> Measured:
+        """The model without these heads. Criteria often remove the same ones."""
+        key = repr(sorted(removed))
+        if key not in self._known:
+            gates = torch.ones(len(self.sites), max(site.original for site in self.sites))
+            for site, head in removed:
+                gates[site, head] = 0
+            with gate_sites(self.model, self.sites, gates):
+                predictions = self.evaluator(self.model, self.sites)
+            self._known[key] = (
+                METRICS[METRIC].of(predictions, self.dense),
+                METRICS["fidelity"].of(predictions, self.dense),
+            )
+        return self._known[key]
+
+
+def removal_order(scores: torch.Tensor, sites: Sequence[Site]) -> list[tuple[tuple[int, int], ...]]:
+    """All units that can be removed, least important first over the whole model, as it is scored once."""
+    queue: list[tuple[float, int, int, tuple[tuple[int, int], ...]]] = []
+    for site in sites:
+        if site.obstacle or scores[site.index, list(site.kept)].isnan().any():
+            continue
+        units = ranked(scores, site)
+        # What a site has to keep are its most important units.
+        for rank, (value, unit) in enumerate(units[: len(units) - least_left(site, 0)]):
+            queue.append((value, site.index, rank, unit))
+    return [unit for *_, unit in sorted(queue)]
+
+
+def removed_at(order: Sequence[tuple[tuple[int, int], ...]], total: int, share: float) -> list[tuple[int, int]]:
+    """The heads of as many units as come closest to this share of all."""
+    return [head for unit in order[: min(round(share * total), len(order))] for head in unit]
+
+
+def weighted_area(shares: Sequence[float], values: Sequence[float]) -> float:
+    """The mean of a metric over the shares removed, weighted by the share of heads that is left."""
+    return math.fsum((1 - share) * value for share, value in zip(shares, values, strict=True)) / math.fsum(
+        1 - share for share in shares
+    )
+
+
+def measure_seed(model: Any, pool: Examples, evaluate: Part, settings: Settings, seed: int) -> dict[str, Any]:
+    """All cells of one seed, which draws the calibration and the validation samples from the pool."""
+    calibration, rest = pool.split(settings.calibration, seed)
+    validation = Part(model, rest.sample(settings.validation, seed), settings.batch_size)
+    sites = evaluate.sites
+    total = sum(len(site.units()) for site in sites)
+    specs = {name: spec_of(name, seed, 0.0) for name in CRITERIA}
+    alphas = {alpha: spec_of(HIES, seed, alpha) for alpha in ALPHAS}
+    batches = calibration.batches(settings.batch_size)
+    scores = score(model, batches, criteria=[*specs.values(), *alphas.values()], progress=False).scores
+    areas = {}
+    for alpha, spec in tracked(alphas.items(), "choosing alpha", len(alphas), unit="value"):
+        order = removal_order(scores[spec], sites)
+        values = [validation(removed_at(order, total, share))[0].value for share in settings.shares]
+        areas[alpha] = weighted_area(settings.shares, values)
+    best = max(areas, key=lambda alpha: (areas[alpha], -alpha))
+    specs = {HIES: alphas[best], **specs}
+    cells = []
+    for name, spec in tracked(specs.items(), "measuring", len(specs), unit="criterion"):
+        order = removal_order(scores[spec], sites)
+        for share in settings.shares:
+            removed = removed_at(order, total, share)
+            cells.append(_cell(name, spec, seed, share, removed, sites, *evaluate(removed)))
+    return {
+        "seed": seed,
+        "alpha": best,
+        "areas": {f"{alpha:g}": area for alpha, area in areas.items()},
+        "correlations": _correlations({name: scores[spec] for name, spec in specs.items()}),
+        "scores": {name: _rounded(scores[specs[name]]) for name in SHOWN},
+        "cells": cells,
+    }
+
+
+def _cell(
+    name: str,
+    spec: str,
+    seed: int,
+    share: float,
+    removed: Sequence[tuple[int, int]],
+    sites: Sequence[Site],
+    metric: MetricValue,
+    stability: MetricValue,
+) -> dict[str, Any]:
+    gone = set(removed)
+    return {
+        "criterion": name,
+        "spec": spec,
+        "seed": seed,
+        "share": share,
+        "heads_removed": len(removed),
+        "metric": metric.value,
+        "interval": _ends(metric),
+        "stability": stability.value,
+        "stability_interval": _ends(stability),
+        "kept": {site.path: [head for head in site.kept if (site.index, head) not in gone] for site in sites},
+        "per_sample": {"metric": _encode(metric), "stability": _encode(stability)},
+    }
+
+
+def _rounded(scores: torch.Tensor) -> list[list[float | None]]:
+    return [[None if math.isnan(value) else float(f"{value:.6g}") for value in row] for row in scores.tolist()]
+
+
+def _ends(value: MetricValue) -> list[float] | None:
+    return None if value.interval is None else list(value.interval)
+
+
+def _encode(value: MetricValue) -> str | list[float]:
+    """Values per sample: a digit each, where they are right or wrong."""
+    assert value.per_sample is not None
+    values = value.per_sample.tolist()
+    if all(each in (0, 1) for each in values):
+        return "".join(str(int(each)) for each in values)
+    return [round(each, 6) for each in values]
+
+
+def decode(values: str | Sequence[float]) -> torch.Tensor:
+    return torch.tensor([float(each) for each in values], dtype=torch.float64)
+
+
+def _correlations(scores: Mapping[str, torch.Tensor]) -> dict[str, dict[str, float]]:
+    """Of the scores of all heads, by ranks (Spearman)."""
+    names = [name for name in scores if name != "random"]
+    known = torch.stack([~scores[name].isnan() for name in names]).all(0)
+    ranks = {name: _ranks(scores[name][known]) for name in names}
+    return {one: {other: _pearson(ranks[one], ranks[other]) for other in names} for one in names}
+
+
+def _ranks(values: torch.Tensor) -> torch.Tensor:
+    """Ranks from 0, the mean of them for equal values."""
+    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
+    ends = counts.cumsum(0).double()
+    return (ends - (counts.double() + 1) / 2)[inverse]
+
+
+def _pearson(one: torch.Tensor, other: torch.Tensor) -> float:
+    one, other = one - one.mean(), other - other.mean()
+    scale = float(one.norm() * other.norm())
+    return float(one @ other) / scale if scale else math.nan
+
+
+class Study:
+    """A reproduction in a directory: a file for every seed of every subject in `cells`, and trained models in
+    `models`."""
+
+    def __init__(self, out: Path, settings: Settings) -> None:
+        self.out, self.settings = out, settings
+
+    def file(self, subject: str, seed: int) -> Path:
+        return self.out / "cells" / f"{subject}-seed{seed}.json"
+
+    def read(self, subject: str, seed: int) -> dict[str, Any] | None:
+        """A finished seed, None where it is missing."""
+        path = self.file(subject, seed)
+        if not path.is_file():
+            return None
+        try:
+            content: dict[str, Any] = json.loads(path.read_text())
+            recorded, settings = content["settings"], self.header()
+            _ = content["result"]["cells"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ReproductionError(f"{path} is damaged; delete it, or choose another directory.") from None
+        different = differing(recorded, settings)
+        if different:
+            raise ReproductionError(
+                other_settings(self.out, "reproduction", different, recorded, settings, "or another directory")
+            )
+        return content
+
+    def header(self) -> dict[str, Any]:
+        """The settings that a cell depends on: not the other seeds."""
+        return {"paper": PAPER, **{name: v for name, v in self.settings.to_json().items() if name != "seeds"}}
+
+    def write(self, subject: str, seed: int, about: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+        content = {"settings": self.header(), "subject": dict(about), "result": dict(result)}
+        path = self.file(subject, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(content) + "\n")
+        return content
+
+    def run_subject(
+        self,
+        name: str,
+        title: str,
+        make: Callable[[Path], tuple[nn.Module, Examples]],
+        on_finished: Callable[[int, dict[str, Any]], None],
+    ) -> None:
+        """Measure the seeds that are missing; the model is made only where there are any."""
+        missing = [seed for seed in self.settings.seeds if self.read(name, seed) is None]
+        if not missing:
+            return
+        model, examples = make(self.out / "models" / name)
+        pool, rest = split_pool(examples, self.settings, title)
+        evaluate = Part(model, rest, self.settings.batch_size)
+        dense = METRICS[METRIC].of(evaluate.dense)
+        about = {
+            "name": name,
+            "title": title,
+            "samples": evaluate.dense.samples,
+            "heads": sum(site.size for site in evaluate.sites),
+            "units": sum(len(site.units()) for site in evaluate.sites),
+            "dense": dense.value,
+            "dense_interval": _ends(dense),
+        }
+        for seed in missing:
+            on_finished(seed, self.write(name, seed, about, measure_seed(model, pool, evaluate, self.settings, seed)))
+
+
+def split_pool(examples: Examples, settings: Settings, title: str) -> tuple[Examples, Examples]:
+    """The samples to calibrate and validate with, and those to evaluate on, the same for every seed."""
+    least = settings.calibration + settings.validation
+    if len(examples) < 2 * least:
+        raise ReproductionError(
+            f"{title} has {len(examples):,} samples, but calibration, validation and evaluation need {2 * least:,}; "
+            "give more data."
+        )
+    pool, rest = examples.split(min(settings.pool, len(examples) // 2), seed=0)
+    return pool, rest.sample(settings.evaluation, seed=0)
