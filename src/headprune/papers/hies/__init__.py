@@ -19,7 +19,7 @@ from headprune.papers.hies.findings import findings_of
 from headprune.papers.hies.outcome import Outcome, tables_of
 from headprune.papers.hies.plan import HIES, PAPER, Settings
 from headprune.papers.hies.study import Study
-from headprune.papers.hies.subjects import Subject, image_subject, own_subject, subjects, without_packages
+from headprune.papers.hies.subjects import Subject, default_subjects, image_subject, own_subject, without_packages
 from headprune.papers.ledger import Finding
 from headprune.papers.paper_models import ReproductionError
 from headprune.progress import phase_bar
@@ -76,7 +76,7 @@ def _chosen(model: str | Path | None, data: str | Path | None, long: bool, conso
     if data is not None:
         return [image_subject(data)]
     chosen = []
-    for subject in subjects(long=long):
+    for subject in default_subjects(long=long):
         absent = without_packages(subject)
         if absent:
             console.print(f"{subject.title} was left out: it needs {', '.join(absent)}.", highlight=False)

@@ -35,8 +35,8 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     shares: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     calibration: int = 32
-    validation: int = 128
-    evaluation: int = 512  # at most
+    validation: int = 96
+    evaluation: int = 400  # at most
     batch_size: int = 32
 
     def __post_init__(self) -> None:

