@@ -30,6 +30,7 @@ Batch = dict[str, torch.Tensor]
 CONTEXT = 64  # bytes of a window of text
 BATCH = 64
 TRAINING_SHARE = 0.5  # of images
+IMAGE_STEPS = 600  # of training on the images of a file
 # Questions about a digit, and where their answers begin in the vocabulary of the image-text model: digits are 0 to 9.
 ANSWERS: tuple[tuple[int, Callable[[int], int]], ...] = (
     (0, lambda digit: digit),
@@ -78,7 +79,7 @@ def image_subject(data: str | Path) -> Subject:
 
     def make(folder: Path) -> tuple[Any, Examples]:
         images, labels = _read_images(Path(data))
-        return _vit(folder, images, labels, patch=max(1, images.shape[-1] // 7), steps=600)
+        return _vit(folder, images, labels, patch=max(1, images.shape[-1] // 7), steps=IMAGE_STEPS)
 
     return Subject(f"vit-{Path(data).stem}", f"ViT, {Path(data).name}", make)
 

@@ -1,0 +1,78 @@
+"""The verb `claims`: what the papers say, and what holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headprune.cli.options import Json, print_json
+from headprune.errors import DataError
+
+if TYPE_CHECKING:
+    from headprune.papers.ledger import Claim, Finding
+
+COLOURS = {"equal": "green", "holds": "green", "contradicted": "red", "does": "red"}  # by the first word of a verdict
+
+
+def claims(
+    paper: Annotated[
+        str | None, typer.Argument(help="greedy-gnorm, hies, gates or headprune; all of them without it.")
+    ] = None,
+    claim: Annotated[
+        str | None, typer.Option("--id", help="One claim, with all numbers of its findings and their commands.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the claims of the three papers and of this project, with what their tests came to."""
+    from headprune.papers.claims import CLAIMS
+    from headprune.papers.ledger import PAPERS, findings_by_claim, read_findings
+
+    if paper is not None and paper not in PAPERS:
+        raise DataError(f"There are no claims of {paper!r}; there are those of: {', '.join(PAPERS)}.")
+    chosen = [each for each in CLAIMS if paper in (None, each.paper) and claim in (None, each.id)]
+    if not chosen:
+        raise DataError(f"There is no claim {claim!r}; `headprune claims` lists them.")
+    rows = findings_by_claim(chosen, read_findings())
+    if as_json:
+        print_json({"claims": [{**vars(each), "findings": [f.to_json() for f in rows[each.id]]} for each in chosen]})
+    elif claim is not None:
+        _print_one(chosen[0], rows[claim])
+    else:
+        _print_all(chosen, rows)
+
+
+def _print_all(claims: Sequence[Claim], rows: dict[str, list[Finding]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("claim", "says", "findings", show_lines=True)
+    for each in claims:
+        verdicts = [f"{_coloured(f.verdict)}{': ' if f.subject else ''}{escape(f.subject)}" for f in rows[each.id]]
+        table.add_row(each.id, escape(each.says), "\n".join(verdicts))
+    console = Console()
+    console.print(table)
+    console.print("headprune claims --id CLAIM shows the numbers of one of them.", highlight=False)
+
+
+def _print_one(claim: Claim, findings: Sequence[Finding]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from headprune.papers.ledger import PAPERS
+
+    published = f" Published: {claim.published}." if claim.published else ""
+    lines = [f"[bold]{claim.id}[/bold] ({PAPERS[claim.paper]}, {claim.place})", escape(claim.says + published)]
+    lines += [escape(f"Test: {claim.tested_by}"), ""]
+    for finding in findings:
+        subject = f" {escape(finding.subject)}:" if finding.subject else ""
+        lines.append(f"{_coloured(finding.verdict)}{subject} {escape(finding.sentence)}")
+        lines += [f"    {escape(finding.command)}"] if finding.command else []
+    Console().print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def _coloured(verdict: str) -> str:
+    colour = COLOURS.get(verdict.split()[0])
+    return f"[{colour}]{verdict}[/{colour}]" if colour else verdict
