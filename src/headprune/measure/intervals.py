@@ -88,7 +88,9 @@ def students_quantile(degrees: int) -> float:
     table = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
     if degrees <= len(table):
         return table[degrees - 1]
-    return Z + (Z**3 + Z) / (4 * degrees) + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * degrees**2)
+    first, second = (Z**3 + Z) / 4, (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96
+    third = (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384
+    return Z + first / degrees + second / degrees**2 + third / degrees**3
 
 
 def ratio_per_sample(numerators: torch.Tensor, denominators: torch.Tensor) -> torch.Tensor:
