@@ -140,7 +140,10 @@ def test_csv_and_markdown_hold_the_same_cells(tables: list[Any]) -> None:
 @needs_published
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.key)
 def test_final_masks_are_the_beginnings_of_the_orders(model: Any) -> None:
-    mask, order = read_masks(FOLDER)[model.key], read_orders(FOLDER)[model.key]
+    masks, orders = read_masks(FOLDER), read_orders(FOLDER)
+    assert masks is not None
+    assert orders is not None
+    mask, order = masks[model.key], orders[model.key]
     assert sum(not bit for row in mask for bit in row) == model.removed
     assert len(order) == len(set(order)) == model.heads - 1
     assert mask_of_order(model, order) == mask
@@ -211,13 +214,19 @@ def test_figures_4_and_5_hold_the_published_data() -> None:
         rows = inline(spec)
         line = [(row["removed"], row["value"]) for row in rows if "value" in row]
         assert line == list(panel.curves["gnorm"])
+        assert [row["dense"] for row in rows if "dense" in row] == [panel.curves["gnorm"][0][1]]
         medians = {row["removed"]: row["middle"] for row in rows if "middle" in row}
         assert medians == {place: pytest.approx(statistics.median(v)) for place, v in panel.trials.items()}
-    masks = panels_of(figure5(panels, ""))
+    masks, orders = panels_of(figure5(panels, "")), read_orders(FOLDER)
+    assert orders is not None
     for (title, spec), model in zip(masks.items(), MODELS, strict=True):
-        assert title == f"{model.title}: {model.heads - model.removed} of {model.heads} heads kept"
-        removed = {(row["site"], row["head"]) for row in inline(spec) if row["state"] == "removed"}
-        assert removed == set(read_orders(FOLDER)[model.key][: model.removed])
+        ending = f", each used in {model.applications} layers" if model.applications > 1 else ""
+        assert title == f"{model.title}: {model.heads - model.removed} of {model.heads} heads kept{ending}"
+        rows = inline(spec)
+        assert len(rows) == model.heads * model.applications
+        removed = {(row["layer"], row["head"]) for row in rows if row["state"] == "removed"}
+        order = orders[model.key][: model.removed]
+        assert removed == {(site + layer, head) for site, head in order for layer in range(model.applications)}
 
 
 def test_boxes() -> None:
@@ -328,6 +337,25 @@ def test_curves_that_end_early_are_drawn_as_far_as_they_go(tmp_path: Path) -> No
     folder = published_copy(tmp_path / "published")
     assert read_curve(folder, find_model("xlm-roberta"), "gnorm") == [(0, 0.9), (12, 0.5)]
     assert figure3(published_panels(folder), "") is not None
+
+
+@pytest.mark.parametrize("given", [(), ("masks",), ("orders",)])
+def test_csv_and_xlsx_files_are_enough(given: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks and orders add figure 5 and the comparison of the two; the authors published neither as a file."""
+    monkeypatch.setattr(gradients, "demo_task", lambda: None)
+    folder = published_copy(tmp_path / "published")
+    names = {"masks": "published_final_masks.json", "orders": "published_pruning_order.json"}
+    for name in set(names) - set(given):
+        (folder / names[name]).unlink()
+    console = quiet()
+    files = reproduce_greedy_gnorm(tmp_path / "out", published=folder, console=console)
+    drawn = {file.stem for file in files if file.suffix == ".png"}
+    assert drawn == {"figure3", "figure4", *(["figure5"] if given else [])}
+    expected = "were not compared with the removal orders" if given else "Figure 5 was left out: "
+    assert expected in said(console)
+    masks = [panel.mask for panel in published_panels(folder)]
+    removed = [None if mask is None else sum(not bit for row in mask for bit in row) for mask in masks]
+    assert removed == ([model.removed for model in MODELS] if given else [None] * 4)
 
 
 BAD = {
