@@ -24,6 +24,7 @@ RUNS_OF = {
     **dict.fromkeys(("inspect", "score", "prune", "compare"), PRUNED),
     **dict.fromkeys(("finetune", "evaluate", "export"), EITHER),
     "train": TRAINED,
+    "reproduce": (),
 }
 # Verbs that begin with a run take from another one how data is read and measured. Its model and its data are not
 # theirs, and other options of the same name mean something else there, such as the seed of a training.
@@ -37,7 +38,8 @@ READING = {
 
 def config_parameter(verb: str) -> inspect.Parameter:
     """The option `--config` of a verb."""
-    run = f", or the run.json of a run of {' or '.join(f'`headprune {maker}`' for maker in RUNS_OF[verb])}"
+    makers = " or ".join(f"`headprune {maker}`" for maker in RUNS_OF[verb])
+    run = f", or the run.json of a run of {makers}" if makers else ""
     about = typer.Option(
         "--config",
         help=f"File with options: YAML with their names{run}. Options on the command line have priority.",

@@ -34,6 +34,7 @@ def reproduce_greedy_gnorm(
     *,
     published: Path | None = None,
     figure2: tuple[str | Path, str | Path] | None = None,
+    head: tuple[int, int] | None = None,
     runs: Path | None = None,
     console: Console | None = None,
 ) -> list[Path]:
@@ -41,7 +42,8 @@ def reproduce_greedy_gnorm(
 
     `published` is a folder with the authors' result files, `runs` one with runs of headprune (MODEL/.../RUN): figures
     3 to 5 are drawn from either, or from both under two names. `figure2` is a model folder and a data file to measure
-    gradients on; by default it is the model of the demo, where its packages are installed.
+    gradients on, by default the model of the demo, where its packages are installed; `head` is the (site, head) that it
+    removes, by default the one that Greedy-Gnorm removes first.
     """
     console = console or Console()
     if path_exists(out, ReproductionError) and not out.is_dir():
@@ -55,7 +57,7 @@ def reproduce_greedy_gnorm(
             "Figure 2 was left out: name a model and data with --model and --data, or install headprune[demo]."
         )
     else:
-        charts["figure2"] = gradients.figure2(gradients.measure_change(task, name))
+        charts["figure2"] = gradients.figure2(gradients.measure_change(task, name, head=head))
     # All input has been read and checked: from here on files are written.
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
@@ -92,7 +94,7 @@ def _curves_and_masks(published: Path | None, runs: Path | None) -> tuple[dict[s
     if published is None and runs is None:
         notes.append(
             "Figures 3, 4 and 5 were left out: give --published with a folder of the authors' result files, or --runs "
-            "with runs of headprune, which python -m headprune.papers MODEL --out DIR makes."
+            "with runs of headprune, which headprune reproduce greedy-gnorm --run MODEL --out RUNS makes."
         )
     return charts, notes
 
