@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import forked_python
 import headprune
 from headprune.cli import main as cli
+from headprune.cli.option_tables import commands_of
 from headprune.criteria import REGISTRY
 from helpers import contents
 from run_helpers import COLOURS, Done, environment, material, prune_command, steps_of, write_rows
@@ -172,8 +173,8 @@ RUNNER = CliRunner()
 
 def test_every_option_of_every_verb_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    for verb, command in get_command(cli.app).commands.items():  # type: ignore[attr-defined]
-        shown = RUNNER.invoke(cli.app, [verb, "--help"]).stdout
+    for verb, command in commands_of(get_command(cli.app)).items():
+        shown = RUNNER.invoke(cli.app, [*verb.split(), "--help"]).stdout
         options = [option for option in command.params if option.opts[0].startswith("-") and not option.hidden]
         assert [option.opts[0] for option in options if option.opts[0] not in shown or not option.help] == [], verb
 

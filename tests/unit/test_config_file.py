@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from headprune.cli.main import app
+from headprune.cli.option_tables import commands_of
 from headprune.cli.options import FILE_FROM
 from headprune.reports.gate_training import command_words
 from headprune.search.config import Experiment
@@ -83,7 +84,7 @@ def test_the_command_line_wins(tmp_path: Path) -> None:
 
 
 def test_every_verb_with_many_options_takes_a_file() -> None:
-    for verb, command in PROGRAM.commands.items():
+    for verb, command in commands_of(PROGRAM).items():
         names = {parameter.name for parameter in command.params}
         assert ("config" in names) == (len(names - {"config"}) > FILE_FROM), verb
 

@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from headprune.cli.main import app
+from headprune.cli.option_tables import commands_of
 from headprune.cli.options import PANELS
 from headprune.config import groups, training
 from headprune.config.option import Option, OptionGroup, field_of, from_run, only, option, options_of, values_of
@@ -40,7 +41,7 @@ def test_an_option_is_declared_once() -> None:
     assert {flag for flag, times in flags.items() if times > 1} == DECLARED_TWICE
 
 
-PROGRAM: Any = typer.main.get_command(app)
+COMMANDS = commands_of(typer.main.get_command(app))
 # A training has a seed, batches and a budget of its own there too.
 OF_TRAININGS = {"train", "finetune"}
 
@@ -48,7 +49,13 @@ OF_TRAININGS = {"train", "finetune"}
 def declared(verb: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """The options of a verb, each with what it shares with those of the same name: its type, also where it is not
     required or can be repeated, its limits, and its panel."""
-    (callback,) = (each.callback for each in app.registered_commands if each.callback.__name__ == verb)
+    programs = {"": app, **{f"{group.name} ": group.typer_instance for group in app.registered_groups}}
+    (callback,) = (
+        each.callback
+        for prefix, program in programs.items()
+        for each in program.registered_commands
+        if f"{prefix}{each.name or each.callback.__name__}" == verb
+    )
     for name, parameter in inspect.signature(callback, eval_str=True).parameters.items():
         for about in getattr(parameter.annotation, "__metadata__", ()):
             if isinstance(about, typer.models.OptionInfo):
@@ -61,7 +68,7 @@ def declared(verb: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
 
 def test_two_verbs_have_the_same_option_by_one_name() -> None:
     options: dict[str, dict[tuple[Any, ...], list[str]]] = {}
-    for verb, command in PROGRAM.commands.items():
+    for verb, command in COMMANDS.items():
         kinds = dict(declared(verb))
         assert kinds.keys() == {parameter.opts[0] for parameter in command.params if parameter.opts[0].startswith("--")}
         for flag, kind in kinds.items():
@@ -73,16 +80,16 @@ def test_two_verbs_have_the_same_option_by_one_name() -> None:
 
 def test_an_option_of_several_verbs_is_in_a_group() -> None:
     """Those of the command line alone, such as --out and --json, are declared in cli/options.py."""
-    shared = {"--out", "--config", "--json", "--overwrite", "--plugin", "--figures"}
+    shared = {"--out", "--config", "--json", "--overwrite", "--plugin", "--figures", "--seeds", "--trials"}
     flags = {each.flag for group in GROUPS for each in options_of(group)} | {"--model"}
-    seen = Counter(flag for command in PROGRAM.commands.values() for flag in {p.opts[0] for p in command.params})
+    seen = Counter(flag for command in COMMANDS.values() for flag in {p.opts[0] for p in command.params})
     several = {flag for flag, times in seen.items() if times > 1 and flag.startswith("--")}
     assert several - shared <= flags
 
 
-@pytest.mark.parametrize("verb", sorted(PROGRAM.commands))
+@pytest.mark.parametrize("verb", sorted(COMMANDS))
 def test_every_option_of_a_verb_has_a_panel(verb: str) -> None:
-    options = [parameter for parameter in PROGRAM.commands[verb].params if parameter.opts[0].startswith("--")]
+    options = [parameter for parameter in COMMANDS[verb].params if parameter.opts[0].startswith("--")]
     assert options
     assert [parameter.opts[0] for parameter in options if parameter.rich_help_panel not in PANELS[1:]] == []
 

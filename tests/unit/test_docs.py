@@ -22,7 +22,7 @@ import yaml
 import properties
 import run_helpers
 from headprune.cli.main import app
-from headprune.cli.option_tables import with_tables
+from headprune.cli.option_tables import commands_of, with_tables
 from headprune.criteria import REGISTRY
 from headprune.measure.metrics import METRICS
 from headprune.search.methods import METHODS
@@ -51,6 +51,7 @@ KEY_COLUMNS = {
 SHORT = 50  # characters of a sentence that may stand on a page again
 PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )")
 PROGRAM: Any = typer.main.get_command(app)
+COMMANDS = commands_of(PROGRAM)
 
 
 def name(page: Path) -> str:
@@ -161,12 +162,18 @@ def commands_in(text: str) -> list[list[str]]:
 
 def refuse_bad_command(words: list[str]) -> None:
     """Parse as the program would, without running anything."""
-    verb, *rest = words
+    verb, rest = verb_of(words)
     if verb in ("--help", "--version"):
         return
-    assert verb in PROGRAM.commands, f"there is no verb {verb}"
+    assert verb in COMMANDS, f"there is no verb {verb}"
     if "--help" not in rest:
-        PROGRAM.commands[verb].make_context(verb, rest, parent=PROGRAM.context_class(PROGRAM))
+        COMMANDS[verb].make_context(verb, rest, parent=PROGRAM.context_class(PROGRAM))
+
+
+def verb_of(words: list[str]) -> tuple[str, list[str]]:
+    """The verb, of one word or two, and the rest of a command."""
+    count = 2 if " ".join(words[:2]) in COMMANDS else 1
+    return " ".join(words[:count]), words[count:]
 
 
 @pytest.mark.parametrize("page", pages_with("console"))
@@ -188,9 +195,10 @@ def test_a_bad_command_would_be_noticed(words: list[str]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_commands_named_in_sentences_exist(page: Path) -> None:
     for span in re.findall(r"`headprune ([a-z][^`]*)`", FENCE.sub("", text_of(page))):
-        verb, *rest = span.split()
-        assert verb in PROGRAM.commands, span
-        known = {option for parameter in PROGRAM.commands[verb].params for option in parameter.opts}
+        verb, rest = verb_of(span.split())
+        assert verb in {*COMMANDS, *PROGRAM.commands}, span
+        parameters = COMMANDS[verb].params if verb in COMMANDS else []
+        known = {option for parameter in parameters for option in parameter.opts}
         assert {word for word in rest if word.startswith("--")} <= known | {"--help"}, span
 
 
@@ -205,8 +213,8 @@ def test_tables_of_options_are_those_of_the_program(page: str) -> None:
 def test_every_option_of_every_verb_is_documented() -> None:
     start, *sections = re.split(r"^## ", text_of(DOCS / "cli.md"), flags=re.MULTILINE)
     documented = {section.partition("\n")[0]: section for section in sections}
-    assert set(documented) == set(PROGRAM.commands)
-    for verb, command in [("", PROGRAM), *PROGRAM.commands.items()]:
+    assert set(documented) == set(COMMANDS)
+    for verb, command in [("", PROGRAM), *COMMANDS.items()]:
         flags = {parameter.opts[0] for parameter in command.params if parameter.opts[0].startswith("--")}
         assert flags == set(re.findall(r"^\| `(--[a-z0-9-]+)`", documented[verb] if verb else start, re.MULTILINE))
 

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import random
+import runpy
 import shlex
 import statistics
 import sys
@@ -23,12 +24,12 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 
 from headprune.cli.main import app
 from headprune.errors import HeadpruneError
-from headprune.papers import ReproductionError, __main__, gradients, langid, reproduce_greedy_gnorm
+from headprune.papers import ReproductionError, gradients, langid, reproduce_greedy_gnorm
 from headprune.papers.figure_data import CRITERIA, Panel
 from headprune.papers.figures import box_rows, figure3, figure4, figure5
 from headprune.papers.panels_from_runs import run_panels
 from headprune.papers.paper_models import MODELS, find_model
-from headprune.papers.protocol import PROTOCOLS, comparisons, find_protocol, prepare_data
+from headprune.papers.protocol import PROTOCOLS, comparisons, find_protocol, prepare_data, run_protocol
 from headprune.papers.published import (
     mask_of_order,
     published_panels,
@@ -48,42 +49,60 @@ from pictures import drawing
 FOLDER = SHARED / "reference" / "greedy-gnorm"
 needs_published = pytest.mark.skipif(not FOLDER.is_dir(), reason="the authors' files of ../shared are not here")
 
-# METHODS, section 6: embeddings, encoder, pooler, classifier, total; (before, after).
-PUBLISHED: dict[str, list[tuple[int, int] | None]] = {
+# The authors' Pruning_summary.ipynb: parameters, share of the model in per cent and MB, before and after pruning.
+PUBLISHED: dict[str, list[tuple[str, tuple[int, float, float], tuple[int, float, float]]]] = {
     "bert": [
-        (16_622_592, 16_622_592),
-        (85_054_464, 62_028_864),
-        (590_592, 590_592),
-        (2_307, 2_307),
-        (102_269_955, 79_244_355),
+        ("model", (102_269_955, 100.00, 390.13), (79_244_355, 100.00, 302.29)),
+        ("bert", (102_267_648, 100.00, 390.12), (79_242_048, 100.00, 302.28)),
+        ("embeddings", (16_622_592, 16.25, 63.41), (16_622_592, 20.98, 63.41)),
+        ("encoder", (85_054_464, 83.17, 324.46), (62_028_864, 78.28, 236.62)),
+        ("pooler", (590_592, 0.58, 2.25), (590_592, 0.75, 2.25)),
+        ("classifier", (2_307, 0.00, 0.01), (2_307, 0.00, 0.01)),
+        ("classifier.weight", (2_304, 0.00, 0.01), (2_304, 0.00, 0.01)),
+        ("classifier.bias", (3, 0.00, 0.00), (3, 0.00, 0.00)),
     ],
     "albert": [
-        (3_906_048, 3_906_048),
-        (7_186_944, 6_596_544),
-        (590_592, 590_592),
-        (2_307, 2_307),
-        (11_685_891, 11_095_491),
+        ("model", (11_685_891, 100.00, 44.58), (11_095_491, 100.00, 42.33)),
+        ("albert", (11_683_584, 99.98, 44.57), (11_093_184, 99.98, 42.32)),
+        ("embeddings", (3_906_048, 33.43, 14.90), (3_906_048, 35.20, 14.90)),
+        ("encoder", (7_186_944, 61.50, 27.42), (6_596_544, 59.45, 25.16)),
+        ("pooler", (590_592, 5.05, 2.25), (590_592, 5.32, 2.25)),
+        ("classifier", (2_307, 0.02, 0.01), (2_307, 0.02, 0.01)),
+        ("classifier.weight", (2_304, 0.02, 0.01), (2_304, 0.02, 0.01)),
+        ("classifier.bias", (3, 0.00, 0.00), (3, 0.00, 0.00)),
     ],
     "roberta": [
-        (52_000_768, 52_000_768),
-        (302_309_376, 238_037_056),
-        None,
-        (1_051_650, 1_051_650),
-        (355_361_794, 291_089_474),
+        ("model", (355_361_794, 100.00, 1355.60), (291_089_474, 100.00, 1110.42)),
+        ("roberta", (354_310_144, 99.70, 1351.59), (290_037_824, 99.64, 1106.41)),
+        ("embeddings", (52_000_768, 14.63, 198.37), (52_000_768, 17.86, 198.37)),
+        ("encoder", (302_309_376, 85.07, 1153.22), (238_037_056, 81.77, 908.04)),
+        ("classifier", (1_051_650, 0.30, 4.01), (1_051_650, 0.36, 4.01)),
+        ("classifier.dense", (1_049_600, 0.30, 4.00), (1_049_600, 0.36, 4.00)),
+        ("classifier.out_proj", (2_050, 0.00, 0.01), (2_050, 0.00, 0.01)),
     ],
     "xlm-roberta": [
-        (192_398_592, 192_398_592),
-        (85_054_464, 64_390_464),
-        None,
-        (605_972, 605_972),
-        (278_059_028, 257_395_028),
+        ("model", (278_059_028, 100.00, 1060.71), (257_395_028, 100.00, 981.88)),
+        ("roberta", (277_453_056, 99.78, 1058.40), (256_789_056, 99.76, 979.57)),
+        ("embeddings", (192_398_592, 69.19, 733.94), (192_398_592, 74.75, 733.94)),
+        ("encoder", (85_054_464, 30.59, 324.46), (64_390_464, 25.02, 245.63)),
+        ("classifier", (605_972, 0.22, 2.31), (605_972, 0.24, 2.31)),
+        ("classifier.dense", (590_592, 0.21, 2.25), (590_592, 0.23, 2.25)),
+        ("classifier.out_proj", (15_380, 0.01, 0.06), (15_380, 0.01, 0.06)),
     ],
 }
+# Heads, removed, accuracy before and after, parameters before and after, MB before and after.
 SUMMARY = {
     "BERT-base": ["144", "117", "96.82", "90.08", "102269955", "79244355", "390.13", "302.29"],
     "ALBERT-base-v2": ["12", "3", "84.48", "77.76", "11685891", "11095491", "44.58", "42.33"],
     "RoBERTa-large": ["384", "245", "87.80", "86.40", "355361794", "291089474", "1355.60", "1110.42"],
     "XLM-RoBERTa-base": ["144", "105", "99.73", "90.97", "278059028", "257395028", "1060.71", "981.88"],
+}
+# Derived: heads removed in per cent, change of the accuracy in points, parameters removed in per cent.
+DERIVED = {
+    "BERT-base": ["81.25", "-6.74", "22.51"],
+    "ALBERT-base-v2": ["25.00", "-6.72", "5.05"],
+    "RoBERTa-large": ["63.80", "-1.40", "18.09"],
+    "XLM-RoBERTa-base": ["72.92", "-8.76", "7.43"],
 }
 
 
@@ -109,21 +128,31 @@ def tables() -> list[Any]:
 
 
 def test_table_1_equals_the_published_one(tables: list[Any]) -> None:
-    _, *rows = rows_of(tables[0].csv())
-    assert {name: cells for name, *cells in rows} == SUMMARY
+    headings, *rows = rows_of(tables[0].csv())
+    derived = [3, 6, 9]
+    assert [headings[column] for column in derived] == ["Heads removed (%)", "Change of it", "Parameters removed (%)"]
+    shown = {row[0]: [cell for column, cell in enumerate(row) if column and column not in derived] for row in rows}
+    assert shown == SUMMARY
+    assert {row[0]: [row[column] for column in derived] for row in rows} == DERIVED
     assert "as published" in tables[0].note
     assert "not measured" in tables[0].note
 
 
 @pytest.mark.parametrize("place", range(4), ids=[model.key for model in MODELS])
-def test_tables_2_to_5_equal_the_published_integers(tables: list[Any], place: int) -> None:
+def test_tables_2_to_5_equal_the_published_ones(tables: list[Any], place: int) -> None:
+    """Every row: parameters exactly, shares and MB to the two decimals that are published."""
     table = tables[place + 1]
     assert table.number == place + 2
-    assert [row[0] for row in table.rows] == ["Embeddings", "Encoder", "Pooler", "Classifier", "Total"]
-    for row, numbers in zip(table.rows, PUBLISHED[MODELS[place].key], strict=True):
-        assert (None if numbers is None else tuple(row[1:3])) == numbers
-        if numbers is not None:
-            assert row[3:] == [number * 4 / 2**20 for number in numbers]
+    shown = []
+    for name, before, share_before, after, share_after, removed, *sizes in table.rows:
+        numbers = [(before, share_before, sizes[0]), (after, share_after, sizes[1])]
+        shown.append((name, *((count, round(share, 2), round(size, 2)) for count, share, size in numbers)))
+        assert removed == pytest.approx(100 * (1 - after / before))
+    assert shown == PUBLISHED[MODELS[place].key]
+
+
+def test_all_published_rows_are_there(tables: list[Any]) -> None:
+    assert sum(len(table.rows) for table in tables[1:]) == sum(map(len, PUBLISHED.values())) == 30
 
 
 def test_csv_and_markdown_hold_the_same_cells(tables: list[Any]) -> None:
@@ -140,7 +169,10 @@ def test_csv_and_markdown_hold_the_same_cells(tables: list[Any]) -> None:
 @needs_published
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.key)
 def test_final_masks_are_the_beginnings_of_the_orders(model: Any) -> None:
-    mask, order = read_masks(FOLDER)[model.key], read_orders(FOLDER)[model.key]
+    masks, orders = read_masks(FOLDER), read_orders(FOLDER)
+    assert masks is not None
+    assert orders is not None
+    mask, order = masks[model.key], orders[model.key]
     assert sum(not bit for row in mask for bit in row) == model.removed
     assert len(order) == len(set(order)) == model.heads - 1
     assert mask_of_order(model, order) == mask
@@ -211,13 +243,19 @@ def test_figures_4_and_5_hold_the_published_data() -> None:
         rows = inline(spec)
         line = [(row["removed"], row["value"]) for row in rows if "value" in row]
         assert line == list(panel.curves["gnorm"])
+        assert [row["dense"] for row in rows if "dense" in row] == [panel.curves["gnorm"][0][1]]
         medians = {row["removed"]: row["middle"] for row in rows if "middle" in row}
         assert medians == {place: pytest.approx(statistics.median(v)) for place, v in panel.trials.items()}
-    masks = panels_of(figure5(panels, ""))
+    masks, orders = panels_of(figure5(panels, "")), read_orders(FOLDER)
+    assert orders is not None
     for (title, spec), model in zip(masks.items(), MODELS, strict=True):
-        assert title == f"{model.title}: {model.heads - model.removed} of {model.heads} heads kept"
-        removed = {(row["site"], row["head"]) for row in inline(spec) if row["state"] == "removed"}
-        assert removed == set(read_orders(FOLDER)[model.key][: model.removed])
+        ending = f", each used in {model.applications} layers" if model.applications > 1 else ""
+        assert title == f"{model.title}: {model.heads - model.removed} of {model.heads} heads kept{ending}"
+        rows = inline(spec)
+        assert len(rows) == model.heads * model.applications
+        removed = {(row["layer"], row["head"]) for row in rows if row["state"] == "removed"}
+        order = orders[model.key][: model.removed]
+        assert removed == {(site + layer, head) for site, head in order for layer in range(model.applications)}
 
 
 def test_boxes() -> None:
@@ -330,6 +368,25 @@ def test_curves_that_end_early_are_drawn_as_far_as_they_go(tmp_path: Path) -> No
     assert figure3(published_panels(folder), "") is not None
 
 
+@pytest.mark.parametrize("given", [(), ("masks",), ("orders",)])
+def test_csv_and_xlsx_files_are_enough(given: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks and orders add figure 5 and the comparison of the two; the authors published neither as a file."""
+    monkeypatch.setattr(gradients, "demo_task", lambda: None)
+    folder = published_copy(tmp_path / "published")
+    names = {"masks": "published_final_masks.json", "orders": "published_pruning_order.json"}
+    for name in set(names) - set(given):
+        (folder / names[name]).unlink()
+    console = quiet()
+    files = reproduce_greedy_gnorm(tmp_path / "out", published=folder, console=console)
+    drawn = {file.stem for file in files if file.suffix == ".png"}
+    assert drawn == {"figure3", "figure4", *(["figure5"] if given else [])}
+    expected = "were not compared with the removal orders" if given else "Figure 5 was left out: "
+    assert expected in said(console)
+    masks = [panel.mask for panel in published_panels(folder)]
+    removed = [None if mask is None else sum(not bit for row in mask for bit in row) for mask in masks]
+    assert removed == ([model.removed for model in MODELS] if given else [None] * 4)
+
+
 BAD = {
     "no directory": (None, "", "There is no directory"),
     "no curve": ("pruned_heads_accuracy(BERT)basedonAE.csv", None, "There is no file"),
@@ -377,6 +434,41 @@ def test_other_bad_input(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+REFUSED = {
+    "another model": (["--run", "gpt"], "no model 'gpt' in the paper; choose one of bert, albert"),
+    "figures too": (["--run", "bert", "--published", "x"], "--run only makes runs, so it has no --published"),
+    "a head too": (["--run", "bert", "--head", "0,1"], "--run only makes runs, so it has no --head"),
+    "another aggregation": (["--run", "bert", "--aggregation", "mean"], "no aggregation 'mean'; choose one of sample"),
+    "no run": (["--trials", "2"], "--trials and --aggregation belong to --run; name a model"),
+    "no head": (["--head", "first"], "--head is the number of a site and of a head, such as 0,3, not 'first'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_options(case: str, tmp_path: Path) -> None:
+    options, message = REFUSED[case]
+    with pytest.raises(HeadpruneError) as caught:
+        app(["reproduce", "greedy-gnorm", "--out", str(tmp_path / "out"), *options], standalone_mode=False)
+    assert message in str(caught.value)
+    assert str(caught.value).endswith(".")
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_need_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReproductionError, match="is a file; choose a directory for the runs"):
+        run_protocol("bert", tmp_path / "file")
+
+
+def test_the_former_command_names_todays(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("headprune.papers", run_name="__main__")
+    assert caught.value.code == 2
+    shown = capsys.readouterr().err
+    assert "is now headprune reproduce greedy-gnorm --run MODEL" in shown
+    assert shown.count("\n") == 1
+
+
 # --- whole reproductions, on stand-ins ---
 
 
@@ -416,8 +508,8 @@ def test_the_protocol_runs_on_stand_ins_and_its_runs_are_drawn(tmp_path: Path) -
     for key, labels, known in (("roberta", [0, 1, 2], 2), ("albert", [0, 1, 2], 3)):
         model = stand_in(tmp_path / f"{key}-model", known)
         data = stand_in_data(tmp_path / f"{key}.tsv", find_protocol(key), labels)
-        call = [key, "--out", str(tmp_path / "runs"), "--checkpoint", str(model), "--data", str(data), "--trials", "2"]
-        assert __main__.main(call) == 0
+        call = ["reproduce", "greedy-gnorm", "--run", key, "--out", str(tmp_path / "runs"), "--trials", "2"]
+        app([*call, "--model", str(model), "--data", str(data)], standalone_mode=False)
     settings = [read_run(file.parent)[0]["settings"] for file in (tmp_path / "runs").rglob("run.json")]
     assert {one["criterion"] for one in settings} == {*CRITERIA, "random", "random(seed=1)"}
     assert {one["repair"] for one in settings} == {"none"}  # as published
@@ -473,10 +565,25 @@ def test_figure_2_shows_the_pruned_site_and_all_others(tmp_path: Path) -> None:
     (removed,) = measured.change.removed
     chart = gradients.figure2(measured)
     text = json.dumps(chart.to_dict())
+    assert "it is the head that Greedy-Gnorm removes first" in text
     assert f"after removing head {removed.index} of site {removed.site}" in text
     assert text.count("(pruned)") == 1
     shown = [row["change"] for row in inline(chart)]
     assert shown == pytest.approx(measured.change.grids.flatten().tolist())
+
+
+def test_figure_2_of_a_named_head(tmp_path: Path) -> None:
+    task = gradients.load_task(stand_in(tmp_path / "model", 3), data_for_figure2(tmp_path))
+    first = gradients.measure_change(task, "a stand-in").change.removed[0]
+    other = (1 - first.site, 2)
+    measured = gradients.measure_change(task, "a stand-in", head=other)
+    assert measured.change.removed == [other]
+    text = json.dumps(gradients.figure2(measured).to_dict())
+    assert f"after removing head 2 of site {other[0]}" in text
+    assert "removes first" not in text
+    for head in ((2, 0), (0, 4)):
+        with pytest.raises(HeadpruneError):
+            gradients.measure_change(task, "a stand-in", head=head)
 
 
 def test_a_fitted_classifier_knows_its_lessons(tmp_path: Path) -> None:
@@ -539,3 +646,13 @@ def test_commands_are_those_of_the_notebooks(tmp_path: Path, monkeypatch: pytest
         assert runs[0] == runs[1]
     with pytest.raises(ReproductionError, match="has no column 'Title'"):
         prepare_data(find_protocol("bert"), tmp_path / "data", source=source)
+
+
+def test_options_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "options.yaml").write_text("run: gpt\ntrials: 2\n")
+    call = ["reproduce", "greedy-gnorm", "--out", str(tmp_path / "out"), "--config"]
+    with pytest.raises(ReproductionError, match="no model 'gpt' in the paper"):
+        app([*call, str(tmp_path / "options.yaml")], standalone_mode=False)
+    (tmp_path / "run.json").write_text('{"settings": {"criterion": "his"}}')
+    with pytest.raises(HeadpruneError, match=r"is of a run of `prune`, whose options are not those of reproduce"):
+        app([*call, str(tmp_path / "run.json")], standalone_mode=False)

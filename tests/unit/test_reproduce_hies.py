@@ -282,7 +282,7 @@ def test_two_reproductions_are_equal(tmp_path: Path) -> None:
     [
         (["--model", "nowhere"], "Give the data to evaluate nowhere on as well, with --data."),
         (["--seeds", "1,1"], "1"),
-        (["--scale", "2"], "hies has no option --scale; leave it out."),
+        (["--seeds", "a"], "a"),
         (["--data", "missing.npz"], "missing.npz cannot be read as images"),
     ],
 )

@@ -17,11 +17,12 @@ COLOURS = {"equal": "green", "holds": "green", "contradicted": "red", "does": "r
 
 
 def claims(
-    paper: Annotated[
-        str | None, typer.Argument(help="greedy-gnorm, hies, gates or headprune; all of them without it.")
-    ] = None,
-    claim: Annotated[
-        str | None, typer.Option("--id", help="One claim, with all numbers of its findings and their commands.")
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PAPER]",
+            help="greedy-gnorm, hies, gates or headprune, or one claim, with its numbers; all papers without it.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -29,16 +30,17 @@ def claims(
     from headprune.papers.claims import CLAIMS
     from headprune.papers.ledger import PAPERS, findings_by_claim, read_findings
 
-    if paper is not None and paper not in PAPERS:
-        raise DataError(f"There are no claims of {paper!r}; there are those of: {', '.join(PAPERS)}.")
-    chosen = [each for each in CLAIMS if paper in (None, each.paper) and claim in (None, each.id)]
+    chosen = [each for each in CLAIMS if name in (None, each.paper, each.id)]
     if not chosen:
-        raise DataError(f"There is no claim {claim!r}; `headprune claims` lists them.")
+        raise DataError(
+            f"There is no claim and no paper {name!r}; papers are {', '.join(PAPERS)}, and headprune claims lists the "
+            "claims."
+        )
     rows = findings_by_claim(chosen, read_findings())
     if as_json:
         print_json({"claims": [{**vars(each), "findings": [f.to_json() for f in rows[each.id]]} for each in chosen]})
-    elif claim is not None:
-        _print_one(chosen[0], rows[claim])
+    elif name is not None and name not in PAPERS:
+        _print_one(chosen[0], rows[name])
     else:
         _print_all(chosen, rows)
 
@@ -54,7 +56,7 @@ def _print_all(claims: Sequence[Claim], rows: dict[str, list[Finding]]) -> None:
         table.add_row(each.id, escape(each.says), "\n".join(verdicts))
     console = Console()
     console.print(table)
-    console.print("headprune claims --id CLAIM shows the numbers of one of them.", highlight=False)
+    console.print("headprune claims CLAIM shows the numbers of one of them.", highlight=False)
 
 
 def _print_one(claim: Claim, findings: Sequence[Finding]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from headprune import distributed
-from headprune.cli.options import OUTPUT, Json, Overwrite, Plugin, print_json, resumable, with_options
+from headprune.cli.options import OUTPUT, Json, Overwrite, Plugin, Seeds, Trials, print_json, resumable, with_options
 from headprune.config.groups import COMPARE_DEFAULTS, COMPARE_GROUPS, BudgetOptions, DataOptions
 from headprune.config.option import only
 from headprune.runs.plugins import import_plugins
@@ -56,20 +56,12 @@ def compare(
             rich_help_panel=CRITERIA,
         ),
     ] = None,
-    trials: Annotated[
-        int, typer.Option(min=1, help="Runs of 'random', with different seeds.", rich_help_panel=CRITERIA)
-    ] = 1,
+    trials: Trials = 1,
     alpha: Annotated[
         str | None,
         typer.Option(help="'auto' chooses the alpha of hies on the calibration data.", rich_help_panel=CRITERIA),
     ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(
-            help="Seeds, separated by commas, each with its own runs; instead of --seed.",
-            rich_help_panel=CRITERIA,
-        ),
-    ] = None,
+    seeds: Seeds = None,
     study: Annotated[
         Path | None,
         typer.Option(

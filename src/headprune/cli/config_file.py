@@ -37,8 +37,7 @@ READING = {
 
 def config_parameter(verb: str) -> inspect.Parameter:
     """The option `--config` of a verb."""
-    makers = " or ".join(f"`headprune {maker}`" for maker in RUNS_OF.get(verb, ()))
-    run = f", or the run.json of a run of {makers}" if makers else ""
+    run = f", or the run.json of a run of {' or '.join(f'`headprune {maker}`' for maker in RUNS_OF[verb])}"
     about = typer.Option(
         "--config",
         help=f"File with options: YAML with their names{run}. Options on the command line have priority.",

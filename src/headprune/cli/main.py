@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from headprune import distributed
+from headprune.cli import reproduce
+from headprune.cli.claims import claims
 from headprune.cli.compare import compare
 from headprune.cli.distributed import as_one
 from headprune.cli.evaluate import evaluate
@@ -18,7 +20,6 @@ from headprune.cli.inspect import inspect
 from headprune.cli.options import OUTPUT, Json, Plugin, print_json, resumable
 from headprune.cli.prune import prune
 from headprune.cli.renamed_options import RenamedOptions
-from headprune.cli.reproduce import reproduce
 from headprune.cli.score import score
 from headprune.cli.train import train
 from headprune.errors import HeadpruneError
@@ -133,7 +134,8 @@ def report(
         typer.echo(f"The report is in {out}." + (f" The figures are in {figures}." if figures else ""))
 
 
-app.command()(reproduce)
+app.add_typer(reproduce.app, name="reproduce")
+app.command()(claims)
 
 
 @app.command()

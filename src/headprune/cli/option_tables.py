@@ -17,7 +17,7 @@ from headprune.cli.main import app
 from headprune.config.option import options_of
 from headprune.search.config import NO_SETTINGS, Experiment
 
-OPTIONS = re.compile(r"(<!-- options of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+OPTIONS = re.compile(r"(<!-- options of ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SETTINGS = re.compile(r"(<!-- settings -->\n).*?(<!-- end -->)", re.DOTALL)
 HEAD = ("| option | default | meaning |", "|---|---|---|")
 # Pages with more about an option.
@@ -48,13 +48,24 @@ PAGES = {
 def with_tables(text: str) -> str:
     """A page with its tables updated."""
     program: Any = typer.main.get_command(app)
-    commands = {"headprune": program, **program.commands}
+    commands = {"headprune": program, **commands_of(program)}
 
     def options(block: re.Match[str]) -> str:
         return f"{block[1]}\n{options_table(commands[block[2]])}\n\n{block[3]}"
 
     text = OPTIONS.sub(options, text)
     return SETTINGS.sub(lambda block: f"{block[1]}\n{settings_table()}\n\n{block[2]}", text)
+
+
+def commands_of(program: Any) -> dict[str, Any]:
+    """Every command by its words: "prune", "reproduce hies"."""
+    commands: dict[str, Any] = {}
+    for name, command in program.commands.items():
+        if hasattr(command, "commands"):
+            commands |= {f"{name} {rest}": each for rest, each in commands_of(command).items()}
+        else:
+            commands[name] = command
+    return commands
 
 
 def options_table(command: Any) -> str:

@@ -35,6 +35,14 @@ Overwrite = Annotated[
         "--overwrite", help="Start again, and replace what headprune wrote there before.", rich_help_panel=OUTPUT
     ),
 ]
+Seeds = Annotated[
+    str | None,
+    typer.Option(help="Seeds, separated by commas, each with its own runs.", rich_help_panel="Compute"),
+]
+Trials = Annotated[
+    int | None,
+    typer.Option(min=1, help="Runs of 'random', with different seeds.", rich_help_panel="Criteria"),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.", rich_help_panel=OUTPUT)]
 
 FILE_FROM = 10  # a verb with more options has --config

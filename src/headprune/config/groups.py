@@ -190,7 +190,7 @@ class StopOptions(OptionGroup):
         "counts when it is more than noise.",
         type=float,
     )
-    knee: bool = option(False, "Stop at the inflection point of the full curve.")
+    knee: bool = option(False, "Stop at the knee of the full curve: where most was removed for what it cost.")
     explore: bool = option(
         False, "Continue to the last unit after the stopping rule is met, to record the whole curve."
     )

@@ -240,3 +240,5 @@ OURS = (
         ON_SUBJECTS,
     ),
 )
+
+CLAIMS = (*GREEDY_GNORM, *HIES, *OURS)

@@ -26,4 +26,5 @@ class Panel:
     curves: Mapping[str, Curve] = field(default_factory=dict)
     trials: Mapping[int, Sequence[float]] = field(default_factory=dict)
     mask: Sequence[Sequence[bool]] | None = None  # True = kept
+    uses: int = 1  # of every site in a forward pass; the mask is drawn once per use
     stop: int | None = None  # heads removed at the stop, counted as in the curves

@@ -17,6 +17,7 @@ BLUE, SKY, VERMILION, ORANGE, GREY = "#0072B2", "#56B4E9", "#D55E00", "#E69F00",
 COLOURS = {"gnorm": BLUE, "inverse:gnorm": SKY, "entropy": VERMILION, "inverse:entropy": ORANGE}
 DASHES = {"gnorm": [1, 0], "inverse:gnorm": [5, 3], "entropy": [1, 0], "inverse:entropy": [5, 3]}
 RANDOM = "Random (box: quartiles, line: range)"
+DENSE = "Dense model"
 WIDTH, HEIGHT, COLUMNS = 330, 200, 2
 HEADING = 16  # font size of the title of a figure
 CELL = 20  # pixels of one head
@@ -69,18 +70,23 @@ def figure4(panels: Sequence[Panel], source: str) -> alt.TopLevelMixin | None:
     return _arrange(
         [_boxes(panel) for panel in with_trials],
         "Greedy-Gnorm against heads removed at random",
-        f"A box holds the middle half of the random trials; its line reaches from the worst to the best. {source}",
+        "A box holds the middle half of the random trials; its line reaches from the worst to the best. Dashed: the "
+        f"dense model. {source}",
     )
 
 
 def _boxes(panel: Panel) -> alt.LayerChart:
     boxes = box_rows(panel.trials, panel.heads)
     line = [{"removed": r, "value": v, "what": CRITERIA["gnorm"]} for r, v in panel.curves.get("gnorm", ())]
-    scale = alt.Scale(domain=[CRITERIA["gnorm"], RANDOM], range=[BLUE, ORANGE])
+    scale = alt.Scale(domain=[CRITERIA["gnorm"], RANDOM, DENSE], range=[BLUE, ORANGE, "#555555"])
     legend = alt.Legend(title=None, orient="bottom", symbolType="square", symbolSize=150, labelLimit=300)
     colour = alt.Color("what:N", scale=scale, legend=legend)
+    dense = [{"dense": value, "what": DENSE} for value in _dense_values(panel)]
     base = alt.Chart(_data(boxes))
     layers = [
+        alt.Chart(_data(dense))
+        .mark_rule(strokeDash=[6, 4], strokeWidth=1.5)
+        .encode(_value_axis(panel, "dense"), color=colour),
         base.mark_rule(strokeWidth=1).encode(
             _removed_axis(panel), _value_axis(panel, "low"), alt.Y2("high"), color=colour
         ),
@@ -98,6 +104,13 @@ def _boxes(panel: Panel) -> alt.LayerChart:
     count = max(len(values) for values in panel.trials.values())
     title = f"{panel.title}, {count} random trial{'s' if count > 1 else ''}"
     return alt.layer(*layers).properties(title=title, width=WIDTH, height=HEIGHT)
+
+
+def _dense_values(panel: Panel) -> list[float]:
+    """What was measured before the first removal, once."""
+    start = dict(panel.curves.get("gnorm", ())).get(0)
+    values = panel.trials.get(0, ()) if start is None else (start,)
+    return list(values[:1])
 
 
 def box_rows(trials: Mapping[int, Sequence[float]], heads: int) -> list[dict[str, Any]]:
@@ -138,22 +151,27 @@ def figure5(panels: Sequence[Panel], source: str) -> alt.TopLevelMixin | None:
     return _arrange(
         [_mask(panel) for panel in with_masks],
         "Heads that are kept where pruning stops",
-        f"One square per head. {source}",
+        f"One square per head and layer. {source}",
     )
 
 
 def _mask(panel: Panel) -> alt.Chart:
+    """A row per layer: of a site that several layers share, the same row for each of them."""
     mask = panel.mask or []
+    layers = [bits for bits in mask for _ in range(panel.uses)]
     rows = [
-        {"site": site, "head": head, "state": "kept" if bit else "removed"}
-        for site, bits in enumerate(mask)
+        {"layer": layer, "head": head, "state": "kept" if bit else "removed"}
+        for layer, bits in enumerate(layers)
         for head, bit in enumerate(bits)
     ]
-    kept = sum(sum(bits) for bits in mask)
-    # A vertical axis title does not fit beside a single site.
-    site = alt.Axis(title="Site (layer)", labelOverlap=True, ticks=False)
-    if len(mask) < 4:
-        site = alt.Axis(title="Site", titleAngle=0, titleAlign="right", titleBaseline="middle", ticks=False)
+    kept, heads = sum(sum(bits) for bits in mask), sum(len(bits) for bits in mask)
+    title = f"{panel.title}: {kept} of {heads} heads kept"
+    if panel.uses > 1:
+        title += f", each used in {panel.uses} layers"
+    # A vertical axis title does not fit beside few rows.
+    axis = alt.Axis(title="Layer", labelOverlap=True, ticks=False)
+    if len(layers) < 4:
+        axis = alt.Axis(title="Layer", titleAngle=0, titleAlign="right", titleBaseline="middle", ticks=False)
     colour = alt.Color(
         "state:N",
         scale=alt.Scale(domain=["kept", "removed"], range=[BLUE, "#E3E3E3"]),
@@ -164,13 +182,13 @@ def _mask(panel: Panel) -> alt.Chart:
         .mark_rect(stroke="white", strokeWidth=1)
         .encode(
             alt.X("head:O", title="Head", axis=alt.Axis(labelAngle=0, labelOverlap=True, ticks=False)),
-            alt.Y("site:O", axis=site),
+            alt.Y("layer:O", axis=axis),
             colour,
         )
         .properties(
-            title=f"{panel.title}: {kept} of {len(rows)} heads kept",
+            title=title,
             width=CELL * max(len(bits) for bits in mask),
-            height=min(CELL, 400 // len(mask) + 1) * len(mask),
+            height=min(CELL, 400 // len(layers) + 1) * len(layers),
         )
     )
 

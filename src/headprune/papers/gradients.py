@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from headprune.papers.figures import HEADING, VERMILION, apply_style
 from headprune.runs.loading import RunInputs, load_run_inputs
 from headprune.search.config import Experiment
 from headprune.tasks import task_of
-from headprune.units import resolve
+from headprune.units import Site, resolve, widest
 
 with require("report", "Figures need"):
     import altair as alt
@@ -36,18 +37,27 @@ class MeasuredChange:
     name: str
     samples: int
     change: GradientChange
+    chosen: bool  # whether Greedy-Gnorm chose the head, and not the user
 
 
-def measure_change(task: RunInputs, name: str) -> MeasuredChange:
-    """Remove the head that Greedy-Gnorm would remove first, and compare the weight gradients of all sites."""
+def measure_change(task: RunInputs, name: str, *, head: tuple[int, int] | None = None) -> MeasuredChange:
+    """Remove a head, by default the one that Greedy-Gnorm would remove first, and compare the weight gradients of all
+    sites."""
     examples = task.examples.sample(SAMPLES, SEED)
     batches = examples.batches(BATCH)
+    sites = resolve(task.model)
+    removed = [head] if head is not None else _first_unit(task, batches, sites)
+    grid = min(MAX_GRID, widest(sites))  # one row of a heat map per head, where there are few enough
+    return MeasuredChange(name, len(examples), gradient_change(task.model, batches, removed, grid=grid), head is None)
+
+
+def _first_unit(
+    task: RunInputs, batches: Sequence[Mapping[str, Any]], sites: Sequence[Site]
+) -> Iterable[tuple[int, int]]:
     scores = score(task.model, batches, criterion="gnorm").scores
     lowest = int(torch.where(scores.isnan(), torch.inf, scores).argmin())
     site, head = divmod(lowest, scores.shape[1])
-    unit = resolve(task.model)[site].unit(head)
-    grid = min(MAX_GRID, scores.shape[1])  # one row of a heat map per head, where there are few enough
-    return MeasuredChange(name, len(examples), gradient_change(task.model, batches, unit, grid=grid))
+    return sites[site].unit(head)
 
 
 def load_task(model: str | Path, data: str | Path) -> RunInputs:
@@ -94,7 +104,8 @@ def figure2(measured: MeasuredChange) -> alt.TopLevelMixin:
     title = alt.TitleParams(
         f"Change of the weight gradients after removing head {head_names} of site {min(sites)}",
         subtitle=[
-            f"{measured.name}, {measured.samples} samples; it is the head that Greedy-Gnorm removes first.",
+            f"{measured.name}, {measured.samples} samples"
+            + ("; it is the head that Greedy-Gnorm removes first." if measured.chosen else "."),
             "A map is one gradient matrix, pooled: heads from top to bottom, inputs from left to right.",
             "Per cent: norm of the change / norm of the gradient before the removal.",
         ],

@@ -55,7 +55,9 @@ def _panel(folder: Path) -> Panel | None:
         return None
     mask, stop = _stop(*best) if best is not None else (None, None)
     title = next((model.title for model in MODELS if model.key == folder.name), folder.name)
-    return Panel(title, heads, metric, curves, dict(trials), mask, stop)
+    # A single site with more applied heads than heads is used in several layers (ALBERT).
+    uses = heads // len(mask[0]) if mask is not None and len(mask) == 1 and heads % len(mask[0]) == 0 else 1
+    return Panel(title, heads, metric, curves, dict(trials), mask, uses, stop)
 
 
 def _curve(steps: Sequence[Step]) -> Curve:
@@ -63,7 +65,7 @@ def _curve(steps: Sequence[Step]) -> Curve:
 
 
 def _stop(record: dict[str, Any], steps: Sequence[Step]) -> tuple[list[list[bool]] | None, int | None]:
-    """The mask at the inflection point of the curve of the run, where the paper stops."""
+    """The mask at the knee of the curve of the run. The paper's own rule is not known (docs/reproduction.md)."""
     first = steps[1].scores if len(steps) > 1 else None
     if first is None:
         return None, None

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headprune.checkpoint.atomic_files import write_text
+from headprune.checkpoint.atomic_files import path_exists, write_text
 from headprune.data.tables import read_table
 from headprune.errors import DataError
 from headprune.extras import require
@@ -25,6 +25,7 @@ from headprune.search.settings import command_words
 
 MAX_LENGTH = 512  # the notebooks truncate texts only at the maximum length of the model
 TRIALS = 25
+AGGREGATIONS = ("sample", "batch")  # the paper's formula, the notebooks' computation
 
 
 @dataclass(frozen=True)
@@ -240,6 +241,10 @@ def run_protocol(
 ) -> Path:
     """Prepare the data and make all runs of one model in out/KEY; interrupted ones are resumed. Returns that folder."""
     protocol = find_protocol(key)
+    if aggregation not in AGGREGATIONS:
+        raise ReproductionError(f"There is no aggregation {aggregation!r}; choose one of {', '.join(AGGREGATIONS)}.")
+    if path_exists(out, ReproductionError) and not out.is_dir():
+        raise ReproductionError(f"{out} is a file; choose a directory for the runs.")
     data = prepare_data(protocol, out / "data", source=source)
     for curves in comparisons(protocol, out, data, checkpoint=checkpoint, aggregation=aggregation, trials=trials):
         compare(curves.experiment, curves.criteria, curves.out, trials=curves.trials)

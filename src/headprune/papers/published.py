@@ -1,4 +1,5 @@
-"""Reads the result files of the authors: curves (csv), random trials (xlsx), final masks and removal orders (json)."""
+"""Reads the result files of the authors, curves (csv) and random trials (xlsx), and results that only their notebooks
+print, where somebody saved them as json: final masks, removal orders, attention entropies."""
 
 from __future__ import annotations
 
@@ -20,20 +21,25 @@ CURVE_FILES = {
 }
 MAX_UNPACKED = 64 * 2**20  # bytes of an unpacked xlsx file: a small archive must not fill the memory
 MASKS, ORDERS = "published_final_masks.json", "published_pruning_order.json"
+ENTROPIES = "published_attention_entropy.json"
 
 
 def published_panels(folder: Path) -> list[Panel]:
-    """The data of figures 3 to 5, from a folder with the authors' files."""
+    """The data of figures 3 and 4, from a folder with the authors' files, and of figure 5 where masks or orders are
+    there."""
     if not folder.is_dir():
         raise ReproductionError(f"There is no directory {folder} with the published results; check the path.")
-    masks = read_masks(folder)
+    masks, orders = read_masks(folder), read_orders(folder)
+    if masks is None and orders is not None:
+        masks = {model.key: mask_of_order(model, orders[model.key]) for model in MODELS}
     return [
         Panel(
             title=model.title,
             heads=model.heads * model.applications,
             curves={criterion: read_curve(folder, model, criterion) for criterion in CURVE_FILES},
             trials=read_trials(folder, model),
-            mask=masks[model.key],
+            mask=None if masks is None else masks[model.key],
+            uses=model.applications,
             stop=model.removed * model.applications,
         )
         for model in MODELS
@@ -111,9 +117,11 @@ def _cell(value: Any) -> float | str | None:
     return None if value is None else str(value)
 
 
-def read_masks(folder: Path) -> dict[str, list[list[bool]]]:
-    """Model key -> [sites x heads], True = kept."""
+def read_masks(folder: Path) -> dict[str, list[list[bool]]] | None:
+    """Model key -> [sites x heads], True = kept; None where there is no such file."""
     content = _json(folder / MASKS)
+    if content is None:
+        return None
     masks = {}
     for model in MODELS:
         rows: Any = content.get(model.published)
@@ -121,21 +129,44 @@ def read_masks(folder: Path) -> dict[str, list[list[bool]]]:
         if shape != [model.heads_per_site] * model.sites:
             raise ReproductionError(
                 f"{folder / MASKS} has no mask of {model.sites} x {model.heads_per_site} heads for {model.published}; "
-                "give the authors' own file."
+                "write it again, or remove it."
             )
         masks[model.key] = [[bool(bit) for bit in row] for row in rows]
     return masks
 
 
-def read_orders(folder: Path) -> dict[str, list[tuple[int, int]]]:
-    """Model key -> (site, head) in the order of removal; the authors list all but the last head."""
+def read_orders(folder: Path) -> dict[str, list[tuple[int, int]]] | None:
+    """Model key -> (site, head) in the order of removal, all but the last head; None where there is no such file."""
     content = _json(folder / ORDERS)
+    if content is None:
+        return None
     try:
         return {model.key: [(int(s), int(h)) for s, h in content[model.published]] for model in MODELS}
     except (KeyError, TypeError, ValueError):
         raise ReproductionError(
-            f"{folder / ORDERS} is not a list of [layer, head] for each of the four models; give the authors' own file."
+            f"{folder / ORDERS} is not a list of [layer, head] for each of the four models; write it again, or remove "
+            "it."
         ) from None
+
+
+def read_entropies(folder: Path) -> dict[str, list[list[float]]] | None:
+    """Model key -> [layers x heads] of attention entropies; None where there is no such file."""
+    content = _json(folder / ENTROPIES)
+    if content is None:
+        return None
+    shapes = {model.published: (model.sites * model.applications, model.heads_per_site) for model in MODELS}
+    try:
+        entropies = {model.key: [[float(v) for v in row] for row in content[model.published]] for model in MODELS}
+    except (KeyError, TypeError, ValueError):
+        entropies = {}
+    for model in MODELS:
+        layers, heads = shapes[model.published]
+        if [len(row) for row in entropies.get(model.key, [])] != [heads] * layers:
+            raise ReproductionError(
+                f"{folder / ENTROPIES} has no {layers} x {heads} entropies for {model.published}; write it again, or "
+                "remove it."
+            )
+    return entropies
 
 
 def mask_of_order(model: PaperModel, order: list[tuple[int, int]]) -> list[list[bool]]:
@@ -144,13 +175,16 @@ def mask_of_order(model: PaperModel, order: list[tuple[int, int]]) -> list[list[
     return [[(site, head) not in removed for head in range(model.heads_per_site)] for site in range(model.sites)]
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, Any] | None:
+    """The contents of a file that the authors did not publish as such, so that it may be missing."""
+    if not path.is_file():
+        return None
     try:
-        content = json.loads(_require_file(path).read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise ReproductionError(f"{path} is not json; give the authors' own file.") from None
+        raise ReproductionError(f"{path} is not json; write it again, or remove it.") from None
     if not isinstance(content, dict):
-        raise ReproductionError(f"{path} does not name the four models; give the authors' own file.")
+        raise ReproductionError(f"{path} does not name the four models; write it again, or remove it.")
     return content
 
 

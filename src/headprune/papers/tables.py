@@ -10,15 +10,23 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from transformers import PreTrainedModel
+
 from headprune.measure.costs import megabytes
-from headprune.measure.inspection import Inspection, inspect
 from headprune.papers.paper_models import MODELS, PAPER, PaperModel
 from headprune.surgery.remove_units import remove_units
+from headprune.units import resolve
 
 Cell = str | int | float | None  # a float is shown with two decimals, None as a dash
 
-PARTS = ("embeddings", "encoder", "pooler", "classifier")
-SIZES = ("Parameters before", "Parameters after", "MB before", "MB after")
+Sizes = dict[str, int]  # module -> its parameters; the first is the whole model
+
+SIZES = ("Parameters before", "Parameters after", "Parameters removed (%)", "MB before", "MB after")
+PARTS = (
+    *("Parameters before", "Share before (%)", "Parameters after", "Share after (%)", "Parameters removed (%)"),
+    *("MB before", "MB after"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,13 +73,29 @@ def format_cell(cell: Cell) -> str:
     return f"{cell:,}" if isinstance(cell, int) else cell
 
 
-def measure(paper: PaperModel) -> tuple[Inspection, Inspection]:
-    """The inspection of the model before and after the removal of as many heads as in the paper, on the meta device."""
+def module_sizes(model: PreTrainedModel) -> Sizes:
+    """Parameters of the model, its base model and the parts of that, its classifier and the parts of that."""
+    sizes = {"model": _size(model), model.base_model_prefix: _size(model.base_model)}
+    sizes |= {name: _size(child) for name, child in model.base_model.named_children()}
+    sizes["classifier"] = _size(model.classifier)
+    parts = {name: _size(child) for name, child in model.classifier.named_children()}
+    # A single linear map has no modules of its own: its weight and its bias are the parts.
+    parts = parts or {name: parameter.numel() for name, parameter in model.classifier.named_parameters()}
+    sizes |= {f"classifier.{name}": count for name, count in parts.items()}
+    return {name: count for name, count in sizes.items() if count}
+
+
+def _size(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def measure(paper: PaperModel) -> tuple[Sizes, Sizes]:
+    """The sizes before and after the removal of as many heads as in the paper, on the meta device."""
     model = paper.build()
-    before = inspect(model)
-    heads = [head for site in before.sites for unit in site.units() for head in unit]
+    before = module_sizes(model)
+    heads = [head for site in resolve(model) for unit in site.units() for head in unit]
     remove_units(model, heads[: paper.removed])
-    return before, inspect(model)
+    return before, module_sizes(model)
 
 
 def make_tables() -> list[Table]:
@@ -79,36 +103,42 @@ def make_tables() -> list[Table]:
     return [_summary(measured), *(_parts(number, *row) for number, row in enumerate(measured, start=2))]
 
 
-def _sizes(before: int | None, after: int | None) -> list[Cell]:
-    if before is None or after is None:
-        return [None] * 4
-    return [before, after, megabytes(before), megabytes(after)]
+def _removed(before: int, after: int) -> float:
+    return 100 * (before - after) / before
 
 
-def _summary(measured: Sequence[tuple[PaperModel, Inspection, Inspection]]) -> Table:
-    rows = [
-        [paper.title, paper.heads, paper.removed, *paper.accuracy, *_sizes(before.parameters, after.parameters)]
-        for paper, before, after in measured
-    ]
+def _summary(measured: Sequence[tuple[PaperModel, Sizes, Sizes]]) -> Table:
+    rows: list[list[Cell]] = []
+    for paper, sizes, left in measured:
+        before, after = sizes["model"], left["model"]
+        heads: list[Cell] = [paper.heads, paper.removed, 100 * paper.removed / paper.heads]
+        parameters: list[Cell] = [before, after, _removed(before, after), megabytes(before), megabytes(after)]
+        rows.append([paper.title, *heads, *paper.accuracy, paper.accuracy[1] - paper.accuracy[0], *parameters])
+    accuracies = ("Published accuracy before (%)", "Published accuracy after (%)", "Change of it")
     return Table(
         1,
         "Heads removed by Greedy-Gnorm, accuracy and size.",
         f"Accuracies are as published in {PAPER}; they were not measured here. Parameters are counted on the pruned "
         "configurations; MB = 4 bytes per parameter / 2^20. ALBERT has 12 heads, each used in all 12 layers.",
-        ("Model", "Heads", "Removed", "Published accuracy before (%)", "Published accuracy after (%)", *SIZES),
+        ("Model", "Heads", "Removed", "Heads removed (%)", *accuracies, *SIZES),
         rows,
     )
 
 
-def _parts(number: int, paper: PaperModel, before: Inspection, after: Inspection) -> Table:
+def _parts(number: int, paper: PaperModel, before: Sizes, after: Sizes) -> Table:
+    whole, left = before["model"], after["model"]
     rows: list[list[Cell]] = [
-        [part.capitalize(), *_sizes(before.modules.get(part), after.modules.get(part))] for part in PARTS
+        [
+            name,
+            *(count, 100 * count / whole, after[name], 100 * after[name] / left, _removed(count, after[name])),
+            *(megabytes(count), megabytes(after[name])),
+        ]
+        for name, count in before.items()
     ]
-    rows.append(["Total", *_sizes(before.parameters, after.parameters)])
     return Table(
         number,
         f"{paper.title}, parameters by module, dense and without {paper.removed} of {paper.heads} heads.",
-        "Counted on the configuration; MB = 4 bytes per parameter / 2^20. A dash: the model has no such module.",
-        ("Module", *SIZES),
+        "Counted on the configuration; shares are of the whole model; MB = 4 bytes per parameter / 2^20.",
+        ("Module", *PARTS),
         rows,
     )

@@ -308,7 +308,7 @@ def prune(
     `batches` are calibration data for the scores. `evaluation` batches measure the model after every step; without them
     the calibration batches do, in the pass that computes the scores. `options` are the fields of `PruneConfig`, or come
     as a `config`; others are options of the criterion. Stopping rules: `keep` a share (float) or number (int) of heads;
-    `max_drop` at most that much of the metric; `knee` at the inflection point of the full curve; the first that is met
+    `max_drop` at most that much of the metric; `knee` at the knee of the full curve; the first that is met
     counts, and without any the run continues until no head is left. `explore=True` records the curve to the last head.
     Budgets (`keep_parameters`, `keep_flops`, `keep_memory`, `speedup`) are reached in `rounds`, in which heads and
     neurons of all sites compete; with several points, `at_point` is called with the label of each. After every removal

@@ -171,7 +171,7 @@ def _least_drop(metric: Metric, dense: float, before: torch.Tensor, now: torch.T
 
 
 def knee(metric: Metric, values: Sequence[float], left: Sequence[int]) -> int:
-    """The inflection point of a curve: the step at which the share removed of the model is farthest ahead of the share
+    """The knee of a curve: the step at which the share removed of the model is farthest ahead of the share
     of the metric lost, both scaled to [0, 1], the first by all that was removed and the metric by its largest drop; of
     equal ones the step with less left. A curve that never falls ends at its last step."""
     drops = [metric.drop(values[0], value) for value in values]

@@ -55,5 +55,5 @@ class Settings:
 
 def spec_of(name: str, seed: int, alpha: float) -> str:
     """The criterion behind a name in the tables, as it names itself."""
-    options = {HIES: {"alpha": alpha}, "random": {"seed": seed}}.get(name, {})
-    return str(make("hies" if name == HIES else CRITERIA[name], **options))
+    options: dict[str, dict[str, Any]] = {HIES: {"alpha": alpha}, "random": {"seed": seed}}
+    return str(make("hies" if name == HIES else CRITERIA[name], **options.get(name, {})))

@@ -14,7 +14,6 @@ from torch import nn
 from headprune.checkpoint.atomic_files import write_text
 from headprune.criteria.scoring import score
 from headprune.data import Examples
-from headprune.hooks.gates import gate_sites
 from headprune.json_forms import differing, other_settings
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS, MetricValue
@@ -22,6 +21,7 @@ from headprune.papers.hies.plan import ALPHAS, CRITERIA, HIES, PAPER, Settings, 
 from headprune.papers.paper_models import ReproductionError
 from headprune.progress import tracked
 from headprune.search.selection import least_left, ranked
+from headprune.training.fixed_gates import gated
 from headprune.units import Site, resolve
 
 Kept = dict[str, list[int]]
@@ -46,7 +46,7 @@ class Part:
             gates = torch.ones(len(self.sites), max(site.original for site in self.sites))
             for site, head in removed:
                 gates[site, head] = 0
-            with gate_sites(self.model, self.sites, gates):
+            with gated(self.model, gates, sites=self.sites):
                 predictions = self.evaluator(self.model, self.sites)
             self._known[key] = (
                 METRICS[METRIC].of(predictions, self.dense),
