@@ -39,6 +39,14 @@ class Criterion:
     name: ClassVar[str]
     reference: ClassVar[str]
     use: ClassVar[str]
+    # Samples that its paper scores on. A run takes them where the user names no number and nothing is repaired, since a
+    # repair needs more.
+    calibration_samples: ClassVar[int | None] = None
+    revision: ClassVar[int] = 1  # rises when the name alone comes to mean another score
+
+    def as_of(self, revision: int) -> Criterion:
+        """What this name and these options meant in an earlier revision, in the words of today."""
+        return self
 
     def requests(self) -> tuple[Request, ...]:
         return ()
@@ -129,12 +137,16 @@ class Inverted(Criterion):
         self.inner = inner
         self.name = INVERSE + inner.name  # type: ignore[misc]
         self.reference, self.use = inner.reference, f"the opposite order of {inner.name}, as a control"  # type: ignore[misc]
+        self.calibration_samples, self.revision = inner.calibration_samples, inner.revision  # type: ignore[misc]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Inverted) and other.inner == self.inner
 
     def __hash__(self) -> int:
         return hash((Inverted, self.inner))
+
+    def as_of(self, revision: int) -> Criterion:
+        return Inverted(self.inner.as_of(revision))
 
     def requests(self) -> tuple[Request, ...]:
         return self.inner.requests()

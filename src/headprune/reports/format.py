@@ -116,6 +116,16 @@ def calibration_text(record: Mapping[str, Any]) -> str:
     )
 
 
+def scored_samples_text(settings: Mapping[str, Any]) -> str:
+    """That the criterion chose how many samples it scores; empty where it did not."""
+    if settings.get("scored_samples") is None:
+        return ""
+    return (
+        f"{settings['criterion']} scores {counted(settings['scored_samples'], 'sample')}, as in its paper; "
+        "--calibration-samples sets another number."
+    )
+
+
 def markdown(text: str) -> str:
     """Text that markdown shows as it is, in one line."""
     return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#" else sign for sign in " ".join(text.split()))

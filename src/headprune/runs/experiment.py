@@ -73,11 +73,14 @@ def load(experiment: Experiment, *, on_disk: Path | None = None) -> tuple[RunInp
     inputs = load_run_inputs(experiment, on_disk=on_disk)
     if experiment.calibration is None:
         inputs.check_labels(experiment.criterion, experiment.labels)
-        return inputs, *split_data(experiment, inputs.examples)
-    converted = read_calibration(experiment, inputs.model, inputs.task, inputs.processor)
-    inputs.check_labels(experiment.criterion, experiment.labels, converted)
-    calibration = converted.sample(calibration_count(experiment, len(converted)), experiment.seed)
-    return inputs, calibration, split_data(experiment, inputs.examples)[1]
+        calibration, evaluation = split_data(experiment, inputs.examples)
+    else:
+        converted = read_calibration(experiment, inputs.model, inputs.task, inputs.processor)
+        inputs.check_labels(experiment.criterion, experiment.labels, converted)
+        calibration = converted.sample(calibration_count(experiment, len(converted)), experiment.seed)
+        evaluation = split_data(experiment, inputs.examples)[1]
+    # A criterion that takes fewer takes them from the same rows, so that all runs evaluate on the same others.
+    return inputs, calibration.sample(experiment.scored_samples, experiment.seed), evaluation
 
 
 def read_calibration(experiment: Experiment, model: PreTrainedModel, task: Task, processor: Any) -> Examples:

@@ -180,6 +180,8 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
 
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["criterion"], values["units"] = str(self.criterion), ",".join(self.units)
+        if self.criterion.revision > 1:
+            values["criterion_revision"] = self.criterion.revision
         values["sites"] = None if self.sites is None else to_ranges(self.sites)
         for name in BUDGETS:
             values[name] = None if values[name] is None else list(values[name])
@@ -272,3 +274,14 @@ class Experiment(MemoryOptions, EvaluationOptions, InputConfig, PruneConfig):
             raise ScheduleError("--activations-on-disk is for --schedule layerwise; leave it out.")
         files = [self.vocabulary] if isinstance(self.vocabulary, str) else self.vocabulary
         object.__setattr__(self, "vocabulary", tuple(files) if files else None)
+
+    @property
+    def scored_samples(self) -> int | None:
+        """How many of the calibration samples its criterion scores, where the criterion decides: the user named no
+        number, and no repair needs the others."""
+        decides = self.calibration_samples is None and self.repair == "none" and not self.same_data
+        return self.criterion.calibration_samples if decides else None
+
+    def settings(self) -> dict[str, Any]:
+        own = {} if self.scored_samples is None else {"scored_samples": self.scored_samples}
+        return {**super().settings(), **own}
