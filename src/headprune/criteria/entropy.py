@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from headprune.signals import Request
 
 
-@dataclass(frozen=True)
 class EntropyOptions(Criterion):
-    """The options of criteria that use the entropy of attention."""
+    """The options of criteria that use the entropy of attention, which such a criterion has among its fields."""
 
-    variant: str = "C"
-    epsilon: float = 1e-7
-    kind: str = "shannon"
-    order: float = 1.0
+    variant: str
+    epsilon: float
+    kind: str
+    order: float
 
     def __post_init__(self) -> None:
         check_choice(self, "variant", ("A", "B", "C"))
@@ -50,10 +49,16 @@ class EntropyOptions(Criterion):
     "entropy",
     reference="AE with the epsilon-rectified variants of arXiv 2602.04491",
     use="a label-free baseline: removes the heads with the most spread-out attention first",
+    schedule="one-shot",
 )
 @dataclass(frozen=True)
 class AttentionEntropy(EntropyOptions):
     """-AE: minus the mean entropy of the head's attention rows; `kind` and `order` choose Rényi's or Tsallis'."""
+
+    variant: str = "C"
+    epsilon: float = 1e-7
+    kind: str = "shannon"
+    order: float = 1.0
 
     def requests(self) -> tuple[Request, ...]:
         return (self.entropy_request(deficit=False),)
@@ -69,10 +74,16 @@ class AttentionEntropy(EntropyOptions):
     "deficit",
     reference="the AD baseline of HIES, arXiv 2510.13832",
     use="the opposite of entropy, comparable across lengths: removes the most focused heads first",
+    schedule="one-shot",
 )
 @dataclass(frozen=True)
 class Deficit(EntropyOptions):
     """-AD, with AD = 1 - AE / log(t) for a sample of t tokens."""
+
+    variant: str = "C"
+    epsilon: float = 1e-7
+    kind: str = "shannon"
+    order: float = 1.0
 
     def requests(self) -> tuple[Request, ...]:
         return (self.entropy_request(deficit=True),)

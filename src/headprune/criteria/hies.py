@@ -77,6 +77,7 @@ SIGNALS: dict[str, Callable[[], Criterion]] = {
     "hies",
     reference="HIES, arXiv 2510.13832",
     use="when predictions must stay stable at 30 % removed and more",
+    schedule="one-shot",
 )
 @dataclass(frozen=True)
 class Hies(EntropyOptions):
@@ -91,6 +92,10 @@ class Hies(EntropyOptions):
     revision: ClassVar[int] = 2
 
     alpha: float = 0.5
+    variant: str = "C"
+    epsilon: float = 1e-7
+    kind: str = "shannon"
+    order: float = 1.0
     entropy: str = "normalized"
     tokens: str = "mean"
     importance: str = "his"

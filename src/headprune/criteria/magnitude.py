@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     "magnitude",
     reference="the L2 baseline of HIES, arXiv 2510.13832",
     use="a baseline without data or gradients",
+    schedule="one-shot",
 )
 @dataclass(frozen=True)
 class Magnitude(Criterion):

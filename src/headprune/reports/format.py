@@ -146,7 +146,20 @@ def verdict(rows: Sequence[Comparison], units: str = "heads") -> list[str]:
     ]
     if close:
         sentences.append(f"Neighbours that cannot be told apart either: {'; '.join(close)}.")
-    return sentences
+    return sentences + schedule_sentences(rows)
+
+
+def schedule_sentences(rows: Sequence[Comparison] | Sequence[AtBudget]) -> list[str]:
+    """Which rows have which schedule, where there are several."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(row.schedule, []).append(row.name)
+    if len(names) < 2:
+        return []
+    words = {"one-shot": "scored once, on the dense model", "greedy": "scored again between removals"}
+    parts = [f"{words.get(each, each)} ({each}): {_join(names[each])}" for each in sorted(names, reverse=True)]
+    text = "; ".join(parts)
+    return [f"{text[0].upper()}{text[1:]}."]
 
 
 def verdict_of(rows: Sequence[Comparison] | Sequence[AtBudget] | Sequence[Comparison | AtBudget]) -> list[str]:
@@ -169,7 +182,7 @@ def verdict_at_budget(rows: Sequence[AtBudget]) -> list[str]:
     ]
     if close:
         sentences.append(f"Neighbours that cannot be told apart either: {'; '.join(close)}.")
-    return sentences
+    return sentences + schedule_sentences(rows)
 
 
 def _lead_sentence(row: AtBudget, lead: Lead) -> str:

@@ -176,6 +176,14 @@ EXPORT = {
         "pytorch?": (None, MEASURED),
     },
 }
-COMPARED = {"criteria?": [str], "trials?": (int, None), "repair?": (str, None), "compensate?": (str, None)}
+COMPARED = {
+    "criteria?": [str],
+    "trials?": (int, None),
+    "at?": [float],
+    "repair?": (str, None),
+    "compensate?": (str, None),
+    "schedule?": (str, None),
+    "rescore?": str,
+}
 ROWS = [{"name": str, "runs": [str]}]
 COMPARISON = (ROWS, {"compared": COMPARED, "criteria": ROWS})

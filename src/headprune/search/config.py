@@ -128,8 +128,7 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
         from headprune.search.rescore import EVERY
         from headprune.tasks.checks import check_labels_word
 
-        if self.schedule not in SCHEDULES:
-            raise ScheduleError(f"There is no schedule {self.schedule!r}; choose one of {', '.join(SCHEDULES)}.")
+        check_schedule(self.schedule)
         check_kinds([self.criterion], self.units)
         if check_repair(self.repair) in BUDGETS_ONLY and self.schedule not in ("rounds", "layerwise"):
             raise ScheduleError(
@@ -190,6 +189,12 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
         if callable(self.metric):
             values["metric"] = getattr(self.metric, "__name__", "metric")
         return values
+
+
+def check_schedule(word: str) -> str:
+    if word not in SCHEDULES:
+        raise ScheduleError(f"There is no schedule {word!r}; choose one of {', '.join(SCHEDULES)}.")
+    return word
 
 
 def _site_numbers(sites: Any) -> tuple[int, ...] | None:
