@@ -433,18 +433,35 @@ class Oracle:
             total += signed.abs()
         return self.only_kept(total / len(self.samples))
 
-    def entropies(self, variant: str = "C", epsilon: float = 1e-7, *, deficit: bool = False) -> torch.Tensor:
+    def entropies(
+        self,
+        variant: str = "C",
+        epsilon: float = 1e-7,
+        *,
+        deficit: bool = False,
+        kind: str = "shannon",
+        order: float = 1.0,
+    ) -> torch.Tensor:
         """AE, or AD = 1 - AE / log t for t keys. In float64 only a masked key has a probability of exactly 0, so the
         keys of a row are those above it. A tied site has the mean of its applications."""
+
+        def generalised(probabilities: torch.Tensor) -> torch.Tensor:
+            powers = (probabilities**order).sum(-1)
+            return powers.log() / (1 - order) if kind == "renyi" else (1 - powers) / (order - 1)
+
         total = self.blank().nan_to_num(0.0)
         for maps in self.unchanged_maps():
             for site, attention in zip(self.runs(), maps, strict=True):
                 left = attention + epsilon if variant == "C" else attention
                 inside = attention if variant == "A" else attention + epsilon
                 terms = (left * inside.log()).masked_fill(attention == 0, 0.0)
-                values = -terms[0].sum(-1).mean(-1)
+                keys = attention.shape[-1]
+                values, largest = -terms[0].sum(-1).mean(-1), math.log(keys)
+                if kind != "shannon":
+                    values = generalised(attention[0]).mean(-1)
+                    largest = float(generalised(torch.full((keys,), 1 / keys, dtype=torch.float64)))
                 if deficit:
-                    values = 1 - values / math.log(attention.shape[-1])
+                    values = 1 - values / largest
                 total[site.index, list(site.kept)] += values / site.applications
         return self.only_kept(total / len(self.samples))
 
@@ -454,9 +471,46 @@ class Oracle:
     def deficit(self, variant: str = "C", epsilon: float = 1e-7) -> torch.Tensor:
         return -self.entropies(variant, epsilon, deficit=True)
 
-    def hies(self, alpha: float = 0.5) -> torch.Tensor:
+    def token_counts(self) -> list[torch.Tensor]:
+        """The tokens of each sample at every site, [sites x 1]."""
+        counts = []
+        for sample in self.samples:
+            lengths = torch.ones(len(self.sites), 1, dtype=torch.float64)
+            with torch.no_grad(), self.head_outputs() as seen:
+                self.logits(sample)
+            for site, columns in seen:
+                lengths[site.index] = columns.shape[:-1].numel()
+            counts.append(lengths)
+        return counts
+
+    def his_of_a_token(self) -> torch.Tensor:
+        """HIS with the inner products of a sample averaged over its tokens: B.1.2 of arXiv 2510.13832."""
+        parts = zip(self.gate_gradients(), self.token_counts(), strict=True)
+        return self.only_kept(sum((gradient / count).abs() for gradient, count in parts) / len(self.samples))
+
+    def output_norms(self) -> torch.Tensor:
+        """The root mean square over tokens of the norm of what a head puts out; a tied site has all its applications
+        in one sum."""
+        total = self.blank().nan_to_num(0.0)
+        for sample, tokens in zip(self.samples, self.token_counts(), strict=True):
+            squares = torch.zeros_like(total)
+            with torch.no_grad(), self.head_outputs() as seen:
+                self.logits(sample)
+            for site, columns in seen:
+                heads = columns.reshape(-1, len(site.kept), site.width)
+                squares[site.index, list(site.kept)] += heads.norm(dim=-1).square().sum(0)
+            total += (squares / tokens).sqrt()
+        return self.only_kept(total / len(self.samples))
+
+    def hies(self, alpha: float = 0.5, *, raw: bool = False, importance: torch.Tensor | None = None) -> torch.Tensor:
+        """AE divided by the log of each sample's length, which is 1 - AD, unless `raw`; `importance` in place of
+        HIS."""
+        if raw:
+            parts = (self.his(), self.entropies())
+        else:
+            parts = (self.his_of_a_token() if importance is None else importance, 1 - self.entropies(deficit=True))
         scaled = []
-        for values in (self.his(), self.entropies()):
+        for values in parts:
             known = values[~values.isnan()]
             if not len(known):
                 return values

@@ -13,5 +13,6 @@ BUDGET_REPAIR = "dense"
 CALIBRATION_SAMPLES = 256
 FEW_CALIBRATION_SAMPLES = 128
 CALIBRATION_SHARE = 0.3
+COMPARED_AT = (0.25, 0.5, 0.75)  # shares of heads removed at which curves are compared
 ROUNDS = 6  # in which a budget is reached
 WIDTHS = "global"  # how sites share it

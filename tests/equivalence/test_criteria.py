@@ -40,6 +40,13 @@ GROUPS: dict[str, dict[str, Callable[[Oracle], torch.Tensor]]] = {
         "tis": lambda oracle: oracle.tis(),
         "hies": lambda oracle: oracle.hies(),
         "hies(alpha=0.9)": lambda oracle: oracle.hies(0.9),
+        "hies(entropy=raw,tokens=sum)": lambda oracle: oracle.hies(raw=True),
+    },
+    "hies with another importance": {
+        "hies(importance=taylor)": lambda oracle: oracle.hies(importance=oracle.taylor()),
+        "hies(importance=gnorm)": lambda oracle: oracle.hies(importance=oracle.gnorm()),
+        "hies(importance=magnitude)": lambda oracle: oracle.hies(importance=oracle.magnitude()),
+        "hies(importance=output-norm)": lambda oracle: oracle.hies(importance=oracle.output_norms()),
     },
     "entropy": {
         "entropy": lambda oracle: oracle.entropy(),
@@ -47,6 +54,9 @@ GROUPS: dict[str, dict[str, Callable[[Oracle], torch.Tensor]]] = {
         "entropy(variant=B,epsilon=0.01)": lambda oracle: oracle.entropy("B", 0.01),
         "entropy(epsilon=0.01)": lambda oracle: oracle.entropy("C", 0.01),
         "deficit": lambda oracle: oracle.deficit(),
+        "entropy(kind=renyi,order=2.0)": lambda oracle: -oracle.entropies(kind="renyi", order=2),
+        "entropy(kind=tsallis,order=0.5)": lambda oracle: -oracle.entropies(kind="tsallis", order=0.5),
+        "deficit(kind=tsallis,order=3.0)": lambda oracle: -oracle.entropies(kind="tsallis", order=3, deficit=True),
     },
     "weights": {"taylor": lambda oracle: oracle.taylor(), "magnitude": lambda oracle: oracle.magnitude()},
     "attribution": {"attribution(steps=2)": lambda oracle: oracle.attribution(2)},
@@ -88,13 +98,15 @@ def test_attribution_in_the_twenty_steps_of_the_paper(name: str) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("entropy", ["raw", "normalized"])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
-def test_hies_is_made_of_his_and_entropy(name: str, alpha: float) -> None:
-    """Both scaled to [0, 1] over the heads that are left, whatever site they are in."""
-    hies = f"hies(alpha={alpha})"
-    measured = scores(model_of(name, "some-heads"), some_batches(ZOO[name]), [hies, "his", "entropy"])
+def test_hies_is_made_of_his_and_entropy(name: str, entropy: str, alpha: float) -> None:
+    """Both scaled to [0, 1] over the heads that are left, whatever site they are in; normalised entropy is 1 - AD."""
+    hies, other = f"hies(alpha={alpha},entropy={entropy},tokens=sum)", "entropy" if entropy == "raw" else "deficit"
+    measured = scores(model_of(name, "some-heads"), some_batches(ZOO[name]), [hies, "his", other])
     kept = ~measured["his"].isnan()
-    his, spread_out = measured["his"][kept], -measured["entropy"][kept]
+    his, spread_out = measured["his"][kept], -measured[other][kept]
+    spread_out = spread_out if entropy == "raw" else 1 - spread_out
     focus = (spread_out.max() - spread_out) / (spread_out.max() - spread_out.min())
     expected = alpha * (his - his.min()) / (his.max() - his.min()) + (1 - alpha) * focus
     made = next(value for key, value in measured.items() if key.startswith("hies"))

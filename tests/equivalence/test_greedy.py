@@ -111,7 +111,7 @@ def test_the_same_order_as_the_oracle_down_to_no_heads(name: str) -> None:
 
 def hies(oracle: Oracle) -> torch.Tensor:
     """Scaled anew at every step, over the heads that are left: a gated head has no part in a loss, so its HIS is 0."""
-    importance, entropy = oracle.his(), oracle.entropies()
+    importance, entropy = oracle.his_of_a_token(), 1 - oracle.entropies(deficit=True)
     left = importance > 0
     scaled = [(v - v[left].min()) / (v[left].max() - v[left].min()) for v in (importance, entropy) if left.sum() > 1]
     return 0.7 * scaled[0] + 0.3 * (1 - scaled[1]) if scaled else importance

@@ -164,9 +164,10 @@ def test_bad_input_is_one_sentence_and_writes_nothing(dense: str, run: Path, tmp
 
 def test_the_samples_are_those_of_the_evaluation(run: Path, tmp_path: Path) -> None:
     """Slowly: the accuracy of the saved model on rows that the run did not calibrate on, by transformers alone."""
-    from headprune.runs.experiment import experiment_of, split_data
+    from headprune.runs.experiment import experiment_of
     from headprune.runs.exports import ExportRequest, _batches
     from headprune.runs.loading import read_examples
+    from headprune.runs.splits import split_data
 
     model = package.load(run / "model", dtype=torch.float32)
     request = ExportRequest(source=str(run), to="onnx", out=tmp_path / "out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import html
 import json
@@ -13,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 import headprune
 from headprune.cli import main as cli
-from headprune.criteria import REGISTRY
+from headprune.criteria import REGISTRY, make
 from headprune.criteria.registry import split_names
 from headprune.errors import CriterionError, StudyError
 from headprune.measure.curves import at_share, removable, signed_area, weighted_area
@@ -25,19 +25,16 @@ from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step
 from headprune.reports.format import verdict
 from headprune.run_folder import read_run
-from headprune.runs.compare import (
-    check_alpha_choice,
-    choose_alpha,
-    compare,
-    with_alpha,
-)
-from headprune.runs.experiment import Experiment, load
+from headprune.runs.alpha import hies_row, with_alpha
+from headprune.runs.compare import compare
+from headprune.runs.experiment import Experiment
 from headprune.runs.studies.comparison import write_comparison
-from headprune.runs.studies.study_runs import expand, run_name
+from headprune.runs.studies.run_study import SerialExecutor, run_study
+from headprune.runs.studies.study_runs import expand, make_group, run_name
 from headprune.search.observers import Observer
 from helpers import contents
 from run_helpers import headprune as program
-from run_helpers import interrupt, material, steps_of, trapezoids
+from run_helpers import interrupt, material, trapezoids
 
 ACCURACY, PERPLEXITY = METRICS["accuracy"], METRICS["perplexity"]
 
@@ -89,8 +86,12 @@ def test_names_are_split_at_commas_outside_brackets() -> None:
     ]
 
 
+def names_of(criteria: list[str], *more: str) -> list[str]:
+    return [each.name for each in expand(criteria, *more)]
+
+
 def test_names_are_expanded_and_refused() -> None:
-    assert expand(["hies(alpha=0.5)", "inverse:his"]) == ["hies", "inverse:his"]
+    assert names_of(["hies(alpha=0.5)", "inverse:his"]) == ["hies", "inverse:his"]
     with pytest.raises(CriterionError, match="'hies' is listed more than once"):
         expand(["hies", "hies(alpha=0.5)"])
     with pytest.raises(CriterionError, match="at least one"):
@@ -99,17 +100,17 @@ def test_names_are_expanded_and_refused() -> None:
 
 def test_a_name_may_bring_its_compensation() -> None:
     """It is part of the name where it differs from what all others have."""
-    assert expand(["gnorm", "gnorm+lstsq", "hies(alpha=0.5)+mean"]) == ["gnorm", "gnorm+lstsq", "hies+mean"]
-    assert expand(["gnorm+none", "gnorm+lstsq", "his+none"], "lstsq") == ["gnorm+none", "gnorm", "his+none"]
+    assert names_of(["gnorm", "gnorm+lstsq", "hies(alpha=0.5)+mean"]) == ["gnorm", "gnorm+lstsq", "hies+mean"]
+    assert names_of(["gnorm+none", "gnorm+lstsq", "his+none"], "lstsq") == ["gnorm+none", "gnorm", "his+none"]
     large = "entropy(epsilon=1e+3)"  # whose plus sign is its own
-    assert expand([large, f"{large}+lstsq"]) == ["entropy(epsilon=1000.0)", "entropy(epsilon=1000.0)+lstsq"]
+    assert names_of([large, f"{large}+lstsq"]) == ["entropy(epsilon=1000.0)", "entropy(epsilon=1000.0)+lstsq"]
     assert split_names("his+lstsq,hies(alpha=0.7,variant=B)+mean") == ["his+lstsq", "hies(alpha=0.7,variant=B)+mean"]
 
 
 @pytest.mark.parametrize("repair", ["none", "mean", "lstsq"])
 def test_expanding_again_changes_nothing(repair: str) -> None:
-    once = expand(["gnorm", "his+none", "his+mean", "his+lstsq", "hies(alpha=0.7)+lstsq", "random+none"], repair)
-    assert expand(once, repair) == once
+    once = names_of(["gnorm", "his+none", "his+mean", "his+lstsq", "hies(alpha=0.7)+lstsq", "random+none"], repair)
+    assert names_of(once, repair) == once
 
 
 def test_a_compensation_does_not_hide_a_double() -> None:
@@ -127,6 +128,9 @@ def test_a_compensation_does_not_hide_a_double() -> None:
         ("gnorm+his", "There is no repair 'his'; choose one of lstsq, mean, none."),
         ("hies(alpha=0.7)+LSTSQ", "There is no repair 'LSTSQ'; choose one of lstsq, mean, none."),
         ("gnrm+lstsq", "There is no criterion 'gnrm'; did you mean 'gnorm'?"),
+        ("his@once", "There is no schedule 'once'; choose one of greedy, one-shot, rounds, layerwise."),
+        ("his@one-shot@greedy", "'his@one-shot@greedy' names two schedules; leave one of them out."),
+        ("his+mean@greedy+lstsq", "'his+mean@greedy+lstsq' names two repairs; leave one of them out."),
     ],
 )
 def test_words_that_are_no_compensation_are_refused_in_one_sentence(spec: str, said: str, tmp_path: Path) -> None:
@@ -136,17 +140,50 @@ def test_words_that_are_no_compensation_are_refused_in_one_sentence(spec: str, s
     assert not (tmp_path / "runs").exists()
 
 
-def test_alpha_goes_into_the_name_and_the_compensation_stays() -> None:
-    names = ["hies+lstsq", "gnorm+mean", "his", "hies(variant=B)"]
-    assert with_alpha(names, 0.3) == ["hies(alpha=0.3)+lstsq", "gnorm+mean", "his", "hies(alpha=0.3,variant=B)"]
+def test_alpha_goes_into_the_name_and_the_rest_stays() -> None:
+    assert with_alpha("hies@greedy+lstsq", 0.3) == "hies(alpha=0.3)@greedy+lstsq"
+    assert with_alpha("hies(variant=B)", 0.3) == "hies(alpha=0.3,variant=B)"
     with pytest.raises(CriterionError, match="it is there 2 times"):
-        check_alpha_choice(["hies", "hies+lstsq"], "none")
-    assert check_alpha_choice(["gnorm", "hies+lstsq"], "none") == "lstsq"
-    assert check_alpha_choice(["gnorm+lstsq", "hies"], "mean") == "mean"
+        hies_row(expand(["hies", "hies+lstsq"]))
+    with pytest.raises(CriterionError, match="it is there 0 times"):
+        hies_row(expand(["gnorm"]))
+    row = hies_row(expand(["gnorm", "hies@greedy+lstsq"]))
+    assert (row.schedule, row.repair) == ("greedy", "lstsq")
+
+
+PUBLISHED = {
+    **dict.fromkeys(("gnorm", "residual-gradient", "residual-error", "elimination"), "greedy"),
+    **dict.fromkeys(("his", "tis", "hies", "entropy", "deficit", "taylor", "magnitude"), "one-shot"),
+    **dict.fromkeys(("attribution", "fisher", "fluctuation", "wanda", "random"), "one-shot"),
+}
+
+
+def test_every_criterion_has_the_schedule_of_its_paper() -> None:
+    assert {name: kind.schedule for name, kind in REGISTRY.items() if name in PUBLISHED} == PUBLISHED
+    assert set(PUBLISHED) == {name for name, kind in REGISTRY.items() if kind.__module__.startswith("headprune.")}
+    assert make("inverse:his").schedule == "one-shot"
+
+
+def test_a_name_may_have_its_own_schedule() -> None:
+    """It is part of the name where it differs from the one that the name has without it."""
+
+    def schedules(names: list[str], *more: str | None, **options: Any) -> dict[str, str | None]:
+        return {each.name: each.schedule for each in expand(names, "none", *more, **options)}
+
+    names = ["his", "his@greedy", "gnorm", "gnorm@one-shot+lstsq", "inverse:gnorm@greedy"]
+    published = {"his": "one-shot", "his@greedy": "greedy", "gnorm": "greedy", "gnorm@one-shot+lstsq": "one-shot"}
+    assert schedules(names) == {**published, "inverse:gnorm": "greedy"}
+    for_all = {"his": "greedy", "his@one-shot": "one-shot", "gnorm": "greedy"}
+    assert schedules(["his", "his@one-shot", "gnorm@greedy"], "greedy") == for_all
+    at_budget = {"his": None, "gnorm": "rounds", "his@one-shot": "one-shot"}
+    assert schedules(["his", "gnorm@rounds", "his@one-shot"], budget=True) == at_budget
+    with pytest.raises(CriterionError, match="'his' is listed more than once"):
+        expand(["his", "his@one-shot"])
 
 
 def test_folder_names_are_plain_and_differ() -> None:
     specs = [*REGISTRY, *(f"inverse:{name}" for name in REGISTRY), *(f"{name}+lstsq" for name in REGISTRY)]
+    specs += [*(f"{name}@greedy" for name in REGISTRY), "his@one-shot+lstsq"]
     specs += ["gnorm+mean", "gnorm+none", "hies(alpha=0.7)+lstsq", "random(seed=1)+lstsq"]
     specs += ["hies(alpha=0.7)", "hies(alpha=0.07)", "random(seed=1)", "random(seed=11)", "entropy(variant=A)"]
     names = [run_name(spec) for spec in specs]
@@ -219,12 +256,13 @@ def test_what_is_written_beside_the_runs(compared: tuple[Path, list[Any]], tmp_p
     out = tmp_path / "all of them"
     shutil.copytree(compared[0], out)
     before = (out / "comparison.json").read_text()
-    write_comparison(out, compared[1])
+    write_comparison(make_group(experiment(), CRITERIA, out, trials=3), compared[1])
     assert (out / "comparison.json").read_text() == before  # as `compare` wrote it
     written = json.loads((out / "comparison.json").read_text())
     assert written["criteria"] == [row.to_json() for row in compared[1]]
     names = [row.name for row in compared[1]]
-    assert written["compared"] == {"criteria": names, "trials": 3, "repair": "lstsq"}
+    options = {"trials": 3, "at": [0.25, 0.5, 0.75], "repair": "lstsq", "schedule": None, "rescore": "every"}
+    assert written["compared"] == {"criteria": names, **options}
     assert written["verdict"] == verdict(compared[1])
     assert written["usable_until"] == compared[1][0].usable_until
     assert len(written["verdict"]) >= 3
@@ -239,6 +277,79 @@ def test_what_is_written_beside_the_runs(compared: tuple[Path, list[Any]], tmp_p
     assert (parsed["model"], parsed["data"]) == ([expected.model], [expected.data])
     for name in ("calibration_samples", "batch_size", "every", "schedule", "seed"):
         assert parsed[name] == expected.explicit[name]
+
+
+@pytest.mark.parametrize("schedule", [None, "greedy"])
+def test_rows_have_their_schedules(schedule: str | None, tmp_path: Path) -> None:
+    """Scored once or again and again: the same first scores, and others after a removal. The output names each."""
+    m, out = material(), tmp_path / "runs"
+    criteria = "his,his@greedy,gnorm" if schedule is None else "his,his@one-shot,gnorm"
+    words = ["--criteria", criteria, *([] if schedule is None else ["--schedule", schedule])]
+    words += ["--calibration-samples", "8", "--batch-size", "8", "--every", "3"]
+    done = program("compare", m.bert, "--data", m.data_csv, "--out", str(out), *words)
+    assert done.code == 0, done.err
+    expected = {"his": "one-shot", "his@greedy": "greedy", "gnorm": "greedy"}
+    if schedule is not None:
+        expected = {"his": "greedy", "his@one-shot": "one-shot", "gnorm": "greedy"}
+    content = json.loads((out / "comparison.json").read_text())
+    assert {row["name"]: row["schedule"] for row in content["criteria"]} == expected
+    assert content["verdict"][-1].startswith("Scored once, on the dense model (one-shot): ")
+    assert content["compared"]["schedule"] == schedule
+    for name, used in expected.items():
+        record, steps = read_run(out / name)
+        assert record["settings"]["schedule"] == used
+        left = ~steps[2].scores.isnan()
+        assert torch.equal(steps[1].scores[left], steps[2].scores[left]) == (used == "one-shot")
+    table = " ".join(done.out.split())
+    assert all(word in table for word in ("one-shot", "greedy"))
+    page = (out / "report.html").read_text()
+    command = html.unescape(page.split("<script>")[0].split("<pre>")[1].split("</pre>")[0])
+    assert ("--schedule" in command) == (schedule is not None)
+    assert program(*shlex.split(command)[1:]).out == done.out  # and nothing runs again
+
+
+def test_points_of_ones_own(compared: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    """Other columns of the same runs, which do not run again; the page has them, and the command names them."""
+    out = tmp_path / "runs"
+    shutil.copytree(compared[0], out)
+    at = (0.1, 0.125, 0.3, 0.5, 0.9)
+    texts = ["10%", "12.5%", "30%", "50%", "90%"]
+    (result,) = run_study([make_group(experiment(), CRITERIA, out, trials=3, at=at)], SerialExecutor())
+    assert [row.name for row in result.rows] == [row.name for row in compared[1]]  # ranked by the same areas
+    for row in result.rows:
+        curves = [read_run(out / name)[1] for name in row.runs]
+        for share, text in zip(at, texts, strict=True):
+            expected = [at_share(steps, share).metric for steps in curves]
+            assert row.metric[text] == pytest.approx(sum(expected) / len(expected))
+        assert [list(part) for part in (row.metric, row.interval, row.agreement, row.spread)] == [texts] * 4
+    assert list(result.rows[0].ahead[0].metric) == texts
+    page = (out / "report.html").read_text()
+    assert "".join(f"<th>{text}</th>" for text in texts) in page
+    assert "--at 10,12.5,30,50,90" in html.unescape(page)
+    m = material()
+    words = ["--criteria", ",".join(CRITERIA), "--trials", "3", "--calibration-samples", "8", "--batch-size", "8"]
+    words += ["--every", "2", "--repair", "lstsq", "--at", "10,12.5,30,50,90", "--json"]
+    done = program("compare", m.bert, "--data", m.data_csv, "--out", str(out), *words)
+    assert done.json["criteria"] == [row.to_json() for row in result.rows]
+
+
+@pytest.mark.parametrize("at", ["0,10", "10;20", "101", "ten", "", "nan"])
+def test_bad_points_are_refused(at: str, tmp_path: Path) -> None:
+    m = material()
+    done = program(
+        "compare", m.bert, "--data", m.data_csv, "--criteria", "his", "--at", at, "--out", str(tmp_path / "runs")
+    )
+    assert (done.code, "--at takes percentages of heads removed" in done.err) == (2, True)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_comparison_of_an_earlier_version_is_refused_or_goes_on(tmp_path: Path) -> None:
+    """It had one schedule for all."""
+    compare(experiment(schedule="greedy"), ["magnitude"], tmp_path)
+    with pytest.raises(headprune.HeadpruneError, match="schedule was 'greedy' and is now 'one-shot'"):
+        compare(experiment(), ["magnitude"], tmp_path)
+    (row,) = compare(experiment(schedule="greedy"), ["magnitude"], tmp_path)
+    assert (row.name, row.schedule) == ("magnitude", "greedy")
 
 
 def test_random_is_the_mean_of_its_trials(compared: tuple[Path, list[Any]]) -> None:
@@ -367,42 +478,17 @@ def test_a_comparison_with_another_compensation_for_all(compensated: Any, tmp_pa
     assert actual == {"magnitude": before["magnitude+lstsq"], "magnitude+none": before["magnitude"]}
 
 
-# --- alpha ---
+# --- tables ---
 
 
-@pytest.mark.parametrize("repair", ["none", "lstsq"])
-def test_alpha_auto_takes_the_largest_weighted_area(repair: Any) -> None:
-    one = experiment(criterion="hies", repair=repair)
-    alphas = (0.0, 0.5, 0.9)
-    best, areas = choose_alpha(one, alphas)
-    task, calibration, _ = load(one)
-    expected = {}
-    for alpha in alphas:
-        result = headprune.prune(
-            copy.deepcopy(task.model),
-            calibration.batches(8),
-            criterion=f"hies(alpha={alpha})",
-            repair=repair,
-            schedule="one-shot",
-        )
-        expected[alpha] = weighted_area(result.metric, result.trajectory)
-    assert areas == pytest.approx(expected)
-    assert areas[best] == max(areas.values())
-    assert best == min(alpha for alpha in alphas if areas[alpha] == areas[best])  # of equal ones the lowest
-    assert len(set(areas.values())) > 1
+def replace_points(row: Any) -> Any:
+    """The row with its first point at ten shares."""
 
+    def repeated(part: dict[str, Any]) -> dict[str, Any]:
+        return dict.fromkeys([f"{share}%" for share in range(5, 55, 5)], part["25%"])
 
-def test_the_program_says_which_alpha_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    m = material()
-    monkeypatch.setattr("headprune.runs.compare.choose_alpha", lambda experiment: (0.3, {0.3: 0.71, 0.6: 0.5}))
-    done = program(
-        *("compare", m.bert, "--data", m.data_csv, "--criteria", "hies,magnitude", "--alpha", "auto"),
-        *("--out", tmp_path / "runs", "--calibration-samples", "8", "--every", "6", "--json"),
-    )
-    assert done.code == 0, done.err
-    assert "alpha of hies = 0.3, by weighted area on the calibration data" in " ".join(done.err.split())
-    assert {row["name"] for row in done.json["criteria"]} == {"hies(alpha=0.3)", "magnitude"}
-    assert len(steps_of(tmp_path / "runs" / "hies-alpha0.3")) == 3
+    names = ("metric", "interval", "agreement", "spread")
+    return dataclasses.replace(row, **{name: repeated(getattr(row, name)) for name in names})
 
 
 @pytest.mark.parametrize("width", [160, 80])
@@ -425,6 +511,11 @@ def test_the_table(compared: tuple[Path, list[Any]], width: int) -> None:
     assert f"[{100 * low:.1f}, {100 * high:.1f}]" in table
     for sentence in verdict(rows):
         assert sentence in table
+    many = [replace_points(row) for row in rows]
+    print_comparison(out, many, Console(file=(wide := io.StringIO()), width=width))
+    assert "\u2026" not in wide.getvalue()
+    assert max(map(len, wide.getvalue().splitlines()[:-1])) <= width
+    assert all(f"{share} gone" in " ".join(wide.getvalue().split()) for share in many[0].metric)
     if width == 160:
         places = [table.index(f" {row.name} ") for row in rows]
         assert places == sorted(places)

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import itertools
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from headprune.cli.study_tables import print_at_budget
 from headprune.criteria import make
 from headprune.errors import DataError, HeadpruneError, RunError, ScheduleError, StudyError
 from headprune.measure.compare_at_budget import AtBudget, Lead
+from headprune.measure.curves import at_share
 from headprune.measure.intervals import Interval
 from headprune.measure.metrics import METRICS
 from headprune.measure.trajectory import Step
@@ -130,6 +132,8 @@ criteria: "magnitude,hies(alpha=0.3,variant=B)"
 seeds: [0, 1]
 keep-flops: [0.7, 0.5]
 trials: 3
+at: [10, 30]
+schedule: one-shot
 calibration_samples: 64
 same_data: true
 """
@@ -143,7 +147,14 @@ def test_a_file_asks_for_what_options_ask_for(tmp_path: Path) -> None:
         seeds=(0, 1),
         budgets=({"keep_flops": 0.7}, {"keep_flops": 0.5}),
         trials=3,
-        settings={"repair": "none", "rescore": "every", "calibration_samples": 64, "same_data": True},
+        settings={
+            "repair": "none",
+            "rescore": "every",
+            "schedule": "one-shot",
+            "calibration_samples": 64,
+            "same_data": True,
+        },
+        at=(0.1, 0.3),
     )
 
 
@@ -325,6 +336,33 @@ def test_the_index_has_every_comparison(budgeted: tuple[Path, Any]) -> None:
     ]
 
 
+def test_seeds_have_a_mean_a_deviation_and_a_range_at_every_share(tmp_path: Path) -> None:
+    m, out = material(), tmp_path / "out"
+    words = ["--criteria", "his@greedy,magnitude", "--seeds", "0,1,2", "--at", "30,50", "--every", "3"]
+    words += ["--calibration-samples", "8", "--batch-size", "8", "--out", str(out)]
+    done = program("compare", m.bert, "--data", m.data_csv, *words)
+    assert done.code == 0, done.err
+    written = json.loads((out / "study.json").read_text())
+    assert written["study"]["at"] == [0.3, 0.5]
+    lines = list(csv.DictReader(io.StringIO((out / "study.csv").read_text())))
+    assert len(lines) == (3 + 1) * 2 * 3  # seeds and all of them, criteria, the area and two shares
+    for name, schedule in (("his@greedy", "greedy"), ("magnitude", "one-shot")):
+        (over,) = [line for line in written["over_seeds"] if line["name"] == name]
+        for share, at in {"30%": 0.3, "50%": 0.5}.items():
+            runs = [read_run(out / "bert" / "data.csv" / f"seed{seed}" / "curve" / name)[1] for seed in range(3)]
+            values = [at_share(steps, at).metric for steps in runs]
+            expected = [statistics.fmean(values), statistics.stdev(values), min(values), max(values)]
+            part = over["at"][share]
+            assert [part["mean"], part["sd"], part["lowest"], part["highest"]] == pytest.approx(expected)
+            own = [line for line in lines if (line["Criterion"], line["At"]) == (name, share)]
+            assert [line["Seed"] for line in own] == ["0", "1", "2", "all"]
+            assert [float(line["Value"]) for line in own] == pytest.approx([*values, expected[0]])
+            assert [float(own[-1][key]) for key in ("SD", "Lowest", "Highest")] == pytest.approx(expected[1:])
+            assert f"{100 * expected[0]:.1f} ± {100 * expected[1]:.1f}" in done.out
+        assert {line["Schedule"] for line in lines if line["Criterion"] == name} == {schedule}
+    assert "Over 3 seeds" in done.out
+
+
 def test_a_table_at_a_budget(budgeted: tuple[Path, Any]) -> None:
     m = material()
     one = Experiment(model=m.bert, data=m.data_csv, repair="none", keep_flops=0.8)
@@ -370,6 +408,7 @@ def test_mean_ranks_with_ties(tmp_path: Path) -> None:
     over = write_index(study, tmp_path, groups)["over_seeds"]
     (own,) = [line for line in over if (line["model"], line["name"]) == ("m", "a")]
     assert (own["seeds"], own["mean"], own["lowest"], own["highest"]) == (2, pytest.approx(0.8), 0.7, 0.9)
+    assert own["sd"] == pytest.approx(statistics.stdev([0.9, 0.7]))
     assert own["mean_rank"] == 1.25
 
 

@@ -108,8 +108,9 @@ def test_options_go_into_brackets_or_beside_the_name() -> None:
 def test_alpha_of_hies_weighs_its_two_parts() -> None:
     """alpha = 0 is entropy alone: the order of `entropy`; the nearer to 1, the nearer to the order of `his`."""
     entropies, importance = score("entropy").flatten(), score("his").flatten()
-    assert score("hies(alpha=0)").flatten().argsort().tolist() == entropies.argsort().tolist()
-    assert score("hies(alpha=0.999999)").flatten().argsort().tolist() == importance.argsort().tolist()
+    raw = "entropy=raw,tokens=sum"
+    assert score(f"hies(alpha=0,{raw})").flatten().argsort().tolist() == entropies.argsort().tolist()
+    assert score(f"hies(alpha=0.999999,{raw})").flatten().argsort().tolist() == importance.argsort().tolist()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from headprune.data import Columns, Examples, load_examples
 from headprune.data.batching import OVERHEAD
 from headprune.data.tables import read_table
 from headprune.errors import DataError
-from headprune.runs.experiment import Experiment, load, split_data, with_earlier_defaults
+from headprune.runs.experiment import Experiment, load, with_earlier_defaults
+from headprune.runs.splits import split_data
 from oracles import IGNORED
 from run_helpers import COLOURS, ROWS, WORDS, bert, classifier, material, sentences, tokenizer, write_rows
 from zoo import LABELS, ZOO

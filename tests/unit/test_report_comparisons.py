@@ -41,8 +41,9 @@ def commands(folder: Path) -> list[str]:
 
 def test_the_page_of_a_comparison_names_its_command(tmp_path: Path) -> None:
     folder = compared_runs(tmp_path / "runs")
-    expected = (
-        f"headprune compare org/tiny-bert --data data.csv --criteria gnorm,his+mean,random --trials 2 --out {folder}"
+    expected = (  # with the schedule of all criteria in earlier versions, which named none
+        "headprune compare org/tiny-bert --data data.csv --schedule greedy "
+        f"--criteria gnorm,his+mean,random --trials 2 --out {folder}"
     )
     assert commands(folder) == [expected]
     content = json.loads((folder / "comparison.json").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import headprune
 from headprune.signals.block_norms_math import gram_is_cheaper, gram_matrix, squared_block_norms
-from headprune.signals.entropy import row_entropies
+from headprune.signals.entropy import generalised_entropies, largest_entropy, row_entropies
 from oracles import SOFTMAX, softmax_replaced
 from score_helpers import labelled, model_of
 from zoo import VOCAB, ZOO, text_batch
@@ -125,6 +126,51 @@ def test_entropy_of_rows_by_hand() -> None:
     )
     only_two = torch.tensor([[[[True, True, False, False]] * 2]])
     assert row_entropies(rows, only_two, "A", 0).flatten().tolist() == pytest.approx([0.0, log4 / 2])
+
+
+def test_generalised_entropies_by_hand() -> None:
+    rows = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.25] * 4, [1.0, 0.0, 0.0, 0.0]])
+    valid = torch.ones(3, 4, dtype=torch.bool)
+    assert generalised_entropies(rows, valid, "renyi", 2).tolist() == pytest.approx([math.log(8 / 3), math.log(4), 0])
+    assert generalised_entropies(rows, valid, "tsallis", 2).tolist() == pytest.approx([1 - 3 / 8, 3 / 4, 0])
+    roots = 0.5**0.5 + 2 * 0.25**0.5
+    assert generalised_entropies(rows[:1], valid[:1], "renyi", 0.5).tolist() == pytest.approx([2 * math.log(roots)])
+    assert generalised_entropies(rows[:1], valid[:1], "tsallis", 0.5).tolist() == pytest.approx([2 * (roots - 1)])
+    padded = torch.tensor([[0.5, 0.5, math.nan, math.nan]])
+    only_two = torch.tensor([[True, True, False, False]])
+    assert generalised_entropies(padded, only_two, "tsallis", 2).tolist() == pytest.approx([0.5])
+
+
+@pytest.mark.parametrize("kind", ["renyi", "tsallis"])
+def test_generalised_entropies_near_order_1_are_shannons(kind: str) -> None:
+    """The difference is of the first order in the distance from 1, which rounding must not drown."""
+    rows = torch.rand(50, 20, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    valid = torch.ones_like(rows, dtype=torch.bool)
+    shannon = row_entropies(rows, valid, "A", 0)
+    assert torch.equal(generalised_entropies(rows, valid, kind, 1), shannon)
+    for order in (0.9999, 1.0001):
+        assert torch.allclose(generalised_entropies(rows, valid, kind, order), shannon, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("order", [0.3, 1, 2.5])
+@pytest.mark.parametrize("kind", ["renyi", "tsallis"])
+def test_the_largest_entropy_is_that_of_an_even_row(kind: str, order: float) -> None:
+    for keys in (1, 2, 7):
+        even, valid = torch.full((keys,), 1 / keys, dtype=torch.float64), torch.ones(keys, dtype=torch.bool)
+        actual = largest_entropy(torch.tensor(float(keys), dtype=torch.float64), kind, order)
+        assert float(actual) == pytest.approx(float(generalised_entropies(even, valid, kind, order)), abs=1e-12)
+
+
+def test_samples_of_one_token_say_nothing_about_heads() -> None:
+    """Their only attention has no entropy, and its largest value, log 1, is 0 as well."""
+    model, batch = model_of("bert", "dense"), labelled(ZOO["bert"], 0)
+    single = {name: value[:1, :1] if value.dim() > 1 else value[:1] for name, value in batch.items()}
+    names = ["hies(alpha=0.0)", "deficit"]
+    for values in headprune.score(model, [single], criteria=names).scores.values():
+        assert len(values[~values.isnan()].unique()) == 1
+    alone, both = (headprune.score(model, data, criteria=names).scores for data in ([batch], [batch, single]))
+    for name in names:
+        assert torch.equal(alone[name].flatten().argsort(), both[name].flatten().argsort())
 
 
 class Alive:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from headprune import distributed
 from headprune.cli.options import OUTPUT, Json, Overwrite, Plugin, Seeds, Trials, print_json, resumable, with_options
-from headprune.config.groups import COMPARE_DEFAULTS, COMPARE_GROUPS, BudgetOptions, DataOptions
+from headprune.config.groups import COMPARE_DEFAULTS, COMPARE_GROUPS, BudgetOptions, DataOptions, PruningOptions
 from headprune.config.option import only
 from headprune.runs.plugins import import_plugins
 
@@ -34,6 +33,12 @@ CRITERIA, COMPUTE = "Criteria", "Compute"
         help="Compare at this share of the parameters, not along curves. Repeat it for several budgets, each with its "
         "own runs.",
     ),
+    only(
+        PruningOptions,
+        "schedule",
+        help="The schedule of all criteria that name none of their own: 'greedy', 'one-shot', or with a budget "
+        "'rounds'; by default that of each criterion's paper along curves, and 'rounds' with a budget.",
+    ),
     only(BudgetOptions, "keep_flops", "keep_memory", type=list[str]),
     only(BudgetOptions, "speedup", type=list[str], help="The same for the measured speed-up on this machine."),
     defaults=COMPARE_DEFAULTS,
@@ -51,15 +56,26 @@ def compare(
     criteria: Annotated[
         str | None,
         typer.Option(
-            help="Names, separated by commas, such as 'gnorm,his,inverse:gnorm'; a name may have its own repair: "
-            "'gnorm+lstsq'. Needed unless a study file has them.",
+            help="Names, separated by commas, such as 'gnorm,his,inverse:gnorm'; a name may have its own schedule and "
+            "repair: 'his@greedy', 'gnorm+lstsq'. Needed unless a study file has them.",
             rich_help_panel=CRITERIA,
         ),
     ] = None,
     trials: Trials = 1,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            help="Percentages of heads removed at which curves are compared, such as '10,20,30,50'; by default "
+            "25,50,75.",
+            rich_help_panel=CRITERIA,
+        ),
+    ] = None,
     alpha: Annotated[
         str | None,
-        typer.Option(help="'auto' chooses the alpha of hies on the calibration data.", rich_help_panel=CRITERIA),
+        typer.Option(
+            help="'auto' chooses the alpha of hies on validation samples, under its schedule and repair.",
+            rich_help_panel=CRITERIA,
+        ),
     ] = None,
     seeds: Seeds = None,
     study: Annotated[
@@ -94,10 +110,10 @@ def compare(
     options: dict[str, Any],
 ) -> None:
     """Run several criteria from the same dense model on the same data, and rank them."""
-    from headprune.cli.preflight import check_early, quiet_transformers, without_repair
+    from headprune.cli.preflight import check_early, quiet_transformers, without_suffixes
     from headprune.criteria.registry import split_names
-    from headprune.errors import CriterionError, StudyError
-    from headprune.runs.studies.spec import parse_seeds, study_of
+    from headprune.errors import StudyError
+    from headprune.runs.studies.spec import check_alpha_word, parse_seeds, study_of
 
     seed = options.pop("seed")
     if seeds is not None and _on_command_line(context, "seed"):
@@ -107,6 +123,7 @@ def compare(
         "criteria": None if criteria is None else split_names(criteria),
         "seeds": [seed] if seeds is None else parse_seeds(seeds),
         "trials": trials,
+        "at": at,
         "plugin": plugin,
     }
     study_options = {**options, **lists}
@@ -114,47 +131,42 @@ def compare(
         study_options = _with_file(context, study, study_options)
     import_plugins(study_options["plugin"])
     parsed_study = study_of(study_options)
+    check_alpha_word(alpha, parsed_study)
     for subject in parsed_study.subjects:
         texts = {name: str(value) for budget in parsed_study.budgets for name, value in budget.items()}
-        names = without_repair(parsed_study.criteria)
+        names = without_suffixes(parsed_study.criteria)
         check_early(subject["model"], {**parsed_study.settings, **subject, **texts}, criteria=names, reports=True)
     if on is not None and distributed.launched():
         raise StudyError("Ray starts its own processes; use --on without torchrun or accelerate launch.")
     executor = _executor(on, workers, cpus, study_options["plugin"])
-    if alpha not in (None, "auto"):
-        raise CriterionError(f"--alpha takes only auto, not {alpha!r}; set a value in the name: hies(alpha=0.7).")
-    if alpha is not None and (parsed_study.size > 1 or parsed_study.budgets[0]):
-        raise StudyError("--alpha auto is for one comparison along curves: one model, data set and seed, no budget.")
 
     from headprune.cli.comparison_table import print_comparison
-    from headprune.runs.compare import check_alpha_choice, choose_alpha, with_alpha
+    from headprune.cli.progress import live_phases
+    from headprune.runs.alpha import FILE, with_chosen_alpha
     from headprune.runs.studies.comparison import refuse_other_files
     from headprune.runs.studies.run_study import run_study
-    from headprune.runs.studies.study_runs import expand, make_groups
+    from headprune.runs.studies.study_runs import make_groups
     from headprune.runs.studies.summary import INDEX, TABLE, write_index
 
     quiet_transformers()
     groups = make_groups(parsed_study, out)
     distributed.start()
-    choice = None
-    if alpha == "auto":
-        experiment = groups[0].experiment
-        names = expand(parsed_study.criteria, experiment.repair)
-        choice = experiment.with_options(repair=check_alpha_choice(names, experiment.repair))
     if len(groups) > 1:
         distributed.on_main(lambda: refuse_other_files([out], INDEX, TABLE))
     with resumable(out):
-        if choice is not None:
-            best, areas = choose_alpha(choice)
-            areas_text = ", ".join(f"{a:g}: {area:.4f}" for a, area in areas.items())
-            typer.echo(f"alpha of hies = {best:g}, by weighted area on the calibration data ({areas_text})", err=True)
-            groups = make_groups(dataclasses.replace(parsed_study, criteria=tuple(with_alpha(names, best))), out)
+        choice = None
+        if alpha is not None:
+            with live_phases("Choosing alpha"):
+                parsed_study, choice = with_chosen_alpha(parsed_study, out, overwrite=overwrite)
+            typer.echo(f"{choice}; in {out / FILE}", err=True)
+            groups = make_groups(parsed_study, out)
         with _progress(groups, curve=on is None and len(groups) == 1) as observer:
             results = run_study(groups, executor, observer=observer, overwrite=overwrite)
     if len(results) == 1:
         rows: Any = results[0].rows
         if as_json:
-            print_json({"runs": str(out), "criteria": [row.to_json() for row in rows]})
+            chosen = {} if choice is None else {"alpha": choice.to_json()}
+            print_json({"runs": str(out), **chosen, "criteria": [row.to_json() for row in rows]})
         elif parsed_study.budgets[0]:
             from headprune.cli.study_tables import print_at_budget
 

@@ -19,6 +19,9 @@ from headprune.reports.format import (
     verdict,
 )
 
+WIDTH = 15  # columns of a console that a point takes
+NAMES, AROUND = 12, 34  # that the names take, and all but the points
+
 
 def print_comparison(out: Path, rows: Sequence[Comparison], console: Console | None = None) -> None:
     """Print the table, best first, and which differences are significant."""
@@ -35,9 +38,12 @@ def print_comparison(out: Path, rows: Sequence[Comparison], console: Console | N
         caption_justify="left",
         **LEAN,
     )
+    # As many points as fit into a line; the others have tables of their own.
+    points = list(rows[0].metric)
+    first, per_table = max(1, (console.width - AROUND) // WIDTH), max(1, (console.width - NAMES) // WIDTH)
     table.add_column("criterion", overflow="fold", min_width=9)
     table.add_column(f"area to\n{until:.0%} (all)" if until else "area", justify="right", no_wrap=True)
-    for share in rows[0].metric:
+    for share in points[:first]:
         table.add_column(f"{share} gone", justify="right", no_wrap=True)
     table.add_column("heads\nwithin\n" + " / ".join(rows[0].removable), justify="right", no_wrap=True)
     for row in rows:
@@ -46,12 +52,21 @@ def print_comparison(out: Path, rows: Sequence[Comparison], console: Console | N
         if row.spread_area is not None:
             areas.append(f"{row.spread_area.low:.2f}..{row.spread_area.high:.2f}")
         table.add_row(
-            escape(row.name + runs),
+            escape("\n".join(filter(None, (row.name + runs, row.schedule)))),
             "\n".join(filter(None, areas)).replace("nan", "-"),
-            *(_comparison_cell(row, share) for share in row.metric),
+            *(_comparison_cell(row, share) for share in points[:first]),
             " / ".join(map(str, row.removable.values())),
         )
     console.print(table)
+    for start in range(first, len(points), per_table):
+        more = Table(**LEAN)
+        more.add_column("criterion", overflow="fold", min_width=9)
+        shown = points[start : start + per_table]
+        for share in shown:
+            more.add_column(f"{share} gone", justify="right", no_wrap=True)
+        for row in rows:
+            more.add_row(escape(row.name), *(_comparison_cell(row, share) for share in shown))
+        console.print(more)
     console.print()
     for sentence in verdict(rows):
         console.print(sentence, highlight=False, markup=False)

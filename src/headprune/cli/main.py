@@ -67,13 +67,13 @@ app.command()(inspect)
 
 @app.command()
 def criteria(plugin: Plugin = None, as_json: Json = False) -> None:
-    """List the criteria: their inputs, uses and references."""
+    """List the criteria: their published schedules, inputs, uses and references."""
     from headprune.cli.listings import print_criteria
     from headprune.criteria import REGISTRY
 
     import_plugins(plugin)
     if as_json:
-        fields = ("name", "reference", "use")
+        fields = ("name", "schedule", "reference", "use")
         rows = [{**{f: getattr(kind, f) for f in fields}, "needs": kind().needs} for kind in REGISTRY.values()]
         print_json({"criteria": rows})
     else:

@@ -31,7 +31,7 @@ def check_early(model: str, options: Mapping[str, Any], *, criteria: Iterable[st
             refuse_missing_data(source)
 
 
-def without_repair(names: Iterable[str]) -> list[str]:
+def without_suffixes(names: Iterable[str]) -> list[str]:
     return [split_suffix(name)[0] for name in names]
 
 

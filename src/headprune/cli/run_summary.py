@@ -16,6 +16,7 @@ from headprune.reports.format import (
     calibration_text,
     measured_text,
     removed_text,
+    scored_samples_text,
     stop_text,
     value_text,
     vocabulary_text,
@@ -46,7 +47,12 @@ def print_run(out: Path, record: Mapping[str, Any], console: Console | None = No
         highlight=False,
         markup=False,
     )
-    for text in (_nothing_left(result), vocabulary_text(record), calibration_text(record)):
+    for text in (
+        _nothing_left(result),
+        vocabulary_text(record),
+        scored_samples_text(settings),
+        calibration_text(record),
+    ):
         if text:
             console.print(text, highlight=False, markup=False)
     saved = record.get("savings")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,8 +12,10 @@ from rich.table import Table
 
 from headprune.cli.table_style import LEAN
 from headprune.measure.compare_at_budget import AtBudget
+from headprune.measure.intervals import Interval
+from headprune.measure.metrics import SHARES_OF_ONE
 from headprune.reports.format import measured_text, spread_text, value_text, verdict_at_budget
-from headprune.runs.studies.summary import GroupResult, standings
+from headprune.runs.studies.summary import GroupResult, over_seeds, standings
 
 
 def print_at_budget(out: Path, rows: Sequence[AtBudget], console: Console | None = None) -> None:
@@ -35,7 +38,7 @@ def print_at_budget(out: Path, rows: Sequence[AtBudget], console: Console | None
         spread = spread_text(name, row.spread)
         left = ("-" if row.shares[part] is None else f"{row.shares[part]:.1%}" for part in ("parameters", "flops"))
         table.add_row(
-            escape(row.name + runs),
+            escape("\n".join(filter(None, (row.name + runs, row.schedule)))),
             escape(measured + (f"\n{spread}" if spread else "")),
             value_text("agreement", row.agreement),
             *left,
@@ -80,6 +83,42 @@ def print_study(out: Path, results: Sequence[GroupResult], console: Console | No
     for standing in standings(results):
         overall.add_row(escape(standing.name), f"{standing.mean_rank:.2f}", f"{standing.best_in} of {standing.groups}")
     console.print(overall)
+    _print_over_seeds(console, [mean for mean in over_seeds(results) if mean["seeds"] > 1])
     console.print(
         f"Each comparison has a report; study.json and study.csv in {escape(str(out))} summarise all.", highlight=False
     )
+
+
+def _print_over_seeds(console: Console, means: Sequence[dict[str, Any]]) -> None:
+    """Mean and standard deviation over seeds, below them lowest and highest, at every share removed or at the
+    budget."""
+    if not means:
+        return
+    table = Table(
+        title=f"Over {means[0]['seeds']} seeds",
+        title_justify="left",
+        caption="mean ± standard deviation · low..high: over the seeds",
+        caption_justify="left",
+        **LEAN,
+    )
+    one_subject = len({(mean["model"], mean["data"], mean["budget"]) for mean in means}) == 1
+    shares = list(dict.fromkeys(share for mean in means for share in (mean["at"] or {"budget": None})))
+    table.add_column("criterion", overflow="fold", min_width=9)
+    for share in shares:
+        table.add_column(f"{share} gone" if share != "budget" else "at the budget", justify="right")
+    for mean in means:
+        subject = [] if one_subject else [" ".join((mean["model"], mean["data"], mean["budget"]))]
+        parts = mean["at"] or {"budget": mean}
+        cells = [_spread_cell(mean["measured"], parts[share]) if share in parts else "" for share in shares]
+        table.add_row(escape("\n".join([mean["name"], mean["schedule"], *subject])), *cells)
+    console.print()
+    console.print(table)
+
+
+def _spread_cell(name: str, part: dict[str, float | None]) -> str:
+    if part["mean"] is None or part["sd"] is None or part["lowest"] is None or part["highest"] is None:
+        return "-"
+    percent = name in SHARES_OF_ONE
+    scale, digits = (100, 1) if percent else (1, 4)
+    spread = spread_text(name, Interval(part["lowest"], part["highest"]))
+    return f"{scale * part['mean']:.{digits}f} ± {scale * part['sd']:.{digits}f}\n{spread}"

@@ -68,6 +68,13 @@ class CalibrationOptions(OptionGroup):
         type=int,
         minimum=1,
     )
+    validation_samples: int | None = option(
+        None,
+        "Samples of --data that are neither scored nor evaluated; those that --alpha auto of compare chooses on, by "
+        "default as many as to calibrate on, and at most half of the others.",
+        type=int,
+        minimum=1,
+    )
     same_data: bool = option(False, "Score, repair and evaluate on the same samples.")
 
 
@@ -260,5 +267,5 @@ COMPARE_GROUPS = (
     *(ModelOptions, DataOptions, CalibrationOptions, EvaluationOptions, ScoringOptions, PruningOptions),
     *(VocabularyOptions, LatencyOptions, ComputeOptions, MemoryOptions),
 )
-# Criteria are compared as published, and in the same steps.
-COMPARE_DEFAULTS = {"repair": "none", "rescore": "every"}
+# Criteria are compared as published, each with its schedule along curves, and greedy ones in the same steps.
+COMPARE_DEFAULTS = {"repair": "none", "rescore": "every", "schedule": None}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     "attribution",
     reference="Hao et al. 2021, arXiv 2004.11207, Eq. 5-7",
     use="for interpretation; costs `steps` passes per site, so keep the calibration set small",
+    schedule="one-shot",
 )
 @dataclass(frozen=True)
 class SelfAttentionAttribution(Criterion):

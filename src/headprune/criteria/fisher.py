@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     "fisher",
     reference="Kwon et al. 2022, arXiv 2204.09656",
     use="budgets without rounds, where there are labels",
+    schedule="one-shot",
 )
 @dataclass(frozen=True)
 class Fisher(Criterion):

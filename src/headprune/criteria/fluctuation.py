@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     "fluctuation",
     reference="FLAP, arXiv 2312.11983",
     use="with repair='mean' and widths='threshold', as FLAP does; forward passes only",
+    schedule="one-shot",
 )
 @dataclass(frozen=True)
 class Fluctuation(ColumnCriterion):

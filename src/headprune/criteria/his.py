@@ -22,6 +22,7 @@ def expected_gate_gradient(sums: Mapping[str, torch.Tensor], samples: int) -> to
     "his",
     reference="Michel, Levy, Neubig 2019, arXiv 1905.10650",
     use="cheap and strong when labels are at hand; the first to try on a classifier",
+    schedule="one-shot",
 )
 @dataclass(frozen=True)
 class His(Criterion):
@@ -53,6 +54,7 @@ class His(Criterion):
     "tis",
     reference="Eq. 8 of arXiv 2602.04491",
     use="as his, whose values it shares: heads compute Z = A V, so sum(A * dL/dA) = <Z, dL/dZ>",
+    schedule="one-shot",
 )
 @dataclass(frozen=True)
 class Tis(Criterion):

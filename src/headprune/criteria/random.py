@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headprune.units import Kind, Site
 
 
-@criterion("random", reference="", use="the baseline to beat; run several seeds")
+@criterion("random", reference="", use="the baseline to beat; run several seeds", schedule="one-shot")
 @dataclass(frozen=True)
 class Random(Criterion):
     """A fixed random number per unit: the same seed gives the same order, whatever has been removed.

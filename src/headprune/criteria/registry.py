@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 INVERSE = "inverse:"
 KINDS: tuple[Kind, ...] = ("heads", "neurons")
+CURVE_SCHEDULES = ("greedy", "one-shot")
 NAME = re.compile(r"[a-z][a-z0-9_-]*$")
 SPEC = re.compile(r"(?P<name>[^()]+)(\((?P<options>.*)\))?$")
 
@@ -39,6 +40,15 @@ class Criterion:
     name: ClassVar[str]
     reference: ClassVar[str]
     use: ClassVar[str]
+    schedule: ClassVar[str] = "greedy"  # along curves, as published: scored again after every removal, or "one-shot"
+    # Samples that its paper scores on. A run takes them where the user names no number and nothing is repaired, since a
+    # repair needs more.
+    calibration_samples: ClassVar[int | None] = None
+    revision: ClassVar[int] = 1  # rises when the name alone comes to mean another score
+
+    def as_of(self, revision: int) -> Criterion:
+        """What this name and these options meant in an earlier revision, in the words of today."""
+        return self
 
     def requests(self) -> tuple[Request, ...]:
         return ()
@@ -129,12 +139,17 @@ class Inverted(Criterion):
         self.inner = inner
         self.name = INVERSE + inner.name  # type: ignore[misc]
         self.reference, self.use = inner.reference, f"the opposite order of {inner.name}, as a control"  # type: ignore[misc]
+        self.calibration_samples, self.revision = inner.calibration_samples, inner.revision  # type: ignore[misc]
+        self.schedule = inner.schedule  # type: ignore[misc]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Inverted) and other.inner == self.inner
 
     def __hash__(self) -> int:
         return hash((Inverted, self.inner))
+
+    def as_of(self, revision: int) -> Criterion:
+        return Inverted(self.inner.as_of(revision))
 
     def requests(self) -> tuple[Request, ...]:
         return self.inner.requests()
@@ -168,9 +183,10 @@ Class = TypeVar("Class", bound=type[Criterion])
 
 
 def criterion(
-    name: str, *, reference: str = "", use: str = "", aliases: Sequence[str] = ()
+    name: str, *, reference: str = "", use: str = "", schedule: str = "greedy", aliases: Sequence[str] = ()
 ) -> Callable[[Class], Class]:
-    """Register a criterion class under a name, which then works everywhere a criterion is named.
+    """Register a criterion class under a name, which then works everywhere a criterion is named. `schedule` is the one
+    it was published with, which `compare` uses: "greedy" or "one-shot".
 
     @headprune.criterion("loudest", use="when large head outputs matter")
     class Loudest(headprune.Criterion):
@@ -181,6 +197,9 @@ def criterion(
             f"{name!r} is not a name for a criterion; use lower-case letters, digits, - and _, starting with a letter."
         )
 
+    if schedule not in CURVE_SCHEDULES:
+        raise RegistrationError(f"schedule of {name} must be one of {', '.join(CURVE_SCHEDULES)}, not {schedule!r}.")
+
     def register(kind: Class) -> Class:
         for candidate in (name, *aliases):
             if candidate in REGISTRY or candidate in ALIASES:
@@ -189,6 +208,7 @@ def criterion(
             raise RegistrationError(f"{kind!r} is not a subclass of headprune.Criterion.")
         registered = kind if "__dataclass_fields__" in vars(kind) else dataclasses.dataclass(frozen=True)(kind)
         registered.name, registered.reference, registered.use = name, reference, use
+        registered.schedule = schedule
         REGISTRY[name] = registered
         ALIASES.update(dict.fromkeys(aliases, name))
         return registered  # type: ignore[return-value]
@@ -213,8 +233,8 @@ def make(spec: str | Criterion, **options: Any) -> Criterion:
     if match is None or name not in REGISTRY:
         near = difflib.get_close_matches(name, REGISTRY, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(REGISTRY))}."
-        if "+" in name:
-            hint = "name one criterion here, and its repair with --repair."
+        if "+" in name or "@" in name:
+            hint = "name one criterion here, its repair with --repair and its schedule with --schedule."
         raise CriterionError(f"There is no criterion {name!r}; {hint}")
     kind = REGISTRY[name]
     hints = get_type_hints(kind)
@@ -246,9 +266,21 @@ def split_names(text: str) -> list[str]:
 
 
 def split_suffix(spec: str) -> tuple[str, str]:
-    """A name and what follows its last plus sign, with the sign; a plus sign inside brackets belongs to the name."""
-    plus = spec.rfind("+")
-    return (spec[:plus], spec[plus:]) if plus > spec.rfind(")") else (spec, "")
+    """A name and its suffixes, from the first @ or plus sign; those inside brackets belong to the name."""
+    sign = re.search(r"[@+]", spec[(end := spec.rfind(")") + 1) :])
+    return (spec, "") if sign is None else (spec[: end + sign.start()], spec[end + sign.start() :])
+
+
+def split_suffixes(spec: str) -> tuple[str, str | None, str | None]:
+    """A name, its schedule and its repair, as in "his@one-shot+lstsq"; None for each that it does not name."""
+    name, suffix = split_suffix(spec)
+    words: dict[str, str] = {}
+    for sign, word in re.findall(r"([@+])([^@+]*)", suffix):
+        if sign in words:
+            noun = "repairs" if sign == "+" else "schedules"
+            raise CriterionError(f"{spec!r} names two {noun}; leave one of them out.")
+        words[sign] = word.strip()
+    return name, words.get("@"), words.get("+")
 
 
 def _check_type(name: str, key: str, value: Any, hint: Any) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     "taylor",
     reference="LLM-Pruner, arXiv 2305.11627, first order, one score per head",
     use="the usual choice for language models; signs cancel over the calibration set before the absolute value",
+    schedule="one-shot",
 )
 @dataclass(frozen=True)
 class Taylor(Criterion):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     "wanda",
     reference="Wanda, arXiv 2306.11695, structured as in FLAP, arXiv 2312.11983 (Wanda-sp)",
     use="a cheap baseline for language models, the same share at every site; forward passes only",
+    schedule="one-shot",
 )
 @dataclass(frozen=True)
 class Wanda(ColumnCriterion):

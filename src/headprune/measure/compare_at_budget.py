@@ -62,6 +62,7 @@ class AtBudget:
     units: dict[str, float]  # kind -> members left
     shares: dict[str, float | None]  # of the dense model's parameters, FLOPs and time that are left
     spread: Interval | None  # lowest and highest metric of several runs
+    schedule: str = ""
     ahead: list[Lead] = field(default_factory=list)  # the best row: of every other; others: of the next
 
     @property
@@ -73,6 +74,7 @@ class AtBudget:
         return {
             "name": self.name,
             "runs": self.runs,
+            "schedule": self.schedule,
             "measured": self.measured.name,
             "metric": None if self.metric is None else finite_or_none(self.metric),
             "interval": interval_json(self.interval),
@@ -103,6 +105,7 @@ def _row(curve: Curve) -> AtBudget:
     return AtBudget(
         name=curve.name,
         runs=list(curve.runs),
+        schedule=curve.schedule,
         measured=curve.metric,
         metric=mean_metric(curve.metric, values),
         interval=interval_where(curve, _end),

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
+from headprune.defaults import COMPARED_AT
 from headprune.measure.curves import (
     DROPS,
-    SHARES,
     area_per_sample,
     at_share,
     removable,
+    share_text,
     shares,
     signed,
     signed_area,
@@ -47,6 +48,7 @@ class Curve:
     metric: Metric
     trials: Sequence[Sequence[Step]]  # the steps of each run
     samples: Hashable = None  # equal where runs were evaluated on the same samples
+    schedule: str = ""
 
     def per_sample(self, of: PerSample) -> torch.Tensor | None:
         """Per sample, the mean over the runs."""
@@ -93,12 +95,14 @@ class Comparison:
     removable: dict[str, int]  # allowed drop -> heads that can be removed before the metric has fallen that far
     spread: dict[str, Interval | None]  # share removed -> lowest and highest of several runs
     spread_area: Interval | None  # the same of the usable area
+    schedule: str = ""
     ahead: list[Ahead] = field(default_factory=list)  # the best row: of every other; others: of the next
 
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "runs": self.runs,
+            "schedule": self.schedule,
             "measured": self.measured.name,
             "area": finite_or_none(self.area),
             "usable_area": finite_or_none(self.usable_area),
@@ -128,17 +132,17 @@ def usable_until(curves: Sequence[Curve]) -> float:
     return min(useful, *(shares(steps)[-1] for curve in curves for steps in curve.trials))
 
 
-def rank_curves(curves: Sequence[Curve]) -> list[Comparison]:
+def rank_curves(curves: Sequence[Curve], at: Sequence[float] = COMPARED_AT) -> list[Comparison]:
     """A row per curve, best first by the usable area, or by the whole one where there is no usable range; in the given
-    order where they cannot be compared."""
+    order where they cannot be compared. Rows have the metric at the shares `at` of the heads removed."""
     until = usable_until(curves)
-    rows = [(_row(curve, until), curve) for curve in curves]
+    rows = [(_row(curve, until, at), curve) for curve in curves]
     if not comparable(curves):
         return [row for row, _ in rows]
     rows.sort(key=lambda pair: tuple(-math.inf if math.isnan(v) else v for v in _merit(pair[0])), reverse=True)
     for rank, (row, curve) in enumerate(rows[:-1]):
         others = rows[1:] if rank == 0 else rows[rank + 1 : rank + 2]
-        row.ahead.extend(_ahead(curve, other, until) for _, other in others)
+        row.ahead.extend(_ahead(curve, other, until, at) for _, other in others)
     return [row for row, _ in rows]
 
 
@@ -146,22 +150,23 @@ def _merit(row: Comparison) -> tuple[float, float]:
     return row.usable_area, row.area
 
 
-def _row(curve: Curve, until: float) -> Comparison:
+def _row(curve: Curve, until: float, at: Sequence[float]) -> Comparison:
     metric, trials = curve.metric, curve.trials
-    points = {f"{share:.0%}": [at_share(steps, share) for steps in trials] for share in SHARES}
+    points = {share_text(share): [at_share(steps, share) for steps in trials] for share in at}
     values = {share: [None if step is None else step.metric for step in steps] for share, steps in points.items()}
     usable = [signed_area(metric, steps, until or None) for steps in trials]
     return Comparison(
         name=curve.name,
         runs=list(curve.runs),
+        schedule=curve.schedule,
         measured=metric,
         area=statistics.fmean(signed_area(metric, steps) for steps in trials),
         usable_area=statistics.fmean(usable),
         usable_until=until,
         metric={share: mean_metric(metric, numbers) for share, numbers in values.items()},
         interval={
-            f"{share:.0%}": interval_where(curve, lambda steps, share=share: at_share(steps, share))  # type: ignore[misc]
-            for share in SHARES
+            share_text(share): interval_where(curve, lambda steps, share=share: at_share(steps, share))  # type: ignore[misc]
+            for share in at
         },
         agreement={
             share: mean_known([None if step is None else step.agreement for step in steps])
@@ -175,7 +180,7 @@ def _row(curve: Curve, until: float) -> Comparison:
     )
 
 
-def _ahead(one: Curve, other: Curve, until: float) -> Ahead:
+def _ahead(one: Curve, other: Curve, until: float, at: Sequence[float]) -> Ahead:
     metric = one.metric
 
     def gap(of: PerSample) -> Difference | None:
@@ -186,8 +191,8 @@ def _ahead(one: Curve, other: Curve, until: float) -> Ahead:
         usable_area=gap(lambda steps: area_per_sample(metric, steps, until or None)),
         area=gap(lambda steps: area_per_sample(metric, steps)) if _same_reach(one, other) else None,
         metric={
-            f"{share:.0%}": gap(lambda steps, share=share: signed_per_sample(metric, at_share(steps, share)))  # type: ignore[misc]
-            for share in SHARES
+            share_text(share): gap(lambda steps, share=share: signed_per_sample(metric, at_share(steps, share)))  # type: ignore[misc]
+            for share in at
         },
     )
     if ahead.usable_area is not None:

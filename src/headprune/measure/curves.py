@@ -12,8 +12,11 @@ import torch
 from headprune.measure.metrics import Metric
 from headprune.measure.trajectory import Step
 
-SHARES = (0.25, 0.5, 0.75)  # of heads removed, at which curves are compared
 DROPS = (0.01, 0.05)  # of the metric, within which removable heads are counted
+
+
+def share_text(share: float) -> str:
+    return f"{100 * share:g}%"
 
 
 def shares(steps: Sequence[Step]) -> list[float]:

@@ -116,6 +116,16 @@ def calibration_text(record: Mapping[str, Any]) -> str:
     )
 
 
+def scored_samples_text(settings: Mapping[str, Any]) -> str:
+    """That the criterion chose how many samples it scores; empty where it did not."""
+    if settings.get("scored_samples") is None:
+        return ""
+    return (
+        f"{settings['criterion']} scores {counted(settings['scored_samples'], 'sample')}, as in its paper; "
+        "--calibration-samples sets another number."
+    )
+
+
 def markdown(text: str) -> str:
     """Text that markdown shows as it is, in one line."""
     return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#" else sign for sign in " ".join(text.split()))
@@ -136,7 +146,20 @@ def verdict(rows: Sequence[Comparison], units: str = "heads") -> list[str]:
     ]
     if close:
         sentences.append(f"Neighbours that cannot be told apart either: {'; '.join(close)}.")
-    return sentences
+    return sentences + schedule_sentences(rows)
+
+
+def schedule_sentences(rows: Sequence[Comparison] | Sequence[AtBudget]) -> list[str]:
+    """Which rows have which schedule, where there are several."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(row.schedule, []).append(row.name)
+    if len(names) < 2:
+        return []
+    words = {"one-shot": "scored once, on the dense model", "greedy": "scored again between removals"}
+    parts = [f"{words.get(each, each)} ({each}): {_join(names[each])}" for each in sorted(names, reverse=True)]
+    text = "; ".join(parts)
+    return [f"{text[0].upper()}{text[1:]}."]
 
 
 def verdict_of(rows: Sequence[Comparison] | Sequence[AtBudget] | Sequence[Comparison | AtBudget]) -> list[str]:
@@ -159,7 +182,7 @@ def verdict_at_budget(rows: Sequence[AtBudget]) -> list[str]:
     ]
     if close:
         sentences.append(f"Neighbours that cannot be told apart either: {'; '.join(close)}.")
-    return sentences
+    return sentences + schedule_sentences(rows)
 
 
 def _lead_sentence(row: AtBudget, lead: Lead) -> str:

@@ -15,7 +15,7 @@ from headprune.errors import RunError
 from headprune.extras import need_report
 from headprune.measure.compare_curves import Comparison, comparable, rank_curves
 from headprune.measure.costs import megabytes
-from headprune.measure.curves import DROPS, SHARES, shares
+from headprune.measure.curves import DROPS, share_text, shares
 from headprune.measure.metrics import SHARES_OF_ONE
 from headprune.reports import exports, gate_training
 from headprune.reports.budget_points import points_of
@@ -39,6 +39,7 @@ from headprune.reports.run_view import (
     finite,
     load_runs,
     scores_of,
+    shares_compared,
 )
 from headprune.reports.savings import how_timed, savings_rows
 from headprune.snippets.checkpoints import load_line
@@ -159,7 +160,8 @@ def render(runs: Sequence[RunView]) -> str:
             charts["widths"] = strips.widths(wide)
         specifications = {name: chart.to_dict(validate=False) for name, chart in charts.items()}
     curves_of_entries = [curve_of(entry.name, entry.runs) for entry in shown]
-    rows = rank_curves(curves_of_entries) if len(runs) > 1 else []
+    at = shares_compared(runs)
+    rows = rank_curves(curves_of_entries, at) if len(runs) > 1 else []
     ranked = comparable(curves_of_entries)
     return environment.from_string(template).render(
         runs=runs,
@@ -194,7 +196,7 @@ def render(runs: Sequence[RunView]) -> str:
         until=f"{rows[0].usable_until:.0%}" if rows and rows[0].usable_until else None,
         verdict=verdict(rows, figures.counted(runs)),
         command=comparison_command(runs) if rows else None,
-        shares=[f"{share:.0%}" for share in SHARES],
+        shares=[share_text(share) for share in at],
         drops=[f"{drop:.0%}" for drop in DROPS],
         value=_value,
         measured=_measured,
@@ -319,6 +321,7 @@ def _comparison_row(row: Comparison) -> dict[str, Any]:
     name = row.measured.name
     return {
         "name": row.name,
+        "schedule": row.schedule or NO_VALUE,
         "metric_name": name,
         "metric": [
             {

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from headprune.checkpoint.atomic_files import path_exists
+from headprune.criteria.registry import split_suffix
+from headprune.defaults import COMPARED_AT
 from headprune.errors import RunError
 from headprune.json_forms import check_form
 from headprune.measure.compare_curves import Curve
@@ -36,7 +38,8 @@ COMPARISON = "comparison.json"  # beside the runs of a comparison: its options a
 # The settings that decide on which samples and labels a run is evaluated.
 EVALUATED_ON = (
     *("data", "data_fingerprint", "split", "text_column", "pair_column", "label_column", "labels", "task"),
-    *("calibration", "calibration_samples", "evaluation_samples", "same_data", "seed", "max_length", "processor"),
+    *("calibration", "calibration_samples", "validation_samples", "evaluation_samples", "same_data"),
+    *("seed", "max_length", "processor"),
 )
 
 
@@ -87,6 +90,11 @@ class RunView:
         criterion = str(self.settings.get("criterion", ""))
         words = REPAIR_TEXT.get(self.settings.get("repair", "none"), "")
         return criterion + (f" {words}" if words else "")
+
+    @property
+    def schedule(self) -> str:
+        """How units were chosen, step after step; empty where gates learned it."""
+        return "" if self.has_gates else str(migrated(self.settings).get("schedule") or "greedy")
 
     @property
     def has_gates(self) -> bool:
@@ -184,7 +192,7 @@ class Entry:
         return self.is_random and len(self.runs) >= BOXES_FROM
 
 
-NAMED_BY_COMPARE = re.compile(r"random-seed-?\d+(\+\w+)?")  # the folder of one run of random
+NAMED_BY_COMPARE = re.compile(r"random-seed-?\d+(@[\w-]+)?(\+\w+)?")  # the folder of one run of random
 
 
 def entries(runs: Sequence[RunView]) -> list[Entry]:
@@ -200,6 +208,7 @@ def entries(runs: Sequence[RunView]) -> list[Entry]:
             repair = group[0].settings.get("repair", "none")
             others = {run.settings.get("repair", "none") for run in runs}
             suffix = f"+{repair}" if len(others) > 1 and repair != "none" else ""
+            suffix = (split_suffix(name)[1].partition("+")[0] if NAMED_BY_COMPARE.fullmatch(name) else "") + suffix
             if len(group) > 1:
                 name = f"{criterion}{suffix} ({len(group)} runs)"
                 name = name if name not in names else f"{group[0].name} and {len(group) - 1} more"
@@ -223,7 +232,14 @@ def curve_of(name: str, runs: Sequence[RunView]) -> Curve:
     """The curve of the runs of one criterion, for comparisons."""
     same = {run.samples for run in runs}
     samples = next(iter(same)) if len(same) == 1 else object()  # cannot be paired
-    return Curve(name, [run.path.resolve().name for run in runs], runs[0].metric, [run.steps for run in runs], samples)
+    return Curve(
+        name,
+        [run.path.resolve().name for run in runs],
+        runs[0].metric,
+        [run.steps for run in runs],
+        samples,
+        runs[0].schedule,
+    )
 
 
 def named_path(path: Path) -> str:
@@ -231,8 +247,18 @@ def named_path(path: Path) -> str:
     return str(path.resolve()) if not path.name or ".." in path.parts else str(path)
 
 
-def comparison_command(runs: Sequence[RunView]) -> str | None:
-    """The command of the comparison of these runs; None where they are not all the runs of one."""
+@dataclass(frozen=True)
+class Compared:
+    """What comparison.json says of the runs beside it."""
+
+    names: list[str]
+    trials: int
+    listed: Mapping[str, str]  # the folder of a run -> its row
+    options: Mapping[str, Any]  # empty in files of early versions
+
+
+def compared_with(runs: Sequence[RunView]) -> Compared | None:
+    """The comparison that these runs are all the runs of; None where there is none."""
     folder = runs[0].path.parent
     try:
         content = json.loads((folder / COMPARISON).read_bytes())
@@ -246,16 +272,35 @@ def comparison_command(runs: Sequence[RunView]) -> str | None:
         return None
     if {run.path.resolve() for run in runs} != {(folder / name).resolve() for name in listed}:
         return None
+    return Compared(names, trials, listed, about)
+
+
+def comparison_command(runs: Sequence[RunView]) -> str | None:
+    """The command of the comparison of these runs; None where they are not all the runs of one."""
+    known = compared_with(runs)
+    if known is None:
+        return None
+    about, listed = known.options, known.listed
     shared = next((run.settings.get("repair") for run in runs if "+" not in listed[run.path.resolve().name]), "none")
     settings = {**runs[0].settings, "repair": about.get("repair") or about.get("compensate") or shared or "none"}
+    if "schedule" in about:  # else all criteria had the schedule of the runs
+        settings |= {"schedule": about["schedule"], "rescore": about.get("rescore", "every")}
+    at = shares_compared(runs)
     return shlex.join(
         [
             *command_words(settings, "compare"),
-            *("--criteria", ",".join(names)),
-            *(["--trials", str(trials)] if trials > 1 else []),
-            *("--out", named_path(folder)),
+            *("--criteria", ",".join(known.names)),
+            *(["--trials", str(known.trials)] if known.trials > 1 else []),
+            *(["--at", ",".join(f"{100 * share:g}" for share in at)] if at != COMPARED_AT else []),
+            *("--out", named_path(runs[0].path.parent)),
         ]
     )
+
+
+def shares_compared(runs: Sequence[RunView]) -> tuple[float, ...]:
+    """The shares of heads removed at which these runs are compared: those of their comparison, or the usual ones."""
+    known = compared_with(runs)
+    return tuple((known.options if known else {}).get("at") or COMPARED_AT)
 
 
 def load_runs(paths: Sequence[str | Path]) -> list[RunView]:

@@ -77,7 +77,8 @@ def _settings() -> dict[str, Form]:
     several |= {name: [float] for name in BUDGETS}
     forms = {option.field: several.get(option.field, option.type) for option in options_of(Experiment)}
     optional: dict[str, Any] = {f"{name}?": (form, None) for name, form in forms.items()}
-    return {**optional, "model?": str, "data?": str, "gates?": (None, GATES), "training?": (None, TRAINING)}
+    own: dict[str, Any] = {"criterion_revision?": int, "scored_samples?": int}  # which are no options
+    return {**optional, **own, "model?": str, "data?": str, "gates?": (None, GATES), "training?": (None, TRAINING)}
 
 
 RUN = {
@@ -175,6 +176,14 @@ EXPORT = {
         "pytorch?": (None, MEASURED),
     },
 }
-COMPARED = {"criteria?": [str], "trials?": (int, None), "repair?": (str, None), "compensate?": (str, None)}
+COMPARED = {
+    "criteria?": [str],
+    "trials?": (int, None),
+    "at?": [float],
+    "repair?": (str, None),
+    "compensate?": (str, None),
+    "schedule?": (str, None),
+    "rescore?": str,
+}
 ROWS = [{"name": str, "runs": [str]}]
 COMPARISON = (ROWS, {"compared": COMPARED, "criteria": ROWS})

@@ -19,9 +19,10 @@ from headprune.measure.trajectory import Step
 from headprune.reports.format import interval_text, measured_text, value_text, verdict_of
 from headprune.reports.plots import plot_runs
 from headprune.reports.run_view import RunView, load_runs
+from headprune.runs.alpha import AlphaChoice, with_chosen_alpha
 from headprune.runs.compare import Row
 from headprune.runs.studies.run_study import SerialExecutor, run_study
-from headprune.runs.studies.spec import SHARED, study_of
+from headprune.runs.studies.spec import SHARED, check_alpha_word, study_of
 from headprune.runs.studies.study_runs import make_groups
 from headprune.search.progress_bars import StudyBar
 
@@ -34,6 +35,7 @@ class CompareResult:
     rows: tuple[Row, ...]
     verdict: tuple[str, ...]  # by how much the best is ahead, and which do not differ significantly
     runs: Mapping[str, Sequence[RunView]] = field(default_factory=dict)  # criterion -> its runs: several for random
+    alpha: AlphaChoice | None = None  # that of hies, where it was chosen
 
     @property
     def best(self) -> str:
@@ -48,6 +50,7 @@ class CompareResult:
         return {
             "runs": str(self.out),
             "verdict": list(self.verdict),
+            **({} if self.alpha is None else {"alpha": self.alpha.to_json()}),
             "criteria": [row.to_json() for row in self.rows],
         }
 
@@ -99,6 +102,8 @@ def compare(
     *,
     out: str | Path,
     trials: int = 1,
+    at: str | Sequence[float] | None = None,
+    alpha: str | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
     **options: Any,
@@ -106,10 +111,12 @@ def compare(
     """Run several criteria from the same dense model on the same split of the data, and rank them.
 
     Every criterion has a run in the folder `out`, as `headprune compare` writes them; an interrupted comparison is
-    resumed, and a finished one is read. A criterion may have its own repair, as in "gnorm+lstsq"; the others use
-    `repair`, by default none. Of random there are `trials` runs. Curves end at the last unit; with a budget, such as
-    `keep_flops=0.5`, the models at the budget are compared. `options` are those of the command line, with underscores:
-    `calibration_samples=64`, `seed=1`, `metric="f1"`.
+    resumed, and a finished one is read. A criterion may have its own schedule and repair, as in "gnorm@one-shot+lstsq";
+    the others use `repair`, by default none, and `schedule`, by default along curves the one that each was published
+    with. Of random there are `trials` runs. Curves end at the last unit; with a budget, such as `keep_flops=0.5`, the
+    models at the budget are compared. `at` are the percentages of heads removed at which curves are
+    compared, such as "10,20,50". `alpha="auto"` chooses the alpha of hies first. `options` are those of the
+    command line, with underscores: `calibration_samples=64`, `seed=1`, `metric="f1"`.
     """
     need_report()
     if not isinstance(model, (str, Path)) or not isinstance(data, (str, Path)):
@@ -130,10 +137,15 @@ def compare(
             "criteria": split_names(criteria) if isinstance(criteria, str) else list(criteria),
             "seeds": [options.get("seed", 0)],
             "trials": trials,
+            "at": at,
         }
     )
+    check_alpha_word(alpha, study)
+    choice = None
+    if alpha is not None:
+        study, choice = with_chosen_alpha(study, Path(out), overwrite=overwrite)
     (group,) = groups = make_groups(study, Path(out))
     with StudyBar(len(group.jobs), progress) as bar:
         (result,) = run_study(groups, SerialExecutor(), observer=bar, overwrite=overwrite)
     runs = {row.name: load_runs([Path(out) / name for name in row.runs]) for row in result.rows}
-    return CompareResult(Path(out), tuple(result.rows), tuple(verdict_of(result.rows)), runs)
+    return CompareResult(Path(out), tuple(result.rows), tuple(verdict_of(result.rows)), runs, choice)

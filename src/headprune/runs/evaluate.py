@@ -29,9 +29,10 @@ from headprune.run_folder import finished_record
 from headprune.run_folder.folder import read_record
 from headprune.run_folder.record_forms import TRAINED
 from headprune.run_folder.recovery import FOLDER, RECORD
-from headprune.runs.experiment import calibration_count, experiment_of, split_data
+from headprune.runs.experiment import experiment_of
 from headprune.runs.loading import dtype_named, find_device, load_dense, read_examples
 from headprune.runs.recovery_job import separate_rows
+from headprune.runs.splits import calibration_count, split_data, validation_examples
 from headprune.search.config import Experiment
 from headprune.tasks import Task, task_of
 from headprune.tasks.checks import checked_batches
@@ -315,7 +316,7 @@ def _used_rows(
         return rows, same and same_split
 
     if (source := read_source(pruning, settings.get("data_fingerprint"))) is not None:
-        for rows in split_data(pruning, source[0]):
+        for rows in (*split_data(pruning, source[0]), validation_examples(pruning, source[0])):
             if rows is not None and len(rows):
                 yield _UsedRows(pruning.data, rows, source[1])
     if pruning.calibration is not None and not settings.get("training"):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from headprune import defaults, distributed
+from headprune import distributed
 from headprune.checkpoint.atomic_files import write_text
 from headprune.checkpoint.config_files import stored_dtype
 from headprune.checkpoint.fingerprint import fingerprint
@@ -22,7 +22,6 @@ from headprune.checkpoint.paths import is_run, model_folder
 from headprune.checkpoint.save_load import load as load_model
 from headprune.checkpoint.save_load import save
 from headprune.data import Examples
-from headprune.errors import DataError
 from headprune.hooks.offload import input_device
 from headprune.hooks.outputs import evaluating
 from headprune.measure.metrics import choose_metric
@@ -37,6 +36,7 @@ from headprune.run_folder import Run, write_card
 from headprune.run_folder.exports import forget_exports
 from headprune.runs.layerwise import check_prunable, clear_parts, prune_on_disk, refuse_unsupported
 from headprune.runs.loading import RunInputs, find_device, load_run_inputs, read_examples
+from headprune.runs.splits import calibration_count, split_data
 from headprune.search.candidates import check_named_sites
 from headprune.search.check_budget import refuse_unreachable
 from headprune.search.config import Experiment, stop_settings
@@ -73,11 +73,14 @@ def load(experiment: Experiment, *, on_disk: Path | None = None) -> tuple[RunInp
     inputs = load_run_inputs(experiment, on_disk=on_disk)
     if experiment.calibration is None:
         inputs.check_labels(experiment.criterion, experiment.labels)
-        return inputs, *split_data(experiment, inputs.examples)
-    converted = read_calibration(experiment, inputs.model, inputs.task, inputs.processor)
-    inputs.check_labels(experiment.criterion, experiment.labels, converted)
-    calibration = converted.sample(calibration_count(experiment, len(converted)), experiment.seed)
-    return inputs, calibration, split_data(experiment, inputs.examples)[1]
+        calibration, evaluation = split_data(experiment, inputs.examples)
+    else:
+        converted = read_calibration(experiment, inputs.model, inputs.task, inputs.processor)
+        inputs.check_labels(experiment.criterion, experiment.labels, converted)
+        calibration = converted.sample(calibration_count(experiment, len(converted)), experiment.seed)
+        evaluation = split_data(experiment, inputs.examples)[1]
+    # A criterion that takes fewer takes them from the same rows, so that all runs evaluate on the same others.
+    return inputs, calibration.sample(experiment.scored_samples, experiment.seed), evaluation
 
 
 def read_calibration(experiment: Experiment, model: PreTrainedModel, task: Task, processor: Any) -> Examples:
@@ -85,33 +88,6 @@ def read_calibration(experiment: Experiment, model: PreTrainedModel, task: Task,
     assert experiment.calibration is not None
     labels = experiment.criterion.needs_labels and experiment.labels == "given"
     return read_examples(experiment, model, task, experiment.calibration, processor, labels=labels)
-
-
-def calibration_count(experiment: Experiment, rows: int) -> int:
-    """How many of these rows, of the data to calibrate on, a run calibrates on."""
-    wanted = experiment.calibration_samples
-    if experiment.calibration is not None or experiment.same_data:
-        return min(wanted or defaults.CALIBRATION_SAMPLES, rows)
-    if wanted is None:
-        share = max(int(defaults.CALIBRATION_SHARE * rows), defaults.FEW_CALIBRATION_SAMPLES)
-        wanted = min(share, defaults.CALIBRATION_SAMPLES)
-    return min(wanted, rows // 2)
-
-
-def split_data(experiment: Experiment, examples: Examples) -> tuple[Examples, Examples | None]:
-    """The calibration examples of the data (none, where there is other data for calibration), and the evaluation
-    examples; None where these are the same."""
-    count, seed = calibration_count(experiment, len(examples)), experiment.seed
-    if experiment.calibration is not None:
-        return examples.select([]), examples.sample(experiment.evaluation_samples, seed)
-    if experiment.same_data:
-        return examples.sample(count, seed), None
-    if len(examples) < 2:
-        raise DataError(
-            f"{experiment.data} has too few rows to split them into calibration and evaluation; use --same-data."
-        )
-    calibration, rest = examples.split(count, seed)
-    return calibration, rest.sample(experiment.evaluation_samples, seed)
 
 
 def experiment_of(record: Mapping[str, Any]) -> Experiment:

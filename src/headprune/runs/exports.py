@@ -25,8 +25,9 @@ from headprune.reports.card import CARD, RECOVERED, run_card
 from headprune.reports.exports import exports_of
 from headprune.run_folder import finished_record, held_lock, write_card
 from headprune.run_folder.exports import add_export
-from headprune.runs.experiment import Experiment, experiment_of, publish_run, split_data
+from headprune.runs.experiment import Experiment, experiment_of, publish_run
 from headprune.runs.loading import load_dense, read_examples
+from headprune.runs.splits import split_data
 from headprune.tasks import Task, task_of
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,9 @@ from headprune.measure.metrics import Metric, MetricValue, choose_metric
 from headprune.measure.predictions import Predictions
 from headprune.measure.trajectory import finite_or_none
 from headprune.run_folder import finished_record
-from headprune.runs.experiment import Experiment, experiment_of, split_data
+from headprune.runs.experiment import Experiment, experiment_of
 from headprune.runs.loading import find_device, load_run_inputs, read_examples
+from headprune.runs.splits import split_data
 from headprune.tasks import Task, batch_size, task_of
 from headprune.training.config import TrainConfig
 from headprune.training.dataset import row_digest

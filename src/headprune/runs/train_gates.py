@@ -34,10 +34,11 @@ from headprune.measure.savings import savings
 from headprune.run_folder import Run
 from headprune.run_folder.exports import forget_exports
 from headprune.run_folder.recovery import FOLDER, refuse_unremovable, remove_recovery
-from headprune.runs.experiment import cast_like_checkpoint, publish_run, result_json, settings_of, split_data
+from headprune.runs.experiment import cast_like_checkpoint, publish_run, result_json, settings_of
 from headprune.runs.finetune import run_finetune
 from headprune.runs.loading import RunInputs, load_run_inputs, read_examples
 from headprune.runs.recovery_job import RecoveryRequest, separate_rows
+from headprune.runs.splits import split_data
 from headprune.search.candidates import Candidates, training_candidates
 from headprune.search.config import Experiment
 from headprune.search.observers import Observer, reporting_phases

@@ -128,8 +128,7 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
         from headprune.search.rescore import EVERY
         from headprune.tasks.checks import check_labels_word
 
-        if self.schedule not in SCHEDULES:
-            raise ScheduleError(f"There is no schedule {self.schedule!r}; choose one of {', '.join(SCHEDULES)}.")
+        check_schedule(self.schedule)
         check_kinds([self.criterion], self.units)
         if check_repair(self.repair) in BUDGETS_ONLY and self.schedule not in ("rounds", "layerwise"):
             raise ScheduleError(
@@ -180,6 +179,8 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
 
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["criterion"], values["units"] = str(self.criterion), ",".join(self.units)
+        if self.criterion.revision > 1:
+            values["criterion_revision"] = self.criterion.revision
         values["sites"] = None if self.sites is None else to_ranges(self.sites)
         for name in BUDGETS:
             values[name] = None if values[name] is None else list(values[name])
@@ -188,6 +189,12 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
         if callable(self.metric):
             values["metric"] = getattr(self.metric, "__name__", "metric")
         return values
+
+
+def check_schedule(word: str) -> str:
+    if word not in SCHEDULES:
+        raise ScheduleError(f"There is no schedule {word!r}; choose one of {', '.join(SCHEDULES)}.")
+    return word
 
 
 def _site_numbers(sites: Any) -> tuple[int, ...] | None:
@@ -272,3 +279,14 @@ class Experiment(MemoryOptions, EvaluationOptions, InputConfig, PruneConfig):
             raise ScheduleError("--activations-on-disk is for --schedule layerwise; leave it out.")
         files = [self.vocabulary] if isinstance(self.vocabulary, str) else self.vocabulary
         object.__setattr__(self, "vocabulary", tuple(files) if files else None)
+
+    @property
+    def scored_samples(self) -> int | None:
+        """How many of the calibration samples its criterion scores, where the criterion decides: the user named no
+        number, and no repair needs the others."""
+        decides = self.calibration_samples is None and self.repair == "none" and not self.same_data
+        return self.criterion.calibration_samples if decides else None
+
+    def settings(self) -> dict[str, Any]:
+        own = {} if self.scored_samples is None else {"scored_samples": self.scored_samples}
+        return {**super().settings(), **own}

@@ -7,6 +7,7 @@ from headprune.signals.attribution import Attribution
 from headprune.signals.block_norms import BlockNorms
 from headprune.signals.entropy import Entropy, EntropyDeficit, ZeroProbabilities
 from headprune.signals.gate_gradients import GateGradients
+from headprune.signals.norms import OutputNorms, WeightNorms, weight_norms
 from headprune.signals.observe import Observation, observe
 from headprune.signals.spec import Aggregation, Meter, Objective, Request, SiteRequest, View
 from headprune.signals.tokens import TokenRequest, Tokens
@@ -22,12 +23,15 @@ __all__ = [
     "Meter",
     "Objective",
     "Observation",
+    "OutputNorms",
     "Request",
     "SiteRequest",
     "TokenRequest",
     "Tokens",
     "View",
+    "WeightNorms",
     "WeightProducts",
     "ZeroProbabilities",
     "observe",
+    "weight_norms",
 ]

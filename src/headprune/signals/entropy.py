@@ -43,23 +43,48 @@ def real_entries(site: Site, view: View, rows: Rows) -> tuple[torch.Tensor, torc
     return real, valid
 
 
+def generalised_entropies(probabilities: torch.Tensor, valid: torch.Tensor, kind: str, order: float) -> torch.Tensor:
+    """The Rényi or Tsallis entropy of each row over its valid keys; of order 1 both are Shannon's."""
+    if order == 1:
+        return row_entropies(probabilities, valid, "A", 0.0)
+    # 1 - sum p^order, term by term: near order 1 it is tiny, and the rounding of a row's sum would drown it.
+    exact = probabilities.double()
+    terms = -exact * torch.expm1((order - 1) * exact.log())
+    missing = terms.where(valid & (exact > 0), terms.new_zeros(())).sum(-1)
+    entropies = torch.log1p(-missing) / (1 - order) if kind == "renyi" else missing / (order - 1)
+    return entropies.to(probabilities.dtype)
+
+
+def largest_entropy(keys: torch.Tensor, kind: str, order: float) -> torch.Tensor:
+    """That of a row which is spread evenly over this many keys."""
+    if kind != "tsallis" or order == 1:
+        return keys.log()
+    return ((1 - keys.double().pow(1 - order)) / (order - 1)).to(keys.dtype)
+
+
 Sums = tuple[torch.Tensor, ...]  # over blocks of queries
 
 
 @dataclass(frozen=True)
 class Entropy(Request):
-    """Mean entropy of the attention rows of each sample's real tokens; variants as in METHODS of arXiv 2602.04491."""
+    """Mean entropy of the attention rows of each sample's real tokens; variants as in METHODS of arXiv 2602.04491.
+    Those are of Shannon's entropy; Rényi's and Tsallis' have an `order`."""
 
     needs: ClassVar[tuple[str, ...]] = ("attention probabilities",)
     variant: Literal["A", "B", "C"] = "C"
     epsilon: float = 1e-7
+    kind: Literal["shannon", "renyi", "tsallis"] = "shannon"
+    order: float = 1.0
 
     def meter(self, view: View) -> Meter:
         return _RowMeter(self, view)
 
     def sums(self, weights: torch.Tensor, real: torch.Tensor, valid: torch.Tensor) -> Sums:
         """Of some queries, from probabilities [samples, heads, .., queries, keys]: their entropies and number."""
-        entropies = row_entropies(weights, valid, self.variant, self.epsilon)
+        if self.kind == "shannon":
+            entropies = row_entropies(weights, valid, self.variant, self.epsilon)
+        else:
+            entropies = generalised_entropies(weights, valid, self.kind, self.order)
         counted = real.expand(len(weights), *real.shape[1:])
         total = entropies.where(counted, entropies.new_zeros(())).flatten(2).sum(-1)
         return total, counted.flatten(2).sum(-1)
@@ -71,17 +96,19 @@ class Entropy(Request):
 
 @dataclass(frozen=True)
 class EntropyDeficit(Entropy):
-    """1 - entropy / log(t) of each sample of t tokens; a sample of one token has no deficit."""
+    """1 - entropy / log(t) of each sample of t tokens; a sample of one token has no deficit. Log(t) is the largest
+    entropy of t keys; that of Tsallis' entropy is another function of t."""
 
     def sums(self, weights: torch.Tensor, real: torch.Tensor, valid: torch.Tensor) -> Sums:
         return *super().sums(weights, real, valid), (valid & real.unsqueeze(-1)).sum(-2)
 
     def value(self, sums: Sums) -> torch.Tensor:
         # The largest possible entropy is that over all real keys of the sample.
-        longest = (sums[2] > 0).sum(-1).clamp_min(1).to(sums[0].dtype).log()
-        longest = longest.flatten(2).mean(-1) if longest.dim() > 2 else longest
+        keys = (sums[2] > 0).sum(-1).clamp_min(1).to(sums[0].dtype)
+        largest = largest_entropy(keys, self.kind, self.order)
+        largest = largest.flatten(2).mean(-1) if largest.dim() > 2 else largest
         values = super().value(sums)
-        return torch.where(longest > 0, 1 - values / longest.clamp_min(1e-30), torch.zeros_like(values))
+        return torch.where(largest > 0, 1 - values / largest.clamp_min(1e-30), torch.zeros_like(values))
 
 
 @dataclass(frozen=True)

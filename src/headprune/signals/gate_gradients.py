@@ -17,11 +17,13 @@ from headprune.units import Kind, Site
 class GateGradients(GradientRequest):
     """<Z, dL/dZ>: the gradient at a gate of value 1 on the output of each member, one per sample.
 
-    With `together` there is one gate for what goes together, and each member has its gradient.
+    With `together` there is one gate for what goes together, and each member has its gradient. With `token_mean` it is
+    divided by the number of the sample's tokens at the site, padding not among them.
     """
 
     kinds: ClassVar[tuple[Kind, ...]] = ("heads", "neurons")
     together: bool = False
+    token_mean: bool = False
 
     def meter(self, view: View) -> GateMeter:
         return GateMeter(self, view)
@@ -46,6 +48,8 @@ class GateMeter(Meter):
         # A unit is removed as a whole.
         if self.request.objective == "logit-signs" or getattr(self.request, "together", False):
             products = unit_sums(site, products)
+        if getattr(self.request, "token_mean", False):
+            products = products / self.view.token_counts(site, values.shape[1]).to(products.device)
         self.products[:, site.index, list(site.kept)] += products.to(self.products)
 
     def answer(self) -> torch.Tensor:

@@ -73,6 +73,11 @@ class View:
         mask = self.task.site_tokens(site, self.batch, tokens // rows)
         return None if mask is None or mask.numel() != self.size * tokens else mask.reshape(self.size, tokens)
 
+    def token_counts(self, site: Site, tokens: int) -> torch.Tensor:
+        """[samples x 1]: how many of these tokens are real, at least 1."""
+        real = self.real(site, tokens)
+        return torch.full((self.size, 1), tokens) if real is None else real.sum(1, keepdim=True).clamp_min(1).cpu()
+
 
 class Meter:
     """Reduces activations or gradients to one number per sample and member as soon as they appear, to save memory.

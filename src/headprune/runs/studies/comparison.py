@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headprune.checkpoint.atomic_files import write_text
+from headprune.config.groups import COMPARE_DEFAULTS
 from headprune.criteria.registry import split_suffix
 from headprune.errors import StudyError
 from headprune.measure.compare_at_budget import AtBudget, rank_at_budget
@@ -29,7 +30,7 @@ def compare_group(group: Group) -> list[Row]:
     runs = {name: load_runs([job.folder for job in jobs]) for name, jobs in group.rows.items()}
     curves = [curve_of(name, trials) for name, trials in runs.items()]
     if group.experiment.budget is None:
-        return list(rank_curves(curves))
+        return list(rank_curves(curves, group.at))
     ends = {name: [run.steps[: run.shown_first + 1] for run in trials] for name, trials in runs.items()}
     return list(rank_at_budget([replace(curve, trials=ends[curve.name]) for curve in curves]))
 
@@ -50,10 +51,10 @@ def refuse_other_files(folders: Iterable[Path], record: str, beside: str) -> Non
             )
 
 
-def write_comparison(out: Path, rows: Sequence[Row]) -> None:
+def write_comparison(group: Group, rows: Sequence[Row]) -> None:
     """comparison.json, best first, and report.html beside the runs."""
-    first = rows[0]
-    content: dict[str, Any] = {"format": FORMAT, "compared": _settings_json(out, rows)}
+    out, first = group.folder, rows[0]
+    content: dict[str, Any] = {"format": FORMAT, "compared": _settings_json(group, rows)}
     if isinstance(first, AtBudget):
         content["budget"] = read_run(out / first.runs[0])[0]["result"]["rule"]
     else:
@@ -63,13 +64,15 @@ def write_comparison(out: Path, rows: Sequence[Row]) -> None:
     write_report([out / name for row in rows for name in row.runs], out / REPORT)
 
 
-def _settings_json(out: Path, rows: Sequence[Row]) -> dict[str, Any]:
-    """The options to repeat the comparison: the criteria, the trials of random, and the repair of all criteria that
-    have none of their own."""
-    shared = [read_run(out / row.runs[0])[0]["settings"].get("repair") for row in rows if not split_suffix(row.name)[1]]
+def _settings_json(group: Group, rows: Sequence[Row]) -> dict[str, Any]:
+    """The options to repeat the comparison: the criteria, the trials of random, and the repair and the schedule of all
+    criteria that have none of their own; without a schedule they have the one that they were published with."""
     trials = [len(row.runs) for row in rows if split_suffix(row.name)[0] == "random"]
     return {
         "criteria": [row.name for row in rows],
         "trials": max(trials, default=1),
-        "repair": next(iter(shared), "none"),
+        **({"at": list(group.at)} if group.experiment.budget is None else {}),
+        "repair": group.experiment.repair,
+        "schedule": group.experiment.explicit["schedule"],
+        "rescore": group.experiment.explicit["rescore"] or COMPARE_DEFAULTS["rescore"],
     }

@@ -49,7 +49,7 @@ def run_study(
     def compare_all() -> list[GroupResult]:
         results = [GroupResult(group, compare_group(group)) for group in groups]
         for result in results:
-            write_comparison(result.group.folder, result.rows)
+            write_comparison(result.group, result.rows)
         return results
 
     return distributed.on_main(compare_all)

@@ -13,10 +13,11 @@ from headprune.config.groups import BUDGETS, COMPARE_DEFAULTS, COMPARE_GROUPS
 from headprune.config.option import options_of
 from headprune.config.option_file import nearest, read_options, underscored
 from headprune.criteria.registry import split_names
+from headprune.defaults import COMPARED_AT
 from headprune.errors import StudyError
 from headprune.search.config import current_names
 
-LISTS = ("models", "data", "pairs", "criteria", "seeds", "plugin", *BUDGETS)
+LISTS = ("models", "data", "pairs", "criteria", "seeds", "plugin", "at", *BUDGETS)
 BY_LIST = ("model", "data", "seed")  # options that the lists set, run by run
 SHARED = {
     option.field: option for group in COMPARE_GROUPS for option in options_of(group) if option.field not in BY_LIST
@@ -34,6 +35,7 @@ class Study:
     budgets: tuple[Mapping[str, Any], ...] = ({},)  # each a setting of an experiment; empty for the whole curve
     trials: int = 1
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of all experiments
+    at: tuple[float, ...] = COMPARED_AT  # shares of heads removed at which curves are compared
 
     @property
     def size(self) -> int:
@@ -95,7 +97,26 @@ def study_of(options: Mapping[str, Any]) -> Study:
         budgets=tuple(budgets) or ({},),
         trials=trials,
         settings=settings,
+        at=parse_shares(options.get("at")),
     )
+
+
+def parse_shares(percentages: Any) -> tuple[float, ...]:
+    """Shares from percentages: "10,20,30", or a list of numbers or texts."""
+    if percentages is None:
+        return COMPARED_AT
+    parts = percentages if isinstance(percentages, (list, tuple)) else [percentages]
+    words = [word for part in parts for word in str(part).split(",")]
+    try:
+        numbers = [float(word.strip().removesuffix("%")) for word in words]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < number <= 100 for number in numbers):
+        raise StudyError(
+            f"--at takes percentages of heads removed, above 0 and at most 100, such as 10,20,30,50, not "
+            f"{','.join(words)!r}."
+        )
+    return tuple(number / 100 for number in sorted(set(numbers)))
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -103,6 +124,18 @@ def parse_seeds(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise StudyError(f"--seeds takes whole numbers with commas, such as 0,1,2, not {text!r}.") from None
+
+
+def check_alpha_word(alpha: str | None, study: Study) -> None:
+    """Refuse what a choice cannot be made for, before anything is loaded."""
+    if alpha not in (None, "auto"):
+        raise StudyError(f"--alpha takes only auto, not {alpha!r}; set a value in the name: hies(alpha=0.7).")
+    if alpha is None:
+        return
+    if study.size > 1 or study.budgets[0]:
+        raise StudyError("--alpha auto is for one comparison along curves: one model, data set and seed, no budget.")
+    if study.settings.get("same_data"):
+        raise StudyError("--alpha auto needs samples that are neither scored nor evaluated; leave out --same-data.")
 
 
 def _as_list(name: str, value: Any) -> list[Any]:

@@ -10,14 +10,17 @@ from typing import Any
 
 from headprune.config.groups import COMPARE_DEFAULTS
 from headprune.criteria import make
-from headprune.criteria.registry import split_suffix
+from headprune.criteria.registry import split_suffixes
+from headprune.defaults import COMPARED_AT
 from headprune.errors import CriterionError
 from headprune.repair.apply import check_repair
 from headprune.repair.regression import RepairKind
 from headprune.runs.studies.spec import Study
-from headprune.search.config import Experiment
+from headprune.search.config import Experiment, check_schedule
+from headprune.search.rescore import EVERY
 
 WHOLE_CURVE = "curve"  # the name in place of a budget, for whole curves
+BUDGET_SCHEDULE = "rounds"  # of runs to a budget that name none
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Job:
 
     experiment: Experiment
     folder: Path
-    name: str  # the criterion, with its repair where it has its own
+    name: str  # the criterion, with its schedule and repair where it has its own
     labels: tuple[str, ...] = ()  # model, data, seed and budget, as in names of folders
     subject_number: int = 0  # equal for runs that load the same model and data
 
@@ -39,6 +42,7 @@ class Group:
     folder: Path
     rows: Mapping[str, tuple[Job, ...]]  # criterion -> its runs: several for random
     labels: tuple[str, ...] = ()
+    at: tuple[float, ...] = COMPARED_AT  # shares of heads removed at which curves are compared
 
     @property
     def jobs(self) -> list[Job]:
@@ -53,30 +57,37 @@ def make_group(
     trials: int = 1,
     labels: tuple[str, ...] = (),
     subject_number: int = 0,
+    at: tuple[float, ...] = COMPARED_AT,
 ) -> Group:
-    """One run per criterion, and `trials` of random. A criterion may have its own repair, as in "gnorm+lstsq"; the
-    others use the experiment's. All score equally often, so that their curves have the same steps."""
+    """One run per criterion, and `trials` of random. A criterion may have its own schedule and repair, as in
+    "gnorm@one-shot+lstsq"; the others use the experiment's, or along curves the schedule they were published with. All
+    greedy ones score equally often, so that their curves have the same steps."""
     rescore = experiment.explicit["rescore"] or COMPARE_DEFAULTS["rescore"]
-    experiment = experiment.with_options(rescore=rescore)
     budget = experiment.budget is not None
+    combinations = expand(criteria, experiment.repair, experiment.explicit["schedule"], budget=budget)
+    rescored = {"greedy", None} & {each.schedule for each in combinations} or {each.schedule for each in combinations}
     rows: dict[str, tuple[Job, ...]] = {}
-    for spec in expand(criteria, experiment.repair, budget=budget):
-        criterion, repair = combination(spec, experiment.repair, budget=budget)
-        suffix = spec.removeprefix(criterion)
-        specs = [spec]
-        if criterion == "random":
-            specs = [f"random(seed={experiment.seed + trial}){suffix}" for trial in range(trials)]
-        rows[spec] = tuple(
+    for each in combinations:
+        specs = [each.criterion]
+        if each.criterion == "random":
+            specs = [f"random(seed={experiment.seed + trial})" for trial in range(trials)]
+        rows[each.name] = tuple(
             Job(
-                experiment.with_options(criterion=name.removesuffix(suffix), repair=repair, explore=not budget),
-                folder / run_name(name),
-                name,
+                experiment.with_options(
+                    criterion=spec,
+                    repair=each.repair,
+                    schedule=each.schedule,
+                    rescore=rescore if each.schedule in rescored else EVERY,
+                    explore=not budget,
+                ),
+                folder / run_name(spec + each.suffix),
+                spec + each.suffix,
                 labels,
                 subject_number,
             )
-            for name in specs
+            for spec in specs
         )
-    return Group(experiment, folder, rows, labels)
+    return Group(experiment, folder, rows, labels, at)
 
 
 def make_groups(study: Study, out: Path) -> list[Group]:
@@ -97,7 +108,13 @@ def make_groups(study: Study, out: Path) -> list[Group]:
                 folder = out.joinpath(*labels) if study.size > 1 else out
                 groups.append(
                     make_group(
-                        experiment, study.criteria, folder, trials=study.trials, labels=labels, subject_number=number
+                        experiment,
+                        study.criteria,
+                        folder,
+                        trials=study.trials,
+                        labels=labels,
+                        subject_number=number,
+                        at=study.at,
                     )
                 )
     return groups
@@ -127,26 +144,45 @@ def _folder_name(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "here"
 
 
-def expand(criteria: Sequence[str], repair: str = "none", *, budget: bool = False) -> list[str]:
-    """The full names of the criteria, each once; raises before anything runs. The common `repair` is not part of a
-    name."""
-    names = []
-    for spec in criteria:
-        criterion, repair_of_criterion = combination(spec, repair, budget=budget)
-        names.append(criterion if repair_of_criterion == repair else f"{criterion}+{repair_of_criterion}")
-    if not names:
+@dataclass(frozen=True)
+class Combination:
+    """What a name in the list of criteria stands for."""
+
+    criterion: str  # its full name
+    repair: RepairKind
+    schedule: str | None  # None: that of the budget
+    suffix: str  # where schedule or repair differ from those that a name without them has
+
+    @property
+    def name(self) -> str:
+        return self.criterion + self.suffix
+
+
+def expand(
+    criteria: Sequence[str], repair: str = "none", schedule: str | None = None, *, budget: bool = False
+) -> list[Combination]:
+    """The combinations that these names stand for, each once; raises before anything runs."""
+    combinations = [combination(spec, repair, schedule, budget=budget) for spec in criteria]
+    if not combinations:
         raise CriterionError("Name at least one criterion to compare.")
+    names = [each.name for each in combinations]
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:
         raise CriterionError(f"Criterion {doubles[0]!r} is listed more than once.")
-    return names
+    return combinations
 
 
-def combination(spec: str, repair: str, *, budget: bool = False) -> tuple[str, RepairKind]:
-    """The full name of a criterion and its repair: its own, as in "gnorm+lstsq", or `repair`."""
-    criterion, suffix = split_suffix(spec)
-    repair_of_criterion = check_repair(suffix[1:] if suffix else repair, budget=budget)
-    return str(make(criterion)), repair_of_criterion
+def combination(spec: str, repair: str, schedule: str | None = None, *, budget: bool = False) -> Combination:
+    """A criterion with its own schedule and repair, as in "his@one-shot+lstsq"; without them with `repair`, and with
+    `schedule` or along curves the one it was published with."""
+    text, own_schedule, own_repair = split_suffixes(spec)
+    chosen_repair = check_repair(repair if own_repair is None else own_repair, budget=budget)
+    criterion = make(text)
+    usual = schedule or (None if budget else criterion.schedule)
+    chosen = usual if own_schedule is None else check_schedule(own_schedule)
+    suffix = "" if chosen == (usual or BUDGET_SCHEDULE) or chosen is None else f"@{chosen}"
+    suffix += "" if chosen_repair == repair else f"+{chosen_repair}"
+    return Combination(str(criterion), chosen_repair, chosen, suffix)
 
 
 def run_name(spec: str) -> str:
@@ -162,5 +198,6 @@ def study_json(study: Study) -> dict[str, Any]:
         "seeds": list(study.seeds),
         "budgets": [dict(budget) for budget in study.budgets if budget],
         "trials": study.trials,
+        "at": list(study.at),
         "settings": {name: list(v) if isinstance(v, tuple) else v for name, v in study.settings.items()},
     }

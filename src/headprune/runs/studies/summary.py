@@ -14,6 +14,7 @@ from typing import Any
 from headprune.checkpoint.atomic_files import write_text
 from headprune.former_names import former_names
 from headprune.measure.compare_at_budget import AtBudget
+from headprune.measure.compare_curves import Comparison
 from headprune.measure.trajectory import finite_or_none
 from headprune.runs.studies.comparison import Row
 from headprune.runs.studies.spec import Study
@@ -79,13 +80,14 @@ def standings(results: Sequence[GroupResult]) -> list[Standing]:
 
 
 def write_index(study: Study, out: Path, results: Sequence[GroupResult]) -> dict[str, Any]:
-    """study.json, with all comparisons and ranks of criteria, and study.csv, a line per comparison and criterion."""
+    """study.json, with all comparisons and ranks of criteria, and study.csv, a line per comparison, criterion and share
+    removed."""
     content = {
         "format": FORMAT,
         "study": study_json(study),
         "groups": [_group_json(result, out) for result in results],
         "criteria": [standing.to_json() for standing in standings(results)],
-        "over_seeds": _over_seeds(results),
+        "over_seeds": over_seeds(results),
     }
     write_text(out / INDEX, json.dumps(content, indent=2, allow_nan=False) + "\n")
     write_text(out / TABLE, _table(results))
@@ -111,18 +113,21 @@ def _group_json(result: GroupResult, out: Path) -> dict[str, Any]:
         "criteria": [
             {
                 "name": row.name,
+                "schedule": row.schedule,
                 "rank": ranks.get(row.name),
                 "value": _finite(value_of(row)),
                 "interval": list(row.interval) if isinstance(row, AtBudget) and row.interval else None,
+                **({"at": dict(row.metric)} if isinstance(row, Comparison) else {}),
             }
             for row in result.rows
         ],
     }
 
 
-def _over_seeds(results: Sequence[GroupResult]) -> list[dict[str, Any]]:
-    """Per model, data, budget and criterion: the mean over seeds, and the lowest and highest of them. Of curves it is
-    the whole area, since the usable range differs from seed to seed."""
+def over_seeds(results: Sequence[GroupResult]) -> list[dict[str, Any]]:
+    """Per model, data, budget and criterion: the mean over seeds, the standard deviation of their values, and the
+    lowest and highest of them. Of curves it is the whole area, since the usable range differs from seed to seed, and
+    the metric `at` every share removed."""
     by_model_and_data: dict[tuple[str, ...], list[GroupResult]] = {}
     for result in results:
         model, data, _, budget = result.group.labels
@@ -131,9 +136,8 @@ def _over_seeds(results: Sequence[GroupResult]) -> list[dict[str, Any]]:
     for (model, data, budget), results_of_seeds in by_model_and_data.items():
         for name in dict.fromkeys(row.name for row in results_of_seeds[0].rows):
             rows = [row for result in results_of_seeds for row in result.rows if row.name == name]
+            curves = [row for row in rows if isinstance(row, Comparison)]
             values = [row.metric if isinstance(row, AtBudget) else row.area for row in rows]
-            known = [value for value in map(_finite, values) if value is not None]
-            complete = len(known) == len(results_of_seeds)
             ranks = [result.ranks[name] for result in results_of_seeds if name in result.ranks]
             means.append(
                 {
@@ -141,26 +145,60 @@ def _over_seeds(results: Sequence[GroupResult]) -> list[dict[str, Any]]:
                     "data": data,
                     "budget": budget,
                     "name": name,
+                    "schedule": rows[0].schedule,
+                    "measured": rows[0].measured.name,
                     "seeds": len(results_of_seeds),
                     "mean_rank": statistics.fmean(ranks) if ranks else None,
-                    "mean": statistics.fmean(known) if complete else None,
-                    "lowest": min(known) if complete else None,
-                    "highest": max(known) if complete else None,
+                    **_spread(values),
+                    "at": {share: _spread([row.metric.get(share) for row in curves]) for share in curves[0].metric}
+                    if curves
+                    else {},
                 }
             )
     return means
 
 
+def _spread(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Mean, standard deviation (of a sample of seeds) and range; null where a value is missing, or for one seed."""
+    known = [value for value in map(_finite, values) if value is not None]
+    complete = bool(known) and len(known) == len(values)
+    return {
+        "mean": statistics.fmean(known) if complete else None,
+        "sd": statistics.stdev(known) if complete and len(known) > 1 else None,
+        "lowest": min(known) if complete else None,
+        "highest": max(known) if complete else None,
+    }
+
+
+HEADINGS = (
+    *("Model", "Data", "Seed", "Budget", "Criterion", "Schedule", "Rank", "Metric", "At", "Value", "Low", "High"),
+    *("SD", "Lowest", "Highest"),
+)
+ALL = "all"  # the seed of lines over seeds
+
+
 def _table(results: Sequence[GroupResult]) -> str:
+    """A line per comparison, criterion and share removed; without a share it is the area of a curve, or the metric at a
+    budget. Where there are several seeds, the same over all of them."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["Model", "Data", "Seed", "Budget", "Criterion", "Rank", "Metric", "Value", "Low", "High"])
+    lines.writerow(HEADINGS)
+    none = ["", ""]
     for result in results:
         model, data, _, budget = result.group.labels
         for row in result.rows:
-            ends = list(row.interval) if isinstance(row, AtBudget) and row.interval else ["", ""]
-            start = [model, data, result.group.experiment.seed, budget, row.name, result.ranks.get(row.name, "")]
-            lines.writerow([*start, row.measured.name, _finite(value_of(row)), *ends])
+            ends = list(row.interval) if isinstance(row, AtBudget) and row.interval else none
+            start = [model, data, result.group.experiment.seed, budget, row.name, row.schedule]
+            start += [result.ranks.get(row.name, ""), row.measured.name]
+            lines.writerow([*start, "", _finite(value_of(row)), *ends, "", *none])
+            if isinstance(row, Comparison):
+                for share, value in row.metric.items():
+                    lines.writerow([*start, share, _finite(value), *(row.interval[share] or none), "", *none])
+    for mean in over_seeds(results):
+        start = [mean["model"], mean["data"], ALL, mean["budget"], mean["name"], mean["schedule"]]
+        start += [mean["mean_rank"], mean["measured"]]
+        for share, part in {"": mean, **mean["at"]}.items() if mean["seeds"] > 1 else ():
+            lines.writerow([*start, share, part["mean"], *none, part["sd"], part["lowest"], part["highest"]])
     return text.getvalue()
 
 
