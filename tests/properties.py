@@ -219,10 +219,10 @@ def entropies_are_those_returned(case: Case, folder: Path) -> None:
 
 
 def scores_do_not_depend_on(case: Case, folder: Path) -> None:
-    """Batch size, padding and its side, form of the mask, order of samples, training mode, gradient mode, precision of
+    """Batch size, padding and its side, form of the mask, order of samples and entries, training mode, gradient mode, precision of
     the weights, threads."""
     paddings = case.paddings()
-    for criterion in ("his", "residual-gradient"):
+    for criterion in ("his", "residual-gradient", "elimination"):
 
         def score(batches: Any, model: Any = case.model, criterion: str = criterion) -> torch.Tensor:
             return headprune.score(model, batches, criterion=criterion).scores
@@ -232,6 +232,7 @@ def scores_do_not_depend_on(case: Case, folder: Path) -> None:
             "batch size 1": score(case.batches(1)),
             "batch size 5": score(case.batches(SAMPLES)),
             "order": score([case.batch([row]) for row in reversed(range(SAMPLES))]),
+            "order of entries": score([dict(reversed(batch.items())) for batch in case.batches()]),
         }
         same |= {name: score(batches) for name, batches in paddings.items()}
         case.model.train()
