@@ -16,7 +16,7 @@ SEED ?= 0
 help:
 	@echo "make test    set up and run the tests that take seconds: about four minutes"
 	@echo "make test-all  run all tests; make test-slow those that make test leaves out"
-	@echo "make soak    property tests on every text model of transformers, SEED=0, and 10,000 damaged files: hours"
+	@echo "make soak    property tests on every text, image and seq2seq model, SEED=0, and 10,000 damaged files: hours"
 	@echo "make lint    ruff, format check and type check"
 	@echo "make bench   speed and memory, as ratios measured in one run"
 	@echo "make docs    the documentation, in site/"

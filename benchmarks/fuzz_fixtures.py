@@ -7,9 +7,12 @@ import gzip
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.synthetic_text import sentences, tokenizer
+
+if TYPE_CHECKING:
+    from headprune.runs.recovery_job import RecoveryRequest
 
 ROWS = 12
 CASES_OF_TASKS: dict[str, list[dict[str, Any]]] = {
@@ -123,15 +126,8 @@ def _write_records(runs: Path) -> None:
     value = {"value": 0.5, "interval": [0.3, 0.7]}
     recovery = {
         "format": 1,
-        "settings": {
-            "data": "train.csv",
-            "distill": 1.0,
-            "hidden": 10.0,
-            "lora": 0,
-            "epochs": 1.0,
-            "seed": 0,
-            "learning_rate": 5e-05,
-        },
+        "versions": {"headprune": "0"},
+        "settings": recovery_request(runs.parent).settings(),
         "of": {name: result.get(name) for name in ("step", "metric", "dense", "pruned", "heads_after")},
         "task": "sequence-classification",
         "metric": result["metric"],
@@ -191,6 +187,13 @@ def _write_records(runs: Path) -> None:
     (run / "finetuned" / "round-1").mkdir()
     (run / "finetuned" / "round-1" / "round.json").write_text(json.dumps(cycle))
     (run / "gates.jsonl").write_text("".join(json.dumps(line) + "\n" for line in gates))
+
+
+def recovery_request(root: Path) -> RecoveryRequest:
+    """The recovery whose record is in the run."""
+    from headprune.runs.recovery_job import RecoveryRequest
+
+    return RecoveryRequest(run=root / "runs" / "run", data=str(root / "data" / "more.csv"))
 
 
 def _write_options(folder: Path) -> None:

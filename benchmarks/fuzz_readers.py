@@ -34,7 +34,7 @@ from unittest import mock
 
 os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
 
-from benchmarks.fuzz_fixtures import make_fixtures
+from benchmarks.fuzz_fixtures import make_fixtures, recovery_request
 from benchmarks.fuzz_mutations import (
     Mutate,
     inside_gzip,
@@ -155,6 +155,17 @@ def recovery_of_run(root: Path) -> None:
         section(run, record)
         with contextlib.redirect_stdout(io.StringIO()):
             print_recovery(run.path, record)
+
+
+def resume_recovery(root: Path) -> None:
+    """`finetune RUN`, which prints the record of a recovery that has ended, and else resumes it, up to the training."""
+    from headprune.cli.finetune import print_recovery
+    from headprune.runs.finetune import run_finetune
+
+    request = recovery_request(root)
+    started = mock.patch("headprune.runs.finetune._recover_once", side_effect=StartedError)
+    with started, contextlib.suppress(StartedError), contextlib.redirect_stdout(io.StringIO()):
+        print_recovery(request.run, run_finetune(request))
 
 
 def layers_of_run(root: Path) -> None:
@@ -349,6 +360,8 @@ def _model(name: str) -> Any:
 
 RUN, MODEL = "runs/run", "runs/run/model"
 RESUMED = (f"{RUN}/steps.jsonl", f"{RUN}/timing.jsonl", f"{RUN}/.lock", f"{RUN}/run.json")
+RESUMED_RECOVERY = tuple(f"{RUN}/{name}" for name in ("finetuned/finetune.json", "finetuned/.lock", ".lock", ".card"))
+PUBLISHED = (f"{RUN}/report.html", f"{MODEL}/README.md")
 FINGERPRINT = (f"{MODEL}/headprune.json",)
 TASKS = {
     "tags": "BertForTokenClassification",
@@ -369,6 +382,13 @@ TARGETS = (
     Target("run.json: --config", f"{RUN}/run.json", mutate_json, command_with(f"{RUN}/run.json")),
     Target("exports.json", f"{RUN}/exports.json", mutate_json, exports_of_run),
     Target("finetune.json", f"{RUN}/finetuned/finetune.json", mutate_json, recovery_of_run),
+    Target(
+        "finetune.json: resumed",
+        f"{RUN}/finetuned/finetune.json",
+        mutate_json,
+        resume_recovery,
+        writes=(*RESUMED_RECOVERY, *PUBLISHED),
+    ),
     Target("comparison.json", "runs/comparison.json", mutate_json, view_run, 0.5),
     Target(
         "layers.jsonl",

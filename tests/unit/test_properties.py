@@ -1,4 +1,5 @@
-"""The promises of docs/invariants.md on random models: a few here, every text model of transformers by `make soak`."""
+"""The promises of docs/invariants.md on random models: a few here, every model of the kinds of tests/property_cases.py
+by `make soak`."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import pytest
 
 import headprune
 import properties
+import property_cases
 from headprune.errors import HeadpruneError
 
 FEW = (
@@ -19,16 +21,23 @@ FEW = (
     ("decoder", "gpt2"),
     ("decoder", "llama"),
     ("decoder", "qwen3"),
+    ("image", "vit"),
+    ("seq2seq", "t5"),
+    ("seq2seq", "bart"),
 )
 SEED = os.environ.get("HEADPRUNE_SOAK")  # all types, with this seed
-CASES = FEW if SEED is None else [(kind, name) for kind in properties.MAPPINGS for name in properties.model_types(kind)]
+CASES = (
+    FEW
+    if SEED is None
+    else [(kind, name) for kind in property_cases.MAPPINGS for name in property_cases.model_types(kind)]
+)
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
-def case(request: pytest.FixtureRequest) -> properties.Case:
+def case(request: pytest.FixtureRequest) -> property_cases.Case:
     try:
-        case = properties.build_case(*request.param, seed=int(SEED or 0))
-        finite = bool(properties.logits(case.model, case.batch(range(properties.SAMPLES))).isfinite().all())
+        case = property_cases.build_case(*request.param, seed=int(SEED or 0))
+        finite = bool(case.outputs(case.batch(range(property_cases.SAMPLES))).isfinite().all())
     except Exception as error:
         if SEED is None:
             raise
@@ -45,15 +54,17 @@ def case(request: pytest.FixtureRequest) -> properties.Case:
 
 
 @pytest.mark.parametrize("promise", properties.PROMISES, ids=lambda promise: promise.__name__)
-def test_promise(case: properties.Case, promise: Callable[..., None], tmp_path: Path) -> None:
+def test_promise(case: property_cases.Case, promise: Callable[..., None], tmp_path: Path) -> None:
     promise(case, tmp_path)
 
 
 @pytest.mark.skipif(SEED is not None, reason="other models may take one side or form alone")
-def test_sides_and_forms_are_varied(case: properties.Case) -> None:
-    """Decoders get every side and form; a classifier reads its first token, or looks padding up by its number."""
-    every = {(side, form) for side in properties.SIDES for form in properties.FORMS}
-    tokens = {(side, "tokens") for side in properties.SIDES}
-    right = {("right", form) for form in properties.FORMS}
-    expected = {"bert": right, "deberta-v2": tokens & right, "falcon": tokens}
+@pytest.mark.parametrize("case", [pair for pair in FEW if pair[0] != "image"], ids="-".join, indirect=True)
+def test_sides_and_forms_are_varied(case: property_cases.Case) -> None:
+    """T5 and decoders get every side and form; BERT and BART number the tokens from the left, DeBERTa looks padding up
+    by its number."""
+    every = {(side, form) for side in property_cases.SIDES for form in property_cases.FORMS}
+    tokens = {(side, "tokens") for side in property_cases.SIDES}
+    right = {("right", form) for form in property_cases.FORMS}
+    expected = {"bert": right, "bart": right, "deberta-v2": tokens & right, "falcon": tokens}
     assert {variant for variant in every if case.takes(*variant)} == expected.get(case.model.config.model_type, every)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import headprune
 from headprune.errors import RunError
-from headprune.run_folder.recovery import remove_recovery
+from headprune.run_folder.recovery import RecoveryFolder, remove_recovery
 from helpers import contents
 from zoo import ZOO
 
@@ -83,3 +85,27 @@ def test_a_kill_at_any_removal_is_no_obstacle(recovery: Path, tmp_path: Path, mo
         headprune.save(ZOO["bert"].build(), copy / "model", overwrite=True)
 
     assert number > 4
+
+
+MEASURED = {"value": 0.5, "interval": [0.3, 0.7]}
+ENDED = {
+    "of": {},
+    "metric": "accuracy",
+    "samples": {"training": 30, "evaluation": 6},
+    **dict.fromkeys(("dense", "pruned", "recovered"), MEASURED),
+    "steps": 2,
+    "best_step": 2,
+}
+
+
+@pytest.mark.parametrize("damage", [{"pruned": {}}, {"recovered": {**MEASURED, "value": "x"}}, {"steps": None}])
+def test_a_damaged_record_of_a_recovery_that_has_ended_is_refused(damage: dict[str, Any], tmp_path: Path) -> None:
+    """Its numbers are printed as they are: a damaged one was a bare KeyError or TypeError."""
+    settings = {"distill": 1.0, "hidden": 10.0, "lora": 0, "epochs": 1.0, "learning_rate": 5e-5, "seed": 0}
+    record = {"format": 1, "versions": {"headprune": "0"}, "settings": settings, **ENDED}
+    (tmp_path / "finetune.json").write_text(json.dumps(record))
+    assert RecoveryFolder.is_finished(tmp_path, settings)
+    (tmp_path / "finetune.json").write_text(json.dumps({**record, **damage}))
+    for read in (RecoveryFolder.is_finished, RecoveryFolder):
+        with pytest.raises(RunError, match=r"finetune\.json is damaged: .*; start again with --overwrite\.$"):
+            read(tmp_path, settings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from headprune.checkpoint import fingerprint
 from headprune.checkpoint.removable_files import ADAPTER
 from headprune.errors import RunError
 from headprune.json_forms import check_form
-from headprune.run_folder.folder import RunFolder
+from headprune.run_folder.folder import RunFolder, read_record
 from headprune.run_folder.record_forms import RECOVERED, RECOVERY
 
 FOLDER, RECORD = "finetuned", "finetune.json"
@@ -29,6 +29,13 @@ class RecoveryFolder(RunFolder):
     """An open folder of a recovery."""
 
     record_name, noun, is_inside, form = RECORD, "recovery", True, RECOVERY
+
+    @classmethod
+    def _read_same(cls, path: Path, settings: Mapping[str, Any], free: Collection[str]) -> tuple[dict[str, Any], bool]:
+        record, changed = super()._read_same(path, settings, free)
+        if cls._is_complete(path, record):
+            read_record(path / RECORD, RECOVERED)  # whose numbers are printed without a training
+        return record, changed
 
     @classmethod
     def _is_complete(cls, path: Path, record: Mapping[str, Any]) -> bool:

@@ -19,8 +19,10 @@ from headprune.tasks import IGNORED, Labels, Task
 
 BLOCK = 1 << 18  # signs that are drawn together
 STRIDE = 0x9E3779B1  # between the seeds of two draws; the generator uses 32 bits
-WITH_MASK = ("input_ids", "input_values", "input_features")  # inputs that the attention mask is for
-NOT_CONTENT = ("labels", "attention_mask", "token_type_ids", "decoder_attention_mask", "pixel_mask")
+WITH_MASK = ("input_ids", "inputs_embeds", "input_values", "input_features", "bbox")  # which the attention mask is for
+# Ends of the names of entries that say nothing of a sample that others do not say, or that are padded without a mask.
+NOT_CONTENT = ("labels", "_positions", "mask", "token_type_ids", "position_ids", "cache_position")
+NOT_CONTENT += ("decoder_input_ids", "decoder_inputs_embeds")  # the labels, shifted
 
 
 def start_backward(
@@ -227,7 +229,7 @@ def token_signs(tokens: int, classes: int, generator: torch.Generator) -> torch.
 
 def content_seed(sample: Mapping[str, Any]) -> int:
     """A seed from the content of a sample, a batch of one, whatever batch and padding it comes from."""
-    return zlib.crc32(next(_contents(sample)))
+    return zlib.crc32(next(_contents(sample), b""))
 
 
 def content_key(sample: Mapping[str, Any]) -> int:
@@ -239,10 +241,11 @@ def content_key(sample: Mapping[str, Any]) -> int:
 
 
 def _contents(sample: Mapping[str, Any]) -> Iterator[bytes]:
-    """The entries of a sample that are its content, without padding."""
+    """The entries of a sample that are its content, without padding, in an order that is not that of the batch."""
     mask = sample.get("attention_mask")
-    for name, value in sample.items():
-        if not isinstance(value, torch.Tensor) or not value.dim() or name in NOT_CONTENT:
+    for name in sorted(sample, key=lambda name: (name not in WITH_MASK, name)):
+        value = sample[name]
+        if not isinstance(value, torch.Tensor) or not value.dim() or name.endswith(NOT_CONTENT):
             continue
         content = value[0] if len(value) == 1 else value
         if isinstance(mask, torch.Tensor) and name in WITH_MASK:
