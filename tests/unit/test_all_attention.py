@@ -18,15 +18,17 @@ from headprune.measure.costs import flops, total_parameters, unit_costs, unit_pa
 from headprune.models import AllAttentionConfig, AllAttentionForCausalLM, AllAttentionModel
 from headprune.units import all_sites, sites_of
 from helpers import flat, outputs
-from zoo import ALL_ATTENTION, ZOO, decoder_batch
+from zoo import ALL_ATTENTION, ZOO, decoder_batch, spread
 
 ENTRY = ZOO["all-attention"]
 # Sums of a few hundred float64 numbers of about unit size, in another order.
 EXACT = 1e-12
 
 
-def double() -> Any:
-    return ENTRY.build().double()
+def double(norm: str = "post") -> Any:
+    model = AllAttentionForCausalLM(AllAttentionConfig(**{**ALL_ATTENTION, "norm": norm}))
+    spread(model)
+    return model.eval().double()
 
 
 # --- the layer, by loops ----------------------------------------------------------------------------------------------
@@ -45,7 +47,10 @@ def turned(vector: torch.Tensor, position: int, width: int) -> torch.Tensor:
 
 def layer_by_loops(layer: Any, states: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """One layer on the states [tokens, width] of one sample; padding is not looked at."""
-    attention, result = layer.self_attn, torch.zeros_like(states)
+    attention, entering, result = layer.self_attn, states, torch.zeros_like(states)
+    first = attention.config.norm == "pre"
+    if first:
+        states = torch.stack([normalised(layer.norm, row) for row in entering])
     heads, memory, width = attention.persistent_keys.shape
     for token in range(len(states)):
         columns = []
@@ -67,17 +72,21 @@ def layer_by_loops(layer: Any, states: torch.Tensor, real: torch.Tensor) -> torc
                 values.append(math.sqrt(memory) * attention.persistent_values[head, own])
             shares = torch.stack(scores).exp()
             columns.append(sum(share * value for share, value in zip(shares, values, strict=True)) / shares.sum())
-        summed = states[token] + attention.o_proj.weight @ torch.cat(columns)
-        centred = summed - summed.mean()
-        norm = layer.norm
-        result[token] = centred / (centred.square().mean() + norm.eps).sqrt() * norm.weight + norm.bias
+        summed = entering[token] + attention.o_proj.weight @ torch.cat(columns)
+        result[token] = summed if first else normalised(layer.norm, summed)
     return result
 
 
+def normalised(norm: Any, row: torch.Tensor) -> torch.Tensor:
+    centred = row - row.mean()
+    return centred / (centred.square().mean() + norm.eps).sqrt() * norm.weight + norm.bias
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @torch.no_grad()
-def test_the_model_is_what_loops_give(attention: str) -> None:
-    model = double()
+def test_the_model_is_what_loops_give(attention: str, norm: str) -> None:
+    model = double(norm)
     model.set_attn_implementation(attention)
     batch = decoder_batch(0)
     actual = model(**batch, output_hidden_states=True)
@@ -206,11 +215,35 @@ def test_it_is_saved_and_loaded_by_the_auto_classes(tied: bool, tmp_path: Path) 
     assert type(AutoModel.from_pretrained(tmp_path)) is AllAttentionModel
 
 
+@torch.no_grad()
+def test_norm_first_is_removed_saved_and_loaded(tmp_path: Path) -> None:
+    """Removed equals gated, a layer without heads passes its input on unchanged, and a folder says where the norm is,
+    to headprune and to the code of the checkpoint."""
+    model, batch = double("pre"), decoder_batch(0)
+    heads = [(0, 1), (0, 3), *((2, head) for head in range(4))]
+    sites = all_sites(model)
+    mask = torch.ones(len(sites), 4)
+    for site, head in heads:
+        mask[site, head] = 0
+    with headprune.gated(model, mask):
+        gated = model(**batch).logits
+    headprune.remove(model, heads)
+    states = model(**batch, output_hidden_states=True)
+    assert (states.logits - gated).abs().max() < EXACT
+    assert torch.equal(states.hidden_states[2], states.hidden_states[3])
+    headprune.save(model, tmp_path, portable=True)
+    portable = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True, dtype=torch.float64)
+    for again in (headprune.load(tmp_path), portable):
+        assert again.config.norm == "pre"
+        assert (again(**batch).logits - states.logits).abs().max() < EXACT
+
+
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
         ({"num_persistent_vectors": 0}, "num_persistent_vectors"),
         ({"head_dim": 1}, "head_dim"),
+        ({"norm": "both"}, "norm must be 'pre' or 'post', not 'both'"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope_type"),
     ],
 )

@@ -24,7 +24,7 @@ PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "gates_together.py"
 
 def test_one_callback_and_gates_learn(tmp_path: Path) -> None:
     model = build()
-    trainer, callback = trainer_of(model, tmp_path)
+    trainer, callback = trainer_of(model, tmp_path, headprune.GateCallback(l0=0.1, warmup=0.5))
     start = callback.gates.bias.detach().clone()
     trainer.train()
     gates = callback.gates

@@ -86,7 +86,7 @@ class GateOptions(OptionGroup):
     )
     warmup: float = option(
         None,
-        "Share of the training in which the L0 weight grows from 0, or a target falls from all: 0.5; under voita 0.",
+        "Share of the training in which the L0 weight grows from 0, or a target falls from all: 0.1; under voita 0.",
         type=float,
         flag="--gate-warmup",
     )

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from headprune.training.hard_concrete import HardConcrete
     from headprune.units import Kind
 
-# The constants of the papers: Shim 2021, and Voita 2019.
+# The constants of the papers: Shim 2021, whose configuration warms the L0 weight up in the first of ten epochs, and
+# Voita 2019.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "shim": {"straight_through": True, "start": 2.0, "rescale": True, "warmup": 0.5},
+    "shim": {"straight_through": True, "start": 2.0, "rescale": True, "warmup": 0.1},
     "voita": {"straight_through": False, "start": 0.0, "rescale": False, "warmup": 0.0},
 }
 TARGETS = ("keep", "keep_parameters", "keep_flops")

@@ -15,7 +15,9 @@ class AllAttentionConfig(PreTrainedConfig):
 
     Each head of a layer has `num_persistent_vectors` learned keys and values beside those of the tokens; they replace
     the feed-forward layer, and have as many parameters as one of that width where `head_dim` x `num_attention_heads` is
-    `hidden_size`. Rotary embeddings apply to a part of each head, `partial_rotary_factor` of `rope_parameters`.
+    `hidden_size`. With `norm="post"` a layer is LayerNorm(x + attention(x)), as there; with "pre" it is x +
+    attention(LayerNorm(x)), and no norm follows the last layer, as in the code of Shim et al. 2021 (arXiv 2110.03252).
+    Rotary embeddings apply to a part of each head, `partial_rotary_factor` of `rope_parameters`.
     """
 
     model_type = "all_attention"
@@ -29,6 +31,7 @@ class AllAttentionConfig(PreTrainedConfig):
     num_persistent_vectors: int = 2048
     max_position_embeddings: int = 2048
     initializer_range: float = 0.02
+    norm: str = "post"
     layer_norm_eps: float = 1e-5
     attention_bias: bool = False
     attention_dropout: float = 0.0
@@ -51,6 +54,8 @@ class AllAttentionConfig(PreTrainedConfig):
         """Called by `@strict`: raises for values from which no model can be built."""
         if self.num_persistent_vectors < 1:
             raise ValueError(f"num_persistent_vectors must be 1 or more, not {self.num_persistent_vectors}.")
+        if self.norm not in ("pre", "post"):
+            raise ValueError(f"norm must be 'pre' or 'post', not {self.norm!r}.")
         if self.head_dim is None or self.head_dim < 2:
             raise ValueError(
                 f"head_dim must be 2 or more, because rotary embeddings rotate pairs, not {self.head_dim}."

@@ -126,17 +126,19 @@ class AllAttention(nn.Module):
 
 
 class AllAttentionLayer(GradientCheckpointingLayer):
-    """Attention, the residual addition, a norm: there is no feed-forward part."""
+    """Attention, the residual addition, and a norm before or after both: there is no feed-forward part."""
 
     def __init__(self, config: AllAttentionConfig, layer_idx: int) -> None:
         super().__init__()
         self.self_attn = AllAttention(config, layer_idx)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm_first = config.norm == "pre"
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        added, _ = self.self_attn(hidden_states, **kwargs)
-        return self.norm(hidden_states + self.dropout(added))
+        added, _ = self.self_attn(self.norm(hidden_states) if self.norm_first else hidden_states, **kwargs)
+        hidden_states = hidden_states + self.dropout(added)
+        return hidden_states if self.norm_first else self.norm(hidden_states)
 
 
 class AllAttentionPreTrainedModel(PreTrainedModel):
