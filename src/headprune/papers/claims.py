@@ -214,6 +214,13 @@ HIES = (
         ON_SUBJECTS,
     ),
     Claim(
+        "hies-normalization",
+        "hies",
+        "Appendix B",
+        "Entropies divided by the log of the length, and importances as means over tokens, are better than raw ones.",
+        ON_SUBJECTS,
+    ),
+    Claim(
         "hies-large-models",
         "hies",
         "experiments",

@@ -14,8 +14,8 @@ from headprune.papers.hies.plan import HIES, NAMES
 with require("report", "Figures need"):
     import altair as alt
 
-GREEN, PURPLE, YELLOW, BLACK = "#009E73", "#CC79A7", "#F0E442", "#000000"
-COLOURS = dict(zip(NAMES, (BLUE, VERMILION, GREY, YELLOW, PURPLE, ORANGE, SKY, GREEN, BLACK), strict=True))
+GREEN, PURPLE, YELLOW, BLACK, NAVY = "#009E73", "#CC79A7", "#F0E442", "#000000", "#4B4B8F"
+COLOURS = dict(zip(NAMES, (BLUE, NAVY, VERMILION, GREY, YELLOW, PURPLE, ORANGE, SKY, GREEN, BLACK), strict=True))
 WIDTH, HEIGHT, COLUMNS = 300, 200, 2
 TITLES = {"metric": "Accuracy", "stability": "Share of predictions equal to the dense model's"}
 

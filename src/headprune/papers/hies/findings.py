@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from headprune.measure.intervals import Difference
 from headprune.papers.hies.outcome import Outcome, points
-from headprune.papers.hies.plan import FEW, HIES, MANY
+from headprune.papers.hies.plan import FEW, HIES, MANY, RAW
 from headprune.papers.ledger import Finding, verdict_if_better, verdict_if_not_worse
 
 MARGIN = 0.01  # as good: behind by less than a point
@@ -34,6 +34,7 @@ def findings_of(outcome: Outcome) -> list[Finding]:
             _better(outcome, "hies-stability", HIES, "HIS", many, "stability"),
             *(_better(outcome, claim, HIES, name, many, "metric") for claim, name in BASELINES.items()),
             _better(outcome, "hies-entropy-direction", "AE", "AD", many, "metric"),
+            _better(outcome, "hies-normalization", HIES, RAW, many, "metric"),
             _better(outcome, "default-above-hies", "ours", HIES, many, "metric"),
             _better(outcome, "default-above-gnorm", "ours", "Gnorm", many, "metric"),
         ]

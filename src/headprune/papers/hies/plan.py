@@ -10,8 +10,11 @@ from headprune.criteria.registry import make
 from headprune.papers.paper_models import ReproductionError
 
 PAPER = "arXiv 2510.13832"
-HIES = "HIES"
-# Name in tables -> criterion. HIES comes with the alpha that the validation samples choose.
+HIES, RAW = "HIES", "HIES, raw"
+# Both come with the alpha that the validation samples choose for the first: as the paper defines it, and without its
+# normalisation by length and its mean over tokens.
+MIXTURES: dict[str, dict[str, Any]] = {HIES: {}, RAW: {"entropy": "raw", "tokens": "sum"}}
+# Name in tables -> criterion.
 CRITERIA = {
     "HIS": "his",
     "random": "random",
@@ -22,7 +25,7 @@ CRITERIA = {
     "Gnorm": "gnorm",
     "ours": "residual-gradient",
 }
-NAMES = (HIES, *CRITERIA)
+NAMES = (*MIXTURES, *CRITERIA)
 ALPHAS = tuple(step / 10 for step in range(10))
 MANY = 0.3  # the share of heads from which on the paper reports that HIES is better than HIS
 FEW = 0.1  # the share up to which it reports that both are as good
@@ -55,5 +58,6 @@ class Settings:
 
 def spec_of(name: str, seed: int, alpha: float) -> str:
     """The criterion behind a name in the tables, as it names itself."""
-    options: dict[str, dict[str, Any]] = {HIES: {"alpha": alpha}, "random": {"seed": seed}}
-    return str(make("hies" if name == HIES else CRITERIA[name], **options.get(name, {})))
+    if name in MIXTURES:
+        return str(make("hies", alpha=alpha, **MIXTURES[name]))
+    return str(make(CRITERIA[name], **({"seed": seed} if name == "random" else {})))

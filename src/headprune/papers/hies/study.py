@@ -17,8 +17,9 @@ from headprune.data import Examples
 from headprune.json_forms import differing, other_settings
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS, MetricValue
-from headprune.papers.hies.plan import ALPHAS, CRITERIA, HIES, PAPER, Settings, spec_of
+from headprune.papers.hies.plan import ALPHAS, HIES, NAMES, PAPER, Settings, spec_of
 from headprune.papers.paper_models import ReproductionError
+from headprune.papers.ranks import spearman
 from headprune.progress import tracked
 from headprune.search.selection import least_left, ranked
 from headprune.training.fixed_gates import gated
@@ -86,17 +87,17 @@ def measure_seed(model: Any, pool: Examples, evaluate: Part, settings: Settings,
     validation = Part(model, rest.sample(settings.validation, seed), settings.batch_size)
     sites = evaluate.sites
     total = sum(len(site.units()) for site in sites)
-    specs = {name: spec_of(name, seed, 0.0) for name in CRITERIA}
     alphas = {alpha: spec_of(HIES, seed, alpha) for alpha in ALPHAS}
+    every = dict.fromkeys(spec_of(name, seed, alpha) for name in NAMES for alpha in ALPHAS)
     batches = calibration.batches(settings.batch_size)
-    scores = score(model, batches, criteria=[*specs.values(), *alphas.values()], progress=False).scores
+    scores = score(model, batches, criteria=list(every), progress=False).scores
     areas = {}
     for alpha, spec in tracked(alphas.items(), "choosing alpha", len(alphas), unit="value"):
         order = removal_order(scores[spec], sites)
         values = [validation(removed_at(order, total, share))[0].value for share in settings.shares]
         areas[alpha] = weighted_area(settings.shares, values)
     best = max(areas, key=lambda alpha: (areas[alpha], -alpha))
-    specs = {HIES: alphas[best], **specs}
+    specs = {name: spec_of(name, seed, best) for name in NAMES}
     cells = []
     for name, spec in tracked(specs.items(), "measuring", len(specs), unit="criterion"):
         order = removal_order(scores[spec], sites)
@@ -164,21 +165,8 @@ def _correlations(scores: Mapping[str, torch.Tensor]) -> dict[str, dict[str, flo
     """Of the scores of all heads, by ranks (Spearman)."""
     names = [name for name in scores if name != "random"]
     known = torch.stack([~scores[name].isnan() for name in names]).all(0)
-    ranks = {name: _ranks(scores[name][known]) for name in names}
-    return {one: {other: _pearson(ranks[one], ranks[other]) for other in names} for one in names}
-
-
-def _ranks(values: torch.Tensor) -> torch.Tensor:
-    """Ranks from 0, the mean of them for equal values."""
-    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
-    ends = counts.cumsum(0).double()
-    return (ends - (counts.double() + 1) / 2)[inverse]
-
-
-def _pearson(one: torch.Tensor, other: torch.Tensor) -> float:
-    one, other = one - one.mean(), other - other.mean()
-    scale = float(one.norm() * other.norm())
-    return float(one @ other) / scale if scale else math.nan
+    values = {name: scores[name][known].tolist() for name in names}
+    return {one: {other: spearman(values[one], values[other]) for other in names} for one in names}
 
 
 class Study:
