@@ -11,12 +11,13 @@ WORKERS ?= 2
 
 SEED ?= 0
 
-.PHONY: help test test-slow test-all soak lint format bench demo docs clean
+.PHONY: help test test-slow test-all soak claims lint format bench demo docs clean
 
 help:
 	@echo "make test    set up and run the tests that take seconds: about four minutes"
 	@echo "make test-all  run all tests; make test-slow those that make test leaves out"
 	@echo "make soak    property tests on every text, image and seq2seq model, SEED=0, and 10,000 damaged files: hours"
+	@echo "make claims  run the experiments behind docs/claims.md: 90 minutes, with QUICK=1 10"
 	@echo "make lint    ruff, format check and type check"
 	@echo "make bench   speed and memory, as ratios measured in one run"
 	@echo "make docs    the documentation, in site/"
@@ -50,6 +51,10 @@ test-all: $(READY)
 soak: $(READY)
 	HEADPRUNE_SOAK=$(SEED) $(BIN)/python -m pytest -n $(WORKERS) tests/unit/test_properties.py
 	$(BIN)/python -m benchmarks.fuzz_readers
+
+# With QUICK=1 smaller ones; OPTIONS may name more subjects, such as --images FILE.npz.
+claims: $(READY)
+	$(BIN)/python -m benchmarks.claims $(if $(QUICK),--quick) $(OPTIONS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

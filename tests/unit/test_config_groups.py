@@ -80,7 +80,10 @@ def test_two_verbs_have_the_same_option_by_one_name() -> None:
 
 def test_an_option_of_several_verbs_is_in_a_group() -> None:
     """Those of the command line alone, such as --out and --json, are declared in cli/options.py."""
-    shared = {"--out", "--config", "--json", "--overwrite", "--plugin", "--figures", "--seeds", "--trials"}
+    shared = {"--out", "--config", "--json", "--overwrite", "--plugin", "--figures", "--seeds", "--trials"} | {
+        "--published",
+        "--run",
+    }
     flags = {each.flag for group in GROUPS for each in options_of(group)} | {"--model"}
     seen = Counter(flag for command in COMMANDS.values() for flag in {p.opts[0] for p in command.params})
     several = {flag for flag, times in seen.items() if times > 1 and flag.startswith("--")}

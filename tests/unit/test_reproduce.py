@@ -25,6 +25,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from headprune.cli.main import app
 from headprune.errors import HeadpruneError
 from headprune.papers import ReproductionError, gradients, langid, reproduce_greedy_gnorm
+from headprune.papers.evidence import size_findings
 from headprune.papers.figure_data import CRITERIA, Panel
 from headprune.papers.figures import box_rows, figure3, figure4, figure5
 from headprune.papers.panels_from_runs import run_panels
@@ -39,6 +40,7 @@ from headprune.papers.published import (
     read_sheet,
     read_trials,
 )
+from headprune.papers.published_sizes import PUBLISHED, compare_sizes
 from headprune.papers.tables import make_tables
 from headprune.run_folder import read_run
 from headprune.runs.studies.study_runs import make_group
@@ -49,47 +51,6 @@ from pictures import drawing
 FOLDER = SHARED / "reference" / "greedy-gnorm"
 needs_published = pytest.mark.skipif(not FOLDER.is_dir(), reason="the authors' files of ../shared are not here")
 
-# The authors' Pruning_summary.ipynb: parameters, share of the model in per cent and MB, before and after pruning.
-PUBLISHED: dict[str, list[tuple[str, tuple[int, float, float], tuple[int, float, float]]]] = {
-    "bert": [
-        ("model", (102_269_955, 100.00, 390.13), (79_244_355, 100.00, 302.29)),
-        ("bert", (102_267_648, 100.00, 390.12), (79_242_048, 100.00, 302.28)),
-        ("embeddings", (16_622_592, 16.25, 63.41), (16_622_592, 20.98, 63.41)),
-        ("encoder", (85_054_464, 83.17, 324.46), (62_028_864, 78.28, 236.62)),
-        ("pooler", (590_592, 0.58, 2.25), (590_592, 0.75, 2.25)),
-        ("classifier", (2_307, 0.00, 0.01), (2_307, 0.00, 0.01)),
-        ("classifier.weight", (2_304, 0.00, 0.01), (2_304, 0.00, 0.01)),
-        ("classifier.bias", (3, 0.00, 0.00), (3, 0.00, 0.00)),
-    ],
-    "albert": [
-        ("model", (11_685_891, 100.00, 44.58), (11_095_491, 100.00, 42.33)),
-        ("albert", (11_683_584, 99.98, 44.57), (11_093_184, 99.98, 42.32)),
-        ("embeddings", (3_906_048, 33.43, 14.90), (3_906_048, 35.20, 14.90)),
-        ("encoder", (7_186_944, 61.50, 27.42), (6_596_544, 59.45, 25.16)),
-        ("pooler", (590_592, 5.05, 2.25), (590_592, 5.32, 2.25)),
-        ("classifier", (2_307, 0.02, 0.01), (2_307, 0.02, 0.01)),
-        ("classifier.weight", (2_304, 0.02, 0.01), (2_304, 0.02, 0.01)),
-        ("classifier.bias", (3, 0.00, 0.00), (3, 0.00, 0.00)),
-    ],
-    "roberta": [
-        ("model", (355_361_794, 100.00, 1355.60), (291_089_474, 100.00, 1110.42)),
-        ("roberta", (354_310_144, 99.70, 1351.59), (290_037_824, 99.64, 1106.41)),
-        ("embeddings", (52_000_768, 14.63, 198.37), (52_000_768, 17.86, 198.37)),
-        ("encoder", (302_309_376, 85.07, 1153.22), (238_037_056, 81.77, 908.04)),
-        ("classifier", (1_051_650, 0.30, 4.01), (1_051_650, 0.36, 4.01)),
-        ("classifier.dense", (1_049_600, 0.30, 4.00), (1_049_600, 0.36, 4.00)),
-        ("classifier.out_proj", (2_050, 0.00, 0.01), (2_050, 0.00, 0.01)),
-    ],
-    "xlm-roberta": [
-        ("model", (278_059_028, 100.00, 1060.71), (257_395_028, 100.00, 981.88)),
-        ("roberta", (277_453_056, 99.78, 1058.40), (256_789_056, 99.76, 979.57)),
-        ("embeddings", (192_398_592, 69.19, 733.94), (192_398_592, 74.75, 733.94)),
-        ("encoder", (85_054_464, 30.59, 324.46), (64_390_464, 25.02, 245.63)),
-        ("classifier", (605_972, 0.22, 2.31), (605_972, 0.24, 2.31)),
-        ("classifier.dense", (590_592, 0.21, 2.25), (590_592, 0.23, 2.25)),
-        ("classifier.out_proj", (15_380, 0.01, 0.06), (15_380, 0.01, 0.06)),
-    ],
-}
 # Heads, removed, accuracy before and after, parameters before and after, MB before and after.
 SUMMARY = {
     "BERT-base": ["144", "117", "96.82", "90.08", "102269955", "79244355", "390.13", "302.29"],
@@ -149,6 +110,21 @@ def test_tables_2_to_5_equal_the_published_ones(tables: list[Any], place: int) -
         shown.append((name, *((count, round(share, 2), round(size, 2)) for count, share, size in numbers)))
         assert removed == pytest.approx(100 * (1 - after / before))
     assert shown == PUBLISHED[MODELS[place].key]
+
+
+def test_the_ledger_compares_every_published_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = compare_sizes()["models"]
+    assert [model["title"] for model in models] == [model.title for model in MODELS]
+    assert all(row["counted"] == row["published"] for model in models for row in model["rows"])
+    assert {finding.verdict for finding in size_findings({"models": models})} == {"equal"}
+    # One parameter more is noticed.
+    name, before, after = PUBLISHED["albert"][3]
+    changed = [*PUBLISHED["albert"][:3], (name, before, (after[0] + 1, *after[1:])), *PUBLISHED["albert"][4:]]
+    monkeypatch.setitem(PUBLISHED, "albert", changed)
+    verdicts = {(f.claim, f.subject): f.verdict for f in size_findings(compare_sizes())}
+    assert [key for key, verdict in verdicts.items() if verdict != "equal"] == [
+        ("gnorm-module-sizes", "ALBERT-base-v2")
+    ]
 
 
 def test_all_published_rows_are_there(tables: list[Any]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headprune.cli.options import Json, print_json
+from headprune.cli.options import COMPUTE, OUTPUT, Json, Published, print_json, resumable
 from headprune.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,19 +25,45 @@ def claims(
             help="greedy-gnorm, hies, gates or headprune, or one claim, with its numbers; all papers without it.",
         ),
     ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLAIM",
+            help="Run the experiment behind one claim, and print its findings.",
+            rich_help_panel=COMPUTE,
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="With --run: directory of the experiment, which resumes.", rich_help_panel=OUTPUT)
+    ] = Path("claims"),
+    published: Published = None,
     as_json: Json = False,
 ) -> None:
     """List the claims of the three papers and of this project, with what their tests came to."""
     from headprune.papers.claims import CLAIMS
     from headprune.papers.ledger import PAPERS, findings_by_claim, read_findings
 
+    if run is not None:
+        if name not in (None, run):
+            raise DataError("--run takes one claim; leave out the other name.")
+        name = run
     chosen = [each for each in CLAIMS if name in (None, each.paper, each.id)]
-    if not chosen:
+    if not chosen or (run is not None and run != chosen[0].id):
         raise DataError(
             f"There is no claim and no paper {name!r}; papers are {', '.join(PAPERS)}, and headprune claims lists the "
             "claims."
         )
-    rows = findings_by_claim(chosen, read_findings())
+    if run is None:
+        rows = findings_by_claim(chosen, read_findings())
+    else:
+        from rich.console import Console
+
+        from headprune.cli.preflight import quiet_transformers
+        from headprune.papers.claim_runs import run_claim
+
+        quiet_transformers()
+        with resumable(out):
+            rows = {run: run_claim(chosen[0], out, published=published, console=Console(stderr=as_json))}
     if as_json:
         print_json({"claims": [{**vars(each), "findings": [f.to_json() for f in rows[each.id]]} for each in chosen]})
     elif name is not None and name not in PAPERS:

@@ -39,6 +39,10 @@ Seeds = Annotated[
     str | None,
     typer.Option(help="Seeds, separated by commas, each with its own runs.", rich_help_panel="Compute"),
 ]
+COMPUTE = "Compute"
+Published = Annotated[
+    Path | None, typer.Option(help="Folder with the authors' result files of Greedy-Gnorm.", rich_help_panel="Data")
+]
 Trials = Annotated[
     int | None,
     typer.Option(min=1, help="Runs of 'random', with different seeds.", rich_help_panel="Criteria"),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headprune.cli.options import OUTPUT, Json, Seeds, Trials, print_json, resumable, with_options
+from headprune.cli.options import COMPUTE, OUTPUT, Json, Published, Seeds, Trials, print_json, resumable, with_options
 from headprune.config.groups import ComputeOptions, DataOptions, ModelOptions
 from headprune.config.option import only
 from headprune.errors import DataError
@@ -41,10 +41,7 @@ def _own_data(text: str) -> Any:
 )
 def greedy_gnorm(
     out: Out,
-    published: Annotated[
-        Path | None,
-        typer.Option(help="The authors' result files, to draw figures 3 to 5 from.", rich_help_panel="Data"),
-    ] = None,
+    published: Published = None,
     runs: Annotated[
         Path | None,
         typer.Option(help="Runs of headprune, to draw figures 3 to 5 from.", rich_help_panel="Data"),
@@ -64,7 +61,7 @@ def greedy_gnorm(
             metavar="MODEL",
             help="Instead of tables and figures, make all runs of this model of the paper (bert, albert, roberta or "
             "xlm-roberta), which --runs then draws.",
-            rich_help_panel="Model",
+            rich_help_panel=COMPUTE,
         ),
     ] = None,
     trials: Trials = None,
