@@ -211,6 +211,21 @@ def test_tables_of_the_page_are_computed(findings: dict[str, Any]) -> None:
     assert areas_table(findings) in page
 
 
+@needs_published
+def test_stored_findings_are_computed(findings: dict[str, Any]) -> None:
+    stored = json.loads((ROOT / "benchmarks" / "results" / "claims" / "gnorm-authors-files.json").read_text())
+    assert stored["settings"] == json.loads(json.dumps(findings["settings"]))
+    assert flat(stored["models"]) == pytest.approx(flat(findings["models"]))
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Numbers by their path."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if parts is None:
+        return {name: value}
+    return {path: leaf for key, part in parts for path, leaf in flat(part, f"{name}/{key}").items()}
+
+
 def test_the_page_says_what_the_search_for_a_rule_found() -> None:
     page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     found = json.loads((ROOT / "benchmarks" / "results" / "stop_rules.json").read_text(encoding="utf-8"))

@@ -135,7 +135,7 @@ def test_csv_and_markdown_hold_the_same_cells(tables: list[Any]) -> None:
     for table in tables:
         lines = [line for line in table.markdown().splitlines() if line.startswith("| ")]
         cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-        plain = [["" if c == "-" else c.replace(",", "") for c in row] for row in cells]
+        plain = [[cell.replace(",", "") for cell in row] for row in cells]
         assert plain == rows_of(table.csv())
 
 
@@ -374,6 +374,13 @@ BAD = {
     "no json": ("published_final_masks.json", "{", "is not json"),
     "no models": ("published_final_masks.json", "[]", "does not name the four models"),
     "other shape": ("published_final_masks.json", '{"BERT": [[1, 0]]}', "no mask of 12 x 12 heads for BERT"),
+    "no dense model": (
+        "pruned_heads_accuracy(BERT)basedonGreedyGnorm.csv",
+        "Pruned_Heads,Accuracy\n1,0.5\n",
+        "at 0 heads",
+    ),
+    "unknown heads": ("published_pruning_order.json", '{"BERT": [[12, 0]]}', "up to where the paper stops (BERT: 117)"),
+    "no entropies": ("published_attention_entropy.json", '{"BERT": [[1]]}', "no 12 x 12 entropies for BERT"),
     "no order": ("published_pruning_order.json", '{"BERT": 1}', "not a list of [layer, head]"),
 }
 
@@ -384,7 +391,7 @@ def test_bad_published_files(case: str, tmp_path: Path) -> None:
     folder = tmp_path / "published"
     if name is not None:
         published_copy(folder)
-        (folder / name).unlink()
+        (folder / name).unlink(missing_ok=True)
         if content is not None:
             (folder / name).write_text(content)
     with pytest.raises(ReproductionError) as caught:

@@ -31,6 +31,10 @@ def authors_findings(folder: Path) -> dict[str, Any]:
     by_model: dict[str, Any] = {}
     for model, panel in zip(MODELS, published_panels(folder), strict=True):
         rows = ROWS[model.key]
+        if 0 not in dict(panel.curves["gnorm"]):
+            raise ReproductionError(
+                f"The curve of {model.title} does not begin at 0 heads; give the authors' own file."
+            )
         by_model[model.key] = {
             "table_1": table_1_on_the_curve(model, panel),
             "stop": stops(model, panel),
@@ -177,7 +181,7 @@ def order_and_entropy(order: Sequence[tuple[int, int]], entropy: Sequence[Sequen
 
 def _counts(panel: Panel) -> list[int]:
     """The numbers of heads removed at which there are Greedy-Gnorm and all trials."""
-    fullest = max(len(values) for values in panel.trials.values())
+    fullest = max((len(values) for values in panel.trials.values()), default=0)
     common = sorted(set(dict(panel.curves["gnorm"])) & set(panel.trials))
     counts = [count for count in common if len(panel.trials[count]) == fullest]
     if len(counts) < 2 or not any(0 < count < panel.heads for count in counts):

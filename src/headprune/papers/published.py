@@ -141,12 +141,18 @@ def read_orders(folder: Path) -> dict[str, list[tuple[int, int]]] | None:
     if content is None:
         return None
     try:
-        return {model.key: [(int(s), int(h)) for s, h in content[model.published]] for model in MODELS}
+        orders = {model.key: [(int(s), int(h)) for s, h in content[model.published]] for model in MODELS}
     except (KeyError, TypeError, ValueError):
-        raise ReproductionError(
-            f"{folder / ORDERS} is not a list of [layer, head] for each of the four models; write it again, or remove "
-            "it."
-        ) from None
+        orders = {}
+    for model in MODELS:
+        order = orders.get(model.key, [])
+        known = {(site, head) for site in range(model.sites) for head in range(model.heads_per_site)}
+        if not (set(order) <= known and model.removed <= len(set(order)) == len(order)):
+            raise ReproductionError(
+                f"{folder / ORDERS} is not a list of [layer, head] for each of the four models, up to where the paper "
+                f"stops ({model.published}: {model.removed}); write it again, or remove it."
+            )
+    return orders
 
 
 def read_entropies(folder: Path) -> dict[str, list[list[float]]] | None:
