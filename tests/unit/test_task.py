@@ -63,7 +63,11 @@ def own_losses(model: Any, batches: list[Any]) -> float:
     with torch.no_grad():
         for batch in batches:
             for row in range(3):
-                loss = float(model(**{name: value[row : row + 1] for name, value in batch.items()}).loss)
+                sample = {name: value[row : row + 1] for name, value in batch.items()}
+                if "start_positions" in sample:  # whose loss the model computes with the logits of padding
+                    length = int(sample["attention_mask"].sum())
+                    sample = {name: value[:, :length] if value.dim() > 1 else value for name, value in sample.items()}
+                loss = float(model(**sample).loss)
                 losses += [loss] if loss == loss else []
     return sum(losses) / len(losses)
 
@@ -116,10 +120,40 @@ def test_his_of_question_answering_is_the_gradient_at_a_gate() -> None:
     gates = torch.ones(3, 3, 4, dtype=torch.float64, requires_grad=True)
     with headprune.gated(model, gates):
         output = model(**{name: value for name, value in batch.items() if not name.endswith("positions")})
-    start = functional.cross_entropy(output.start_logits, batch["start_positions"], reduction="none")
-    end = functional.cross_entropy(output.end_logits, batch["end_positions"], reduction="none")
+    padding = batch["attention_mask"] == 0
+    start, end = (
+        functional.cross_entropy(logits.masked_fill(padding, -torch.inf), targets, reduction="none")
+        for logits, targets in (
+            (output.start_logits, batch["start_positions"]),
+            (output.end_logits, batch["end_positions"]),
+        )
+    )
     ((start + end) / 2).sum().backward()
     assert torch.allclose(actual, gates.grad.abs().mean(0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("criterion", ["his", "attribution"])
+def test_padding_has_no_part_in_the_softmax_over_tokens(criterion: str) -> None:
+    """The model itself counts the logits of padding, so its loss of a sample depends on the batch."""
+    model, ids = BY_NAME["question-answering-bert"].build().double(), torch.arange(5, 14).view(1, 9)
+    lengths, starts = (4, 9, 6), torch.tensor([1, 3, 5])
+    alone = [
+        {"input_ids": ids[:, :length], "attention_mask": torch.ones(1, length, dtype=torch.long)}
+        | {"start_positions": starts[[row]], "end_positions": starts[[row]]}
+        for row, length in enumerate(lengths)
+    ]
+    mask = (torch.arange(12) < torch.tensor(lengths)[:, None]).long()
+    padded = torch.nn.functional.pad(ids, (0, 3)).expand(3, 12) * mask
+    together = {"input_ids": padded, "attention_mask": mask, "start_positions": starts, "end_positions": starts}
+    expected, actual = (headprune.score(model, batches, criterion=criterion) for batches in (alone, [together]))
+    torch.testing.assert_close(actual.scores, expected.scores)
+    with torch.no_grad():
+        own = sum(float(model(**sample).loss) for sample in alone) / 3
+    beyond = {**together, "end_positions": torch.tensor([9, 3, 5])}  # in a batch of its own this end is beyond the text
+    first = {**alone[0], "end_positions": torch.tensor([9])}
+    losses = [headprune.score(model, batches, criterion="his").loss for batches in ([first, *alone[1:]], [beyond])]
+    assert actual.loss == pytest.approx(own)
+    assert losses[0] == pytest.approx(losses[1])
 
 
 def test_his_of_multiple_choice_is_the_gradient_at_a_gate() -> None:

@@ -45,7 +45,7 @@ class Predictions:
             reference = None if targets is None else task.reference(targets)
             self._append(task.predictions(logits, batch), reference, batch, logits, size)
             if targets is not None:
-                sums, counts = task.parts(logits, targets)
+                sums, counts = task.parts(task.without_padding(logits, batch), targets)
                 self._sums.append(sums.double().cpu())
                 self._counts.append(counts.double().cpu())
         self.samples += size

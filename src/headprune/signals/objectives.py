@@ -45,7 +45,7 @@ def start_backward(
     if isinstance(logits, States):
         return logits.hidden, _in_blocks(objective, aggregation, task, logits, targets, batch, draw)
     if targets is not None and objective in WITH_TARGETS:
-        values = WITH_TARGETS[objective](task, logits, targets)
+        values = WITH_TARGETS[objective](task, task.without_padding(logits, batch), targets)
         scalar = values.sum() if aggregation == "sample" else values.mean()
         return scalar, torch.ones_like(scalar) if torch.isfinite(scalar) else torch.full_like(scalar, torch.nan)
     with torch.no_grad():

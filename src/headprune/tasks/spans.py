@@ -39,8 +39,10 @@ class QuestionAnswering(Task):
 
     def predictions(self, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
         """[batch x 2]: the most probable first and last token, without padding."""
-        real = self.real_tokens(batch, logits).unsqueeze(-1)
-        return logits.masked_fill(~real, -torch.inf).argmax(1)
+        return self.without_padding(logits, batch).argmax(1)
+
+    def without_padding(self, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+        return logits.masked_fill(~self.real_tokens(batch, logits).unsqueeze(-1), -torch.inf)
 
     def given_targets(self, batch: Mapping[str, Any], logits: torch.Tensor) -> torch.Tensor:
         tokens = logits.shape[1]
@@ -48,8 +50,11 @@ class QuestionAnswering(Task):
         targets = torch.stack(ends, dim=-1)
         if len(targets) != len(logits):
             raise DataError(f"There are {len(targets)} answers for {len(logits)} samples; give one per sample.")
-        # As in transformers: positions beyond the text are ignored, and negative ones become 0.
-        return targets.clamp_min(0).masked_fill(targets >= tokens, IGNORED)
+        # As in transformers: positions beyond the text are ignored, and negative ones become 0. Those of padding are
+        # beyond the text in a batch without padding.
+        targets = targets.clamp_min(0).masked_fill(targets >= tokens, IGNORED)
+        padding = ~self.real_tokens(batch, logits).gather(1, targets.clamp_min(0))
+        return targets.masked_fill(padding, IGNORED)
 
     def counts(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
         if not self.has_labels(batch):

@@ -155,6 +155,10 @@ class Task:
         """The values that predictions are compared with."""
         return targets
 
+    def without_padding(self, logits: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
+        """The logits for a loss or a probability: where a softmax is over tokens, padding has none of it."""
+        return logits
+
     def parts(self, logits: torch.Tensor, targets: torch.Tensor) -> Parts:
         raise DataError(f"headprune has no loss for the task {self.name!r}; use a criterion without a loss.")
 
