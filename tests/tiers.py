@@ -24,6 +24,7 @@ SLOW = (
     "unit/test_latency.py",  # builds a table of times for each family
     "unit/test_layerwise_runs.py",
     "unit/test_reproduce_all_attention.py",  # trains
+    "unit/test_reproduce_gates.py",
     "unit/test_random_kills.py",
     "unit/test_train_runs.py",
     "unit/test_twin.py",  # small models of many architectures

@@ -14,7 +14,11 @@ from headprune.search.config import current_repair
 COMPENSATE = "--compensate"
 # Former name -> new one: of all verbs that have the new one, and of one verb, where others still use the name.
 FLAGS = {COMPENSATE: "--repair", "--round": "--round-to", "--evaluations": "--evals-per-epoch", "--sweep": "--study"}
-FLAGS_OF_VERB = {"finetune": {"--rounds": "--cycles"}, "train": {"--evaluation": "--eval-data"}}
+FLAGS_OF_VERB = {
+    "finetune": {"--rounds": "--cycles"},
+    "train": {"--evaluation": "--eval-data"},
+    "reproduce": {"--seed": "--seeds"},
+}
 VALUES = {("--schedule", "sweep"): "layerwise", ("--alpha", "sweep"): "auto"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 
 from headprune.cli.options import COMPUTE, OUTPUT, Json, Published, Seeds, Trials, print_json, resumable, with_options
-from headprune.config.groups import ComputeOptions, DataOptions, ModelOptions
+from headprune.config.groups import DataOptions, ModelOptions
 from headprune.config.option import only
 from headprune.errors import DataError
+from headprune.runs.studies.spec import parse_seeds
 
 app = typer.Typer(
     help="Repeat the results of a paper: from its configurations, its published data, runs of headprune, or models "
@@ -162,7 +163,7 @@ def hies(
     from headprune.papers.hies.plan import Settings
 
     quiet_transformers()
-    settings = Settings() if seeds is None else Settings(seeds=_numbers(seeds))
+    settings = Settings() if seeds is None else Settings(seeds=tuple(parse_seeds(seeds)))
     with resumable(out):
         done = reproduce_hies(out, settings=settings, long=long, console=Console(stderr=as_json), **options)
     if as_json:
@@ -171,30 +172,35 @@ def hies(
 
 
 @app.command("all-attention")
-@with_options(
-    _own_data("Text file to train on; the help texts of Python's standard library by default."),
-    only(ComputeOptions, "seed", default=0, help="Seed of weights, batches and gates."),
-)
+@with_options(_own_data("Text file to train on; the help texts of Python's standard library by default."))
 def all_attention(
     out: Out,
     scale: Scale = 1.0,
+    seeds: Seeds = None,
     as_json: Json = False,
     *,
     options: dict[str, Any],
 ) -> None:
-    """Learned gates, arXiv 2110.03252, on small models that are trained here in about 20 minutes."""
-    from headprune.cli.preflight import quiet_transformers
+    """Learned gates, arXiv 2110.03252, on small models that are trained here, in about 20 minutes for each seed."""
     from headprune.papers.all_attention import reproduce_all_attention
+
+    _train(reproduce_all_attention, out, as_json, scale=scale, seeds=parse_seeds(seeds or "0"), **options)
+
+
+@app.command()
+@with_options()
+def gates(out: Out, scale: Scale = 1.0, seeds: Seeds = None, as_json: Json = False) -> None:
+    """Learned gates on a small encoder-decoder, as in arXiv 1905.09418, in about 2 minutes for each seed."""
+    from headprune.papers.translation_gates import reproduce_gates
+
+    _train(reproduce_gates, out, as_json, scale=scale, seeds=parse_seeds(seeds or "0"))
+
+
+def _train(reproduce: Callable[..., Any], out: Path, as_json: bool, **settings: Any) -> None:
+    from headprune.cli.preflight import quiet_transformers
 
     quiet_transformers()
     with resumable(out):
-        files, rows = reproduce_all_attention(out, scale=scale, console=Console(stderr=as_json), **options)
+        files, rows = reproduce(out, console=Console(stderr=as_json), **settings)
     if as_json:
         print_json({"out": str(out), "files": [str(file) for file in files], "rows": rows})
-
-
-def _numbers(seeds: str) -> tuple[int, ...]:
-    from headprune.runs.studies.spec import parse_seeds
-
-    numbers: Sequence[int] = parse_seeds(seeds)
-    return tuple(numbers)

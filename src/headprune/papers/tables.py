@@ -44,16 +44,15 @@ class Table:
         return f"table{self.number}"
 
     def markdown(self) -> str:
+        return f"**Table {self.number}.** {self.title}\n\n{self.rows_as_markdown()}\n\n{self.note}\n"
+
+    def rows_as_markdown(self) -> str:
         lines = [
-            f"**Table {self.number}.** {self.title}",
-            "",
             f"| {' | '.join(self.headings)} |",
             "|" + "|".join("---" if column == 0 else "---:" for column in range(len(self.headings))) + "|",
             *(f"| {' | '.join(format_cell(cell) for cell in row)} |" for row in self.rows),
-            "",
-            self.note,
         ]
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines)
 
     def csv(self) -> str:
         stream = io.StringIO()

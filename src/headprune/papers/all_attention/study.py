@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,22 @@ from headprune.checkpoint.save_load import load, save
 from headprune.json_forms import differing, other_settings
 from headprune.measure.costs import total_parameters
 from headprune.papers.all_attention.plan import PAPER, Row, Settings, build, rows_of
+from headprune.papers.all_attention.speed import measure_speeds
 from headprune.papers.all_attention.text import Text
 from headprune.papers.all_attention.training import OnLoss, interval, train, window_losses
 from headprune.papers.paper_models import ReproductionError
+from headprune.search.pruner import prune
 from headprune.training.learned_gates import LearnedGates
 from headprune.units import sites_of
 
-RESULTS = "results.json"
+ROWS = "rows.json"
+SPEED = "speed.json"
 ATTENTION = "eager"  # faster for models of this size
 Begin = Callable[[Row], OnLoss | None]  # called with the row that begins
 
 
 class Study:
-    """A reproduction in a directory: `results.json` with the rows so far, and a checkpoint of each in `models`."""
+    """The rows of one seed in a directory: `rows.json` with those so far, and a checkpoint of each in `models`."""
 
     def __init__(self, out: Path, settings: Settings, text: Text) -> None:
         self.out, self.settings, self.text = out, settings, text
@@ -43,19 +46,25 @@ class Study:
         return [self.done[row.name] for row in self.plan if row.name in self.done]
 
     def missing(self) -> list[Row]:
-        # Other rows start from the dense models: without its checkpoint a dense row is not finished.
+        # Other rows start from the checkpoints of these: without one, such a row is not finished.
+        starts = {"dense": self.folder, "trained on": self.before_removal}
         return [
             row
             for row in self.plan
-            if row.name not in self.done or (row.kind == "dense" and not self.folder(row.name).is_dir())
+            if row.name not in self.done or (row.kind in starts and not starts[row.kind](row.name).is_dir())
         ]
 
     def folder(self, name: str) -> Path:
         return self.out / "models" / name
 
+    def before_removal(self, name: str) -> Path:
+        """Where a model trained on without gates is when gates remove heads from the others."""
+        return self.out / "models" / f"{name}-before-removal"
+
     def steps(self, row: Row) -> int:
-        later = self.settings.gate_steps + self.settings.tuning_steps
-        return self.settings.dense_steps if row.kind == "dense" else later
+        if row.kind == "dense":
+            return self.settings.dense_steps
+        return self.settings.tuning_steps + (0 if row.kind == "criterion" else self.settings.gate_steps)
 
     def run(self, begin: Begin, on_finished: Callable[[dict[str, Any]], None]) -> None:
         for row in self.missing():
@@ -65,30 +74,49 @@ class Study:
             self._write()
             on_finished(result)
 
+    def speeds(self, kinds: Sequence[str]) -> dict[str, Any]:
+        """Of every row of these kinds, measured in one run; stored, as other runs would give other numbers."""
+        names = [row.name for row in self.plan if row.kind in kinds]
+        path = self.out / SPEED
+        if path.is_file():
+            try:
+                stored = json.loads(path.read_text())
+            except (OSError, ValueError):
+                stored = {}
+            if list(stored) == names:
+                return dict(stored)
+        models = {name: self._load(name) for name in names}
+        dense = {row.name: f"{row.model}-dense" for row in self.plan}
+        ids = self.text.windows(self.settings.batch, self.settings.context)
+        measured = measure_speeds(models, dense, ids)
+        write_text(path, json.dumps(measured, indent=1) + "\n")
+        return measured
+
     # --- one row ---
 
     def _make(self, row: Row, on_loss: OnLoss | None) -> dict[str, Any]:
-        s, rate = self.settings, self.settings.rate(row.model)
+        s = self.settings
         extra: dict[str, Any] = {}
         if row.kind == "dense":
             torch.manual_seed(s.seed)
             model: Any = build(row.model, s)
             model.set_attn_implementation(ATTENTION)
-            train(model, self.text, s, steps=s.dense_steps, rate=rate, seed=s.seed, on_loss=on_loss)
+            train(model, self.text, s, steps=s.dense_steps, rate=s.rate(row.model), seed=s.seed, on_loss=on_loss)
         else:
-            model = self._load(f"{row.model}-dense")
-            later: dict[str, Any] = {"rate": s.later * rate, "total": s.gate_steps + s.tuning_steps, "on_loss": on_loss}
-            gates = None if row.gates is None else LearnedGates(model, steps=s.gate_steps, **row.gates)
-            train(model, self.text, s, steps=s.gate_steps, seed=s.seed + 1, gates=gates, **later)
-            if gates is not None:
-                gates.remove(verify={"input_ids": self.text.windows(4, s.context)})
+            later: dict[str, Any] = {"rate": s.later * s.rate(row.model), "total": s.gate_steps + s.tuning_steps}
+            later["on_loss"] = on_loss
+            model = self._at_tuning(row, later)
+            if row.kind != "trained on":
                 extra["loss_before_tuning"] = float(window_losses(model, self.text, s).mean())
             train(model, self.text, s, steps=s.tuning_steps, seed=s.seed + 2, done=s.gate_steps, **later)
         losses = window_losses(model, self.text, s)
-        if row.gates is not None:
-            # Compared with the model trained for the same steps without gates, window by window.
-            differences = losses - window_losses(self._load(f"{row.model}-dense-trained-on"), self.text, s)
-            extra |= {"behind_trained_on": float(differences.mean()), "behind_interval": interval(differences)}
+        if row.gates is not None or row.removal is not None:
+            # Compared window by window with the dense model that was trained for the same steps, and with gates.
+            others = {"trained_on": f"{row.model}-dense-trained-on"}
+            others |= {} if row.compared_with is None else {"gates": row.compared_with}
+            for key, other in others.items():
+                differences = losses - window_losses(self._load(other), self.text, s)
+                extra |= {f"behind_{key}": float(differences.mean()), f"behind_{key}_interval": interval(differences)}
         save(model, self.folder(row.name))
         kept = {site.path: list(site.kept) for site in sites_of(model)}
         return {
@@ -97,7 +125,8 @@ class Study:
             "kind": row.kind,
             "what": row.what,
             "gates": None if row.gates is None else dict(row.gates),
-            "steps": self.steps(row) + (0 if row.kind == "dense" else s.dense_steps),
+            "removal": None if row.removal is None else dict(row.removal),
+            "steps": s.dense_steps + (0 if row.kind == "dense" else s.gate_steps + s.tuning_steps),
             "heads": sum(len(ids) for ids in kept.values()),
             "parameters": outside_embeddings(model),
             "all_parameters": total_parameters(model),
@@ -107,15 +136,42 @@ class Study:
             "kept": kept,
         }
 
+    def _at_tuning(self, row: Row, later: Mapping[str, Any]) -> Any:
+        """The model of the row before the steps in which all of them are fine-tuned alike."""
+        s, dense = self.settings, f"{row.model}-dense"
+        if row.kind == "criterion":
+            model = self._load_from(self.before_removal(f"{dense}-trained-on"))
+            self._prune(model, row)
+            return model
+        model = self._load(dense)
+        if row.kind == "criterion first":
+            self._prune(model, row)
+        gates = None if row.gates is None else LearnedGates(model, steps=s.gate_steps, **row.gates)
+        train(model, self.text, s, steps=s.gate_steps, seed=s.seed + 1, gates=gates, **later)
+        if gates is not None:
+            gates.remove(verify={"input_ids": self.text.windows(4, s.context)})
+        if row.kind == "trained on":
+            save(model, self.before_removal(row.name), overwrite=True)
+        return model
+
+    def _prune(self, model: Any, row: Row) -> None:
+        """Remove heads by a criterion, measured on the training text."""
+        s = self.settings
+        windows = self.text.batches(-(-s.calibration // s.batch), s.batch, s.context, s.seed + 3)
+        prune(model, [{"input_ids": ids, "labels": ids} for ids in windows], progress=False, **dict(row.removal or {}))
+
     def _load(self, name: str) -> Any:
-        model = load(self.folder(name))
+        return self._load_from(self.folder(name))
+
+    def _load_from(self, folder: Path) -> Any:
+        model = load(folder)
         model.set_attn_implementation(ATTENTION)
         return model
 
     # --- the file ---
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        path = self.out / RESULTS
+        path = self.out / ROWS
         if not path.is_file():
             return {}
         try:
@@ -131,9 +187,13 @@ class Study:
         return done
 
     def _write(self) -> None:
-        versions = {module.__name__: str(module.__version__) for module in (headprune, torch, transformers)}
-        content: dict[str, Any] = {**self.header, "made_by": versions, "rows": self.rows}
-        write_text(self.out / RESULTS, json.dumps(content, indent=1) + "\n")
+        content: dict[str, Any] = {**self.header, "made_by": made_by(), "rows": self.rows}
+        write_text(self.out / ROWS, json.dumps(content, indent=1) + "\n")
+
+
+def made_by() -> dict[str, str]:
+    """The versions of what the results depend on."""
+    return {module.__name__: str(module.__version__) for module in (headprune, torch, transformers)}
 
 
 def _flat(header: Mapping[str, Any]) -> dict[str, Any]:

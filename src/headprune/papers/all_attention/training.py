@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,18 +33,50 @@ def train(
 ) -> None:
     """Train for `steps` steps. With `done` and `total` they are part of a longer training, whose learning rate schedule
     continues after `done` steps."""
+    windows = text.batches(steps, settings.batch, settings.context, seed)
+    batches = ({"input_ids": ids, "labels": ids} for ids in windows)
+    total = steps if total is None else total
+    optimizing = Optimizing(rate, done, total, settings.rise, settings.weight_decay, settings.clip)
+    train_on(model, batches, optimizing, seed=seed, gates=gates, on_loss=on_loss)
+
+
+@dataclass(frozen=True)
+class Optimizing:
+    """How weights are trained: the peak of the learning rate, and which steps of how many these are."""
+
+    rate: float
+    done: int
+    total: int
+    rise: float = 0.1  # share of all steps for warm-up
+    weight_decay: float = 0.01
+    clip: float = 1.0
+
+
+def train_on(
+    model: nn.Module,
+    batches: Iterable[Mapping[str, torch.Tensor]],
+    how: Optimizing,
+    *,
+    seed: int,
+    gates: LearnedGates | None = None,
+    on_loss: OnLoss | None = None,
+) -> None:
+    """A step for each batch with AdamW."""
     torch.manual_seed(seed)  # for the random noise of gates
     groups: list[dict[str, Any]]
-    groups = gates.parameter_groups(rate) if gates is not None else [{"params": list(model.parameters()), "lr": rate}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=settings.weight_decay)
-    total_steps = steps if total is None else total
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share(done + step, total_steps, settings.rise))
+    groups = (
+        gates.parameter_groups(how.rate)
+        if gates is not None
+        else [{"params": list(model.parameters()), "lr": how.rate}]
+    )
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=how.weight_decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share(how.done + step, how.total, how.rise))
     model.train()
-    for ids in text.batches(steps, settings.batch, settings.context, seed):
-        loss = model(input_ids=ids, labels=ids).loss
+    for batch in batches:
+        loss = model(**batch).loss
         (loss if gates is None else loss + gates.loss()).backward()
         # Only the weights of the model: the loss of gates must not reduce their steps.
-        nn.utils.clip_grad_norm_(groups[0]["params"], settings.clip)
+        nn.utils.clip_grad_norm_(groups[0]["params"], how.clip)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headprune.criteria.registry import make
-from headprune.papers.paper_models import ReproductionError
+from headprune.papers.all_attention.summary import check_seeds
 
 PAPER = "arXiv 2510.13832"
 HIES, RAW = "HIES", "HIES, raw"
@@ -43,8 +43,7 @@ class Settings:
     batch_size: int = 32
 
     def __post_init__(self) -> None:
-        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
-            raise ReproductionError("--seeds takes different numbers of 0 or more, such as 0,1,2.")
+        check_seeds(self.seeds)
 
     @property
     def pool(self) -> int:
