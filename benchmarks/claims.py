@@ -11,6 +11,7 @@ classifier in `model`, and train.tsv and test.tsv), --images FILE.npz and --publ
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import shlex
@@ -35,11 +36,11 @@ DROPPED = ("cells",)
 
 def derive(folder: Path = RESULTS) -> list[Finding]:
     """The findings of all result files, in the order of the claims."""
-    findings = [
-        finding
-        for file in sorted(folder.glob("*.json"))
-        for finding in evidence_of(file.stem).findings(json.loads(file.read_text(encoding="utf-8")))
-    ]
+    findings = []
+    for file in sorted(folder.glob("*.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        of_file = evidence_of(file.stem).findings(content)
+        findings += [dataclasses.replace(finding, command=content["command"]) for finding in of_file]
     order = [claim.id for claim in CLAIMS]
     unknown = sorted({finding.claim for finding in findings} - set(order))
     if unknown:

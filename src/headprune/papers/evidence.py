@@ -41,7 +41,8 @@ def size_findings(content: Content) -> list[Finding]:
             what = "Parameters" if len(rows) == 1 else f"{len(rows)} rows, the first is {rows[0]['part']}: parameters"
             sentence = f"{what} {before} to {after}; with shares and megabytes as printed."
             verdict: Verdict = "equal" if equal else "does not hold here"
-            found.append(Finding(claim, model["title"], verdict, sentence, {"rows": rows}))
+            values = {row["part"]: [numbers[0] for numbers in row["counted"]] for row in rows if row["counted"]}
+            found.append(Finding(claim, model["title"], verdict, sentence, values))
     return found
 
 
@@ -131,7 +132,7 @@ HIES_CLAIMS = tuple(claim.id for claim in (*HIES, *OURS) if not claim.needs)
 
 
 def own_findings(content: Content) -> list[Finding]:
-    return [Finding(**{**row, "command": content.get("command", row["command"])}) for row in content["findings"]]
+    return [Finding(**row) for row in content["findings"]]
 
 
 def _points(gap: Difference) -> str:

@@ -82,3 +82,5 @@ def format_spread(spread: Mapping[str, Any] | None, form: str) -> str | None:
 def check_seeds(seeds: Sequence[int]) -> None:
     if not seeds or len(set(seeds)) != len(seeds):
         raise ReproductionError(f"--seeds needs one or more different numbers, such as 0,1,2, not {list(seeds)}.")
+    if min(seeds) < 0:
+        raise ReproductionError(f"A seed must be 0 or more, but --seeds has {min(seeds)}.")
