@@ -71,12 +71,15 @@ def repeated_difference(one: torch.Tensor, other: torch.Tensor) -> Difference:
     """The mean of one - other, [runs x samples], where runs differ in what they were calibrated on and share their
     samples.
 
-    Its variance is that over samples, of the means over runs, and that over runs: with few runs Student's quantile.
+    Its variance is that over samples, of the means over runs, and that over runs.
     """
-    gaps = one - other
-    over_samples = paired_difference(one.mean(0), other.mean(0))
-    runs = gaps.mean(1)
-    over_runs = students_quantile(len(runs) - 1) * standard_error(runs) if len(runs) > 1 else 0.0
+    return with_runs(paired_difference(one.mean(0), other.mean(0)), (one - other).mean(1))
+
+
+def with_runs(over_samples: Difference, by_run: torch.Tensor) -> Difference:
+    """A difference whose interval is over samples alone, widened by the variance of its values by run, with Student's
+    quantile as there are few."""
+    over_runs = students_quantile(len(by_run) - 1) * standard_error(by_run) if len(by_run) > 1 else 0.0
     centre = (over_samples.low + over_samples.high) / 2
     half = math.hypot((over_samples.high - over_samples.low) / 2, over_runs)
     return Difference(over_samples.value, centre - half, centre + half)

@@ -53,10 +53,20 @@ def _hies(out: Path, published: Path | None, console: Console) -> Mapping[str, A
     return {"findings": [finding.to_json() for finding in done.findings]}
 
 
+def _gradients(out: Path, published: Path | None, console: Console) -> Mapping[str, Any]:
+    from headprune.papers import gradients
+
+    task = gradients.demo_task()
+    if task is None:
+        raise DataError("Gradients are measured on the model of the demo; install headprune[demo].")
+    return gradients.change_by_site(task, gradients.DEMO_NAME)
+
+
 AUTHORS_FILES = "gnorm-authors-files"
 RUNS: dict[str, Callable[[Path, Path | None, Console], Mapping[str, Any]]] = {
     "sizes": _sizes,
     AUTHORS_FILES: _authors_files,
     "gnorm-": _gnorm,
+    "gradients": _gradients,
     "hies-": _hies,
 }

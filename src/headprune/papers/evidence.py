@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headprune.measure.intervals import Difference
+import torch
+
+from headprune.measure.intervals import Difference, with_runs
 from headprune.papers.claims import HIES, OURS
 from headprune.papers.ledger import AUTHORS, Finding, Verdict, verdict_if_better
 from headprune.papers.paper_models import MODELS
@@ -110,10 +112,11 @@ def gnorm_findings(content: Content) -> list[Finding]:
         if name not in content["comparisons"]:
             continue
         gap = content["comparisons"][name]
-        difference = Difference(gap["difference"], *gap["interval"])
+        over_samples = Difference(gap["difference"], *gap["interval"])
+        difference = with_runs(over_samples, torch.tensor(gap["by_seed"], dtype=torch.float64))
         by_seed = ", ".join(f"{100 * value:+.1f}" for value in gap["by_seed"])
         sentence = f"{what}: {_points(difference)} points; by seed {by_seed}."
-        values = {**gap, "seeds": seeds}
+        values = {"difference": list(difference), "by_seed": gap["by_seed"], "seeds": seeds}
         found.append(Finding(claim, subject, verdict_if_better(difference), sentence, values))
     orders = [entry for seed in content["entropy"] for entry in seed["order"].values()]
     swapped = max(entry["inversions"] for entry in orders)
@@ -123,7 +126,30 @@ def gnorm_findings(content: Content) -> list[Finding]:
     )
     verdict: Verdict = "holds here" if swapped == 0 else "does not hold here"
     found.append(Finding("entropy-epsilon-order", subject, verdict, sentence, {"seeds": seeds, "bounds": bounds}))
+    zeros = [seed["zeros"] for seed in content["entropy"]]
+    total = sum(each["probabilities"] for each in zeros)
+    by_precision = {name: sum(each[name] for each in zeros) for name in ("float32", "bfloat16", "float16")}
+    counts = ", ".join(f"{count:,} in {name}" for name, count in by_precision.items())
+    sentence = (
+        f"Of {total:,} attention probabilities without padding, exactly zero are {counts}; a * log(a) is NaN there."
+    )
+    verdict = "holds here" if by_precision["float32"] else "does not hold here"
+    found.append(Finding("entropy-underflow", subject, verdict, sentence, {**by_precision, "seeds": seeds}))
     return found
+
+
+def gradient_findings(content: Content) -> list[Finding]:
+    """Of `gradients.change_by_site`: the rest of the model, without the site that loses a head."""
+    site = content["removed"][0][0]
+    others = [value for index, row in enumerate(content["relative"]) if index != site for value in row]
+    sentence = (
+        f"Without head {tuple(content['removed'][0])}, the Q, K and V gradients of the other sites change by "
+        f"{100 * min(others):.0f} to {100 * max(others):.0f} % of their norm, on {content['samples']} samples."
+    )
+    # A change of a tenth is more than rounding, and more than most differences of two scores.
+    verdict: Verdict = "holds here" if min(others) > 0.1 else "does not hold here"
+    values = {"removed": content["removed"], "relative": content["relative"]}
+    return [Finding("gnorm-gradients-change", content["subject"], verdict, sentence, values)]
 
 
 # --- reproductions that write findings themselves ---
@@ -153,7 +179,8 @@ EVIDENCE: Sequence[Evidence] = (
         ),
         authors_findings,
     ),
-    Evidence("gnorm-", (*COMPARED, "entropy-epsilon-order"), gnorm_findings),
+    Evidence("gnorm-", (*COMPARED, "entropy-epsilon-order", "entropy-underflow"), gnorm_findings),
+    Evidence("gradients", ("gnorm-gradients-change",), gradient_findings),
     Evidence("hies-", HIES_CLAIMS, own_findings),
 )
 

@@ -51,6 +51,17 @@ def measure_change(task: RunInputs, name: str, *, head: tuple[int, int] | None =
     return MeasuredChange(name, len(examples), gradient_change(task.model, batches, removed, grid=grid), head is None)
 
 
+def change_by_site(task: RunInputs, name: str) -> dict[str, Any]:
+    """The numbers of figure 2 for the ledger: the change relative to the norm before, by site, for Q, K and V."""
+    measured = measure_change(task, name)
+    return {
+        "subject": name,
+        "samples": measured.samples,
+        "removed": [list(head) for head in measured.change.removed],
+        "relative": [[round(value, 4) for value in row] for row in measured.change.relative.tolist()],
+    }
+
+
 def _first_unit(
     task: RunInputs, batches: Sequence[Mapping[str, Any]], sites: Sequence[Site]
 ) -> Iterable[tuple[int, int]]:
