@@ -18,7 +18,7 @@ from headprune.papers.paper_models import MODELS, PAPER, PaperModel
 from headprune.surgery.remove_units import remove_units
 from headprune.units import resolve
 
-Cell = str | int | float  # a float is shown with two decimals
+Cell = str | int | float | None  # a float is shown with two decimals, None as a dash
 
 Sizes = dict[str, int]  # module -> its parameters; the first is the whole model
 
@@ -59,12 +59,14 @@ class Table:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(self.headings)
         for row in self.rows:
-            writer.writerow([f"{cell:.2f}" if isinstance(cell, float) else cell for cell in row])
+            writer.writerow(["" if c is None else f"{c:.2f}" if isinstance(c, float) else c for c in row])
         return stream.getvalue()
 
 
 def format_cell(cell: Cell) -> str:
     """A cell as text for markdown."""
+    if cell is None:
+        return "-"
     if isinstance(cell, float):
         return f"{cell:,.2f}"
     return f"{cell:,}" if isinstance(cell, int) else cell
