@@ -129,6 +129,11 @@ def test_a_compensation_does_not_hide_a_double() -> None:
         ("hies(alpha=0.7)+LSTSQ", "There is no repair 'LSTSQ'; choose one of lstsq, mean, none."),
         ("gnrm+lstsq", "There is no criterion 'gnrm'; did you mean 'gnorm'?"),
         ("his@once", "There is no schedule 'once'; choose one of greedy, one-shot, rounds, layerwise."),
+        (
+            "his@rounds",
+            "Along curves the schedule is greedy or one-shot, not 'rounds'; give a budget for it, such as "
+            "--keep-flops 0.5.",
+        ),
         ("his@one-shot@greedy", "'his@one-shot@greedy' names two schedules; leave one of them out."),
         ("his+mean@greedy+lstsq", "'his+mean@greedy+lstsq' names two repairs; leave one of them out."),
     ],

@@ -15,13 +15,13 @@ from headprune.search.methods import Method
 def print_criteria(criteria: Sequence[Criterion], console: Console | None = None) -> None:
     console = console or Console()
     table = Table(show_lines=True)
-    for heading in ("criterion", "schedule", "needs", "use", "reference"):
-        table.add_column(heading, no_wrap=heading == "criterion")
+    names = "criterion,\nschedule"
+    for heading in (names, "needs", "use", "reference"):
+        table.add_column(heading, no_wrap=heading == names)
     for criterion in criteria:
         needs = ", ".join(criterion.needs) or "nothing"
-        table.add_row(
-            criterion.name, criterion.schedule, needs, escape(criterion.use), escape(criterion.reference) or "-"
-        )
+        name = f"{criterion.name}\n{criterion.schedule}"
+        table.add_row(name, needs, escape(criterion.use), escape(criterion.reference) or "-")
     console.print(table)
     console.print("Put inverse: before a name to invert its order; options are in brackets: hies(alpha=0.7).")
 

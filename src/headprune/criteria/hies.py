@@ -76,7 +76,8 @@ SIGNALS: dict[str, Callable[[], Criterion]] = {
 @criterion(
     "hies",
     reference="HIES, arXiv 2510.13832",
-    use="when predictions must stay stable at 30 % removed and more",
+    use="to compare with his: its paper reports it ahead from 30 % removed on; docs/criteria/hies.md has what was "
+    "measured here",
     schedule="one-shot",
 )
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def expected_gate_gradient(sums: Mapping[str, torch.Tensor], samples: int) -> to
 @criterion(
     "his",
     reference="Michel, Levy, Neubig 2019, arXiv 1905.10650",
-    use="cheap and strong when labels are at hand; the first to try on a classifier",
+    use="a simple baseline where there are labels: one backward pass, and heads whose gate changes the loss stay",
     schedule="one-shot",
 )
 @dataclass(frozen=True)

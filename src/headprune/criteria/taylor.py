@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @criterion(
     "taylor",
     reference="LLM-Pruner, arXiv 2305.11627, first order, one score per head",
-    use="the usual choice for language models; signs cancel over the calibration set before the absolute value",
+    use="LLM-Pruner's choice for language models; signs cancel over the calibration set before the absolute value",
     schedule="one-shot",
 )
 @dataclass(frozen=True)

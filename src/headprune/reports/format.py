@@ -156,7 +156,12 @@ def schedule_sentences(rows: Sequence[Comparison] | Sequence[AtBudget]) -> list[
         names.setdefault(row.schedule, []).append(row.name)
     if len(names) < 2:
         return []
-    words = {"one-shot": "scored once, on the dense model", "greedy": "scored again between removals"}
+    words = {
+        "one-shot": "scored once, on the dense model",
+        "greedy": "scored again between removals",
+        "rounds": "scored again in every round",
+        "layerwise": "scored layer after layer",
+    }
     parts = [f"{words.get(each, each)} ({each}): {_join(names[each])}" for each in sorted(names, reverse=True)]
     text = "; ".join(parts)
     return [f"{text[0].upper()}{text[1:]}."]

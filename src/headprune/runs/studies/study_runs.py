@@ -10,9 +10,9 @@ from typing import Any
 
 from headprune.config.groups import COMPARE_DEFAULTS
 from headprune.criteria import make
-from headprune.criteria.registry import split_suffixes
+from headprune.criteria.registry import CURVE_SCHEDULES, split_suffixes
 from headprune.defaults import COMPARED_AT
-from headprune.errors import CriterionError
+from headprune.errors import CriterionError, ScheduleError
 from headprune.repair.apply import check_repair
 from headprune.repair.regression import RepairKind
 from headprune.runs.studies.spec import Study
@@ -180,6 +180,11 @@ def combination(spec: str, repair: str, schedule: str | None = None, *, budget: 
     criterion = make(text)
     usual = schedule or (None if budget else criterion.schedule)
     chosen = usual if own_schedule is None else check_schedule(own_schedule)
+    if not budget and chosen not in CURVE_SCHEDULES:
+        raise ScheduleError(
+            f"Along curves the schedule is {' or '.join(CURVE_SCHEDULES)}, not {chosen!r}; give a budget for it, such "
+            "as --keep-flops 0.5."
+        )
     suffix = "" if chosen == (usual or BUDGET_SCHEDULE) or chosen is None else f"@{chosen}"
     suffix += "" if chosen_repair == repair else f"+{chosen_repair}"
     return Combination(str(criterion), chosen_repair, chosen, suffix)
