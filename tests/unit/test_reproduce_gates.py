@@ -35,7 +35,7 @@ from headprune.papers.translation_gates import (
 SMALL = Settings(layers=1, heads=4, hidden=16, feed_forward=16, letters=4, longest=6, batch=8, sentences=40)
 CALL = ["reproduce", "gates", "--scale", "0.01", "--seeds", "3,4", "--json"]
 NAMES = ["dense", "trained on"]
-NAMES += [f"{way} keep={keep}" for keep in (0.5, 0.25, 0.125) for way in ("gates", "voita", "his")]
+NAMES += [f"{way} keep={keep}" for keep in (0.5, 0.25) for way in ("gates", "voita", "his")]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,6 @@ def test_the_files_and_rows_of_a_reproduction(whole: tuple[Path, Any]) -> None:
         for key in TYPES:
             counts = [sum(rows[row["name"]]["kept"][key]) for rows in by_seed]
             assert row["kept"][key]["values"] == counts
-        assert sum(row["most"].values()) == sum(row["fewest"].values()) == 2
         assert ("exact_before_tuning" in row) == (row["name"] not in ("dense", "trained on"))
 
 

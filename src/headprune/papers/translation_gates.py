@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +64,7 @@ class Settings:
     rate: float = 3e-3
     later: float = 0.25  # share of this rate in trainings that start from the dense model
     gate_rate: float = 0.03
-    keeps: tuple[float, ...] = (0.5, 0.25, 0.125)
+    keeps: tuple[float, ...] = (0.5, 0.25)
     calibration: int = 256  # sentences on which his scores
     sentences: int = 2000  # that are translated to measure a model
 
@@ -355,6 +354,4 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **({before: spread([100 * row[before] for row in rows])} if before in first else {}),
         "kept": kept,
         "kept_per_layer": {key: [row["kept"][key] for row in rows] for key in TYPES},
-        "most": dict(Counter(max(TYPES, key=lambda key: sum(row["kept"][key])) for row in rows)),
-        "fewest": dict(Counter(min(TYPES, key=lambda key: sum(row["kept"][key])) for row in rows)),
     }

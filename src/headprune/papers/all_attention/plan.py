@@ -51,7 +51,7 @@ class Settings:
     gate_steps: int = 270
     tuning_steps: int = 180
     windows: int = 512  # of the validation text
-    # Peak learning rates of AdamW: the best in dense trainings of 400 steps of seed 0. All-attention with the norm
+    # Peak learning rates of AdamW: the best in dense trainings of 400 steps with seed 0. All-attention with the norm
     # first has losses 2.076, 1.907, 1.720 and 1.761 at 2e-3, 4e-3, 8e-3 and 16e-3 (post-norm 1.783 at 8e-3); of the
     # Transformer, 2e-3 and 4e-3 were tried.
     all_attention_rate: float = 8e-3

@@ -117,7 +117,7 @@ class Study:
             for key, other in others.items():
                 differences = losses - window_losses(self._load(other), self.text, s)
                 extra |= {f"behind_{key}": float(differences.mean()), f"behind_{key}_interval": interval(differences)}
-        save(model, self.folder(row.name))
+        save(model, self.folder(row.name), overwrite=True)  # of a row that a kill left without its results
         kept = {site.path: list(site.kept) for site in sites_of(model)}
         return {
             "name": row.name,
