@@ -11,6 +11,7 @@ import pytest
 from headprune.criteria import make
 from headprune.errors import CriterionError
 from headprune.runs.experiment import Experiment, load
+from headprune.search.settings import migrated
 from run_helpers import classifier, headprune, material, mostly_right, prune_command, sentences, steps_of, write_rows
 
 
@@ -68,6 +69,17 @@ def test_a_run_of_an_earlier_definition_is_refused_and_goes_on_by_its_name(tmp_p
     assert f"criterion was '{raw}' and is now 'hies'" in refused.err
     assert headprune(*command, raw).code == 0
     assert steps_of(out) == steps
+
+
+@pytest.mark.parametrize("spec", ["hies", "inverse:hies", "hies(alpha=0.7)", "his"])
+def test_settings_are_migrated_once(spec: str) -> None:
+    """Settings of today stay as they are, and those of an earlier version do not change a second time."""
+    now = Experiment(model="m", data="d", criterion=spec).settings()
+    assert migrated(now)["criterion"] == migrated(migrated(now))["criterion"] == spec
+    before = {name: value for name, value in now.items() if name != "criterion_revision"}
+    earlier = migrated(before)
+    assert migrated(earlier) == earlier
+    assert ("entropy=raw,tokens=sum" in earlier["criterion"]) == ("hies" in spec)
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,7 @@ def migrated(settings: Mapping[str, Any]) -> dict[str, Any]:
     result = {"repair": "none", "rescore": "every", **renamed(settings)}
     for name, value in (result.pop("columns", None) or {}).items():
         result[f"{name}_column"] = value
-    result["criterion"] = _full_name(result.get("criterion"), result.pop("criterion_revision", 1))
-    return result
+    return result | _criterion(result.get("criterion"), result.pop("criterion_revision", 1))
 
 
 def default_settings() -> dict[str, Any]:
@@ -82,13 +81,15 @@ def default_settings() -> dict[str, Any]:
     return {**{f.name: f.default for f in dataclasses.fields(Experiment)}, **before, **samples}
 
 
-def _full_name(criterion: Any, revision: int) -> Any:
+def _criterion(name: Any, revision: int) -> dict[str, Any]:
     """The current full name of a criterion, which may have meant another score in an earlier revision."""
     from headprune.criteria import make
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # earlier versions wrote earlier names
-            return str(make(criterion).as_of(revision))
+            current = make(name).as_of(revision)
     except CriterionError:  # of a plugin that is not imported now
-        return criterion
+        return {"criterion": name}
+    own = {"criterion_revision": current.revision} if current.revision > 1 else {}
+    return {"criterion": str(current), **own}
