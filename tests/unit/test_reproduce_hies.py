@@ -61,7 +61,7 @@ def examples(count: int = 120) -> Examples:
 
 
 def tiny_subject(name: str = "tiny") -> Subject:
-    return Subject(name, "A tiny ViT", lambda folder: (model(), examples()))
+    return Subject(name, "A tiny ViT", lambda folder: (model(), examples()), sizes=True)
 
 
 @pytest.fixture
@@ -172,7 +172,12 @@ def test_a_site_that_must_not_be_empty_keeps_its_best_head() -> None:
 # --- statistics ---
 
 
-def outcome(metric: dict[str, list[str]], shares: tuple[float, ...] = (0.3,)) -> Outcome:
+def outcome(
+    metric: dict[str, list[str]],
+    shares: tuple[float, ...] = (0.3,),
+    kept: dict[str, dict[str, list[int]]] | None = None,
+    sizes: list[dict[str, Any]] | None = None,
+) -> Outcome:
     """An outcome with these digits per sample: criterion -> one text per seed; other criteria are as random."""
     contents = []
     for seed in range(len(metric["HIES"])):
@@ -184,7 +189,7 @@ def outcome(metric: dict[str, list[str]], shares: tuple[float, ...] = (0.3,)) ->
             for share in shares:
                 cells.append(
                     {"criterion": name, "share": share, "seed": seed, "metric": mean, "stability": mean}
-                    | {"per_sample": values}
+                    | {"per_sample": values, "kept": (kept or {}).get(name, {"a": [0, 1], "b": [0, 1]})}
                 )
         names = {name: dict.fromkeys(NAMES, 0.5) for name in NAMES}
         contents.append(
@@ -192,7 +197,7 @@ def outcome(metric: dict[str, list[str]], shares: tuple[float, ...] = (0.3,)) ->
                 "subject": {"name": "s", "title": "S", "samples": 10, "dense": 1.0},
                 "settings": {"shares": list(shares)},
                 "result": {"seed": seed, "alpha": 0.3, "areas": {"0": 0.1, "0.3": 0.2}, "correlations": names}
-                | {"cells": cells},
+                | {"cells": cells, "sizes": sizes or []},
             }
         )
     return Outcome(contents)
@@ -217,6 +222,28 @@ def test_verdicts_follow_from_the_interval() -> None:
     assert quality.values["difference"][0] == 0.5
 
 
+def test_evenness_of_removed_heads() -> None:
+    """By HIES both sites lose a head, by HIS one site loses both of its heads: entropies log 2 and 0."""
+    same = ["10" * 4] * 2
+    kept = {"HIES": {"a": [1], "b": [0]}, "HIS": {"a": [], "b": [0, 1]}}
+    made = outcome({"HIES": same, "HIS": same, "random": same}, kept=kept)
+    assert made.dispersion("HIES", [0.3]) == pytest.approx([1.0, 1.0])
+    assert made.dispersion("HIS", [0.3]) == pytest.approx([0.0, 0.0])
+    (finding,) = (finding for finding in findings_of(made) if finding.claim == "hies-dispersed")
+    assert finding.verdict == "holds here"
+    assert finding.values["difference"] == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_few_calibration_samples_against_many() -> None:
+    same = ["10" * 4] * 2
+    rows = [{"criterion": "HIES", "size": size, "metric": {"0.3": value}} for size, value in ((32, 0.8), (384, 0.805))]
+    made = outcome({"HIES": same, "HIS": same, "random": same}, sizes=rows)
+    (finding,) = (finding for finding in findings_of(made) if finding.claim == "hies-calibration")
+    assert finding.verdict == "holds here"  # half a point behind, for both seeds
+    assert finding.values["difference"] == pytest.approx([-0.005] * 3)
+    assert "with 32 calibration samples minus that with 384: -0.5 [" in finding.sentence
+
+
 def test_means_and_deviations_of_rows() -> None:
     made = outcome({"HIES": ["1110", "1000"], "HIS": ["0000"] * 2, "random": ["1010"] * 2})
     row = next(row for row in made.rows() if row["criterion"] == "HIES")
@@ -235,16 +262,21 @@ def test_files_resume_and_refusals(only_tiny: None, tmp_path: Path, monkeypatch:
     assert len(results["cells"]) == 2 * len(NAMES) * 2
     assert results["settings"]["seeds"] == [0, 1]
     assert {file.relative_to(out).as_posix() for file in done.files} >= {
-        *(f"table{number}.{suffix}" for number in range(1, 6) for suffix in ("md", "csv")),
+        *(f"table{number}.{suffix}" for number in range(1, 8) for suffix in ("md", "csv")),
         *(
             f"figures/{name}.{s}"
-            for name in ("accuracy", "stability", "alpha", "scores", "removed")
+            for name in ("accuracy", "stability", "alpha", "alpha-curves", "scores", "heads")
             for s in ("png", "svg")
         ),
         "results.json",
         "findings.md",
     }
     assert all(file.stat().st_size for file in done.files)
+    # The same calibration samples in the same order give the same cells.
+    first = json.loads((out / "cells" / "tiny-seed0.json").read_text())["result"]
+    of_size = {(row["criterion"], row["size"]): row["metric"] for row in first["sizes"]}
+    assert {size for _, size in of_size} == set(study_module.SIZES)
+    assert all(0 <= value <= 1 for values in of_size.values() for value in values.values())
     before = {file.name: file.read_bytes() for file in (out / "cells").iterdir()}
 
     # A third seed is measured alone; what is there is read.

@@ -98,7 +98,7 @@ def _measure(study: Study, subject: Subject, console: Console) -> Outcome:
         )
 
     with phase_bar(subject.title):
-        study.run_subject(subject.name, subject.title, subject.make, finished)
+        study.run_subject(subject.name, subject.title, subject.make, finished, sizes=subject.sizes)
     contents = [study.read(subject.name, seed) for seed in study.settings.seeds]
     return Outcome([content for content in contents if content is not None])
 

@@ -26,7 +26,8 @@ def figures_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "stability": _curves(outcomes, "stability"),
         "alpha": _alphas(outcomes),
         "scores": _scatter(outcomes),
-        "removed": _layers(outcomes),
+        "heads": _heads(outcomes),
+        "alpha-curves": _alpha_curves(outcomes),
     }
 
 
@@ -113,33 +114,65 @@ def _scatter(outcomes: Sequence[Outcome]) -> Any:
     return _arrange(panels, "Importance and attention entropy of every head", "Scores of the first seed.", share=False)
 
 
-def _layers(outcomes: Sequence[Outcome]) -> Any:
-    """How many of the heads of a site are left at the middle share, by HIS and by HIES."""
+def _heads(outcomes: Sequence[Outcome]) -> Any:
+    """A square per head, as dark as the share of seeds in which it is removed: by HIS on the left, by HIES on the
+    right."""
     panels = []
     for outcome in outcomes:
         share = outcome.shares[len(outcome.shares) // 2]
-        rows = []
-        for name in ("HIS", HIES, "AE"):
+        for name in ("HIS", HIES):
             cells = outcome.cells(name, share)
-            for number, path in enumerate(cells[0]["kept"]):
-                left = statistics.fmean(len(cell["kept"][path]) for cell in cells)
-                rows.append({"site": number, "left": left, "criterion": name})
+            rows = []
+            for site, heads in enumerate(outcome.heads()):
+                for head in sorted(heads):
+                    gone = statistics.fmean(head not in [*cell["kept"].values()][site] for cell in cells)
+                    rows.append({"site": site, "head": head, "removed": gone})
+            panels.append(
+                alt.Chart(alt.Data(values=rows))
+                .mark_rect(stroke="white")
+                .encode(
+                    alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0)),
+                    alt.Y("site:O", title="site", sort="descending"),
+                    alt.Color(
+                        "removed:Q",
+                        scale=alt.Scale(scheme="blues", domain=[0, 1]),
+                        legend=alt.Legend(title="removed", format="%"),
+                    ),
+                )
+                .properties(title=f"{outcome.title}: {name}, {share:.0%} removed", width=WIDTH, height=HEIGHT)
+            )
+    return _arrange(panels, "Which heads are removed", "Share of the seeds in which a head is removed.", share=False)
+
+
+def _alpha_curves(outcomes: Sequence[Outcome]) -> Any:
+    """Accuracy on the validation samples by the best, the median and the worst alpha, by weighted area."""
+    panels = []
+    for outcome in outcomes:
+        curves = outcome.alpha_curves()
+        areas = {alpha: statistics.fmean(values) for alpha, values in outcome.alpha_areas().items()}
+        ranked = sorted(curves, key=lambda alpha: areas[alpha])
+        named = {"best": ranked[-1], "median": ranked[len(ranked) // 2], "worst": ranked[0]}
+        rows = [
+            {"removed": share, "value": value, "alpha": f"{what}: {alpha}"}
+            for what, alpha in named.items()
+            for share, value in zip(outcome.shares, curves[alpha], strict=True)
+        ]
         panels.append(
             alt.Chart(alt.Data(values=rows))
-            .mark_bar()
+            .mark_line(point=True, strokeWidth=2)
             .encode(
-                alt.X("site:O", title=f"site, {share:.0%} of all heads removed", axis=alt.Axis(labelAngle=0)),
-                alt.Y("left:Q", title="heads left"),
-                xOffset=alt.XOffset("criterion:N", sort=["HIS", HIES, "AE"]),
+                alt.X("removed:Q", title="share of heads removed", axis=alt.Axis(format="%")),
+                alt.Y("value:Q", title=None, axis=alt.Axis(format="%"), scale=alt.Scale(zero=False)),
                 color=alt.Color(
-                    "criterion:N",
-                    scale=alt.Scale(domain=["HIS", HIES, "AE"], range=[COLOURS[n] for n in ("HIS", HIES, "AE")]),
-                    legend=alt.Legend(title=None, orient="bottom"),
+                    "alpha:N",
+                    scale=alt.Scale(domain=[f"{w}: {a}" for w, a in named.items()], range=[BLUE, GREY, VERMILION]),
+                    legend=alt.Legend(title="alpha", orient="bottom"),
                 ),
             )
             .properties(title=outcome.title, width=WIDTH, height=HEIGHT)
         )
-    return _arrange(panels, "Where heads are left", "Mean over seeds.")
+    text = "Accuracy of HIES on the validation samples by the best, the median and the worst alpha"
+    return _arrange(panels, text, "Mean over seeds.", share=False)
 
 
 def _arrange(panels: Sequence[Any], title: str, note: str, *, share: bool = True) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -70,6 +71,45 @@ class Outcome:
 
     def area(self, name: str, measure: str) -> float:
         return weighted_area(self.shares, [self.mean(name, share, measure) for share in self.shares])
+
+    def sizes(self) -> dict[tuple[str, int], list[dict[str, float]]]:
+        """(criterion, calibration samples) -> accuracy by share, of every seed; empty where it was not measured."""
+        found: dict[tuple[str, int], list[dict[str, float]]] = {}
+        for result in self.results:
+            for row in result.get("sizes", ()):
+                found.setdefault((row["criterion"], row["size"]), []).append(row["metric"])
+        return found
+
+    def dispersion(self, name: str, shares: Sequence[float]) -> list[float]:
+        """How evenly the removed heads lie over the sites: the entropy of their distribution, over its largest value;
+        the mean over the shares, of every seed."""
+        dense = [len(heads) for heads in self.heads()]
+        values = []
+        for seed in self.seeds:
+            at_shares = []
+            for share in shares:
+                kept = self._cells[name, share, seed]["kept"].values()
+                gone = [total - len(heads) for total, heads in zip(dense, kept, strict=True)]
+                parts = [count / sum(gone) for count in gone if count]
+                at_shares.append(-math.fsum(part * math.log(part) for part in parts) / math.log(len(dense)))
+            values.append(statistics.fmean(at_shares))
+        return values
+
+    def alpha_curves(self) -> dict[str, list[float]]:
+        """Alpha -> accuracy by share on the validation samples, the mean over seeds."""
+        curves = [result["curves"] for result in self.results]
+        return {
+            alpha: [statistics.fmean(values) for values in zip(*(curve[alpha] for curve in curves), strict=True)]
+            for alpha in curves[0]
+        }
+
+    def heads(self) -> list[set[int]]:
+        """The heads of every site: each is kept by some cell, or removed with all of its site."""
+        heads: dict[str, set[int]] = {}
+        for cell in self._cells.values():
+            for path, kept in cell["kept"].items():
+                heads.setdefault(path, set()).update(kept)
+        return list(heads.values())
 
     def rows(self) -> list[dict[str, Any]]:
         """A row per criterion and share: what results.json has of all seeds together."""
@@ -149,7 +189,37 @@ def tables_of(outcomes: Sequence[Outcome]) -> list[Table]:
             outcomes,
         ),
         _table(5, "Spearman's correlation of scores", ["Model", "Criterion", *names], correlations, outcomes),
+        _table(
+            6,
+            "Accuracy (%) by the number of calibration samples",
+            ["Model", "Criterion", "Samples", *percents],
+            [row for outcome in outcomes for row in _size_rows(outcome)],
+            outcomes,
+        ),
+        _table(
+            7,
+            "FLOPs left (%) by the share of heads removed",
+            ["Model", *percents],
+            [
+                [outcome.title, *(f"{PERCENT * left:.1f}" for left in outcome.about["flops_left"])]
+                for outcome in outcomes
+                if "flops_left" in outcome.about
+            ],
+            outcomes,
+        ),
     ]
+
+
+def _size_rows(outcome: Outcome) -> list[list[Cell]]:
+    rows: list[list[Cell]] = []
+    for (name, size), seeds in outcome.sizes().items():
+        cells = [[PERCENT * values[f"{share:g}"] for values in seeds] for share in outcome.shares]
+        shown = [
+            f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+            for values in cells
+        ]
+        rows.append([outcome.title, name, size, *shown])
+    return rows
 
 
 def _table(

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from headprune.checkpoint.atomic_files import write_text
 from headprune.criteria.scoring import score
 from headprune.data import Examples
 from headprune.json_forms import differing, other_settings
+from headprune.measure.costs import flops
 from headprune.measure.evaluator import Evaluator
 from headprune.measure.metrics import METRICS, MetricValue
 from headprune.papers.hies.plan import ALPHAS, HIES, NAMES, PAPER, Settings, spec_of
@@ -27,6 +27,7 @@ from headprune.units import Site, resolve
 
 Kept = dict[str, list[int]]
 Measured = tuple[MetricValue, MetricValue]  # the metric, and the share of predictions that equal the dense model's
+SIZES = (1, 8, 32, 128, 384)  # calibration samples; the last is nearly the whole pool
 SHOWN = ("HIS", "AE")  # whose scores a figure shows
 METRIC = "accuracy"  # of language models that of the next token
 
@@ -91,11 +92,11 @@ def measure_seed(model: Any, pool: Examples, evaluate: Part, settings: Settings,
     every = dict.fromkeys(spec_of(name, seed, alpha) for name in NAMES for alpha in ALPHAS)
     batches = calibration.batches(settings.batch_size)
     scores = score(model, batches, criteria=list(every), progress=False).scores
-    areas = {}
+    areas, curves = {}, {}
     for alpha, spec in tracked(alphas.items(), "choosing alpha", len(alphas), unit="value"):
         order = removal_order(scores[spec], sites)
-        values = [validation(removed_at(order, total, share))[0].value for share in settings.shares]
-        areas[alpha] = weighted_area(settings.shares, values)
+        curves[alpha] = [validation(removed_at(order, total, share))[0].value for share in settings.shares]
+        areas[alpha] = weighted_area(settings.shares, curves[alpha])
     best = max(areas, key=lambda alpha: (areas[alpha], -alpha))
     specs = {name: spec_of(name, seed, best) for name in NAMES}
     cells = []
@@ -108,10 +109,34 @@ def measure_seed(model: Any, pool: Examples, evaluate: Part, settings: Settings,
         "seed": seed,
         "alpha": best,
         "areas": {f"{alpha:g}": area for alpha, area in areas.items()},
+        "curves": {f"{alpha:g}": curve for alpha, curve in curves.items()},
         "correlations": _correlations({name: scores[spec] for name, spec in specs.items()}),
         "scores": {name: _rounded(scores[specs[name]]) for name in SHOWN},
         "cells": cells,
     }
+
+
+def measure_sizes(
+    model: Any, pool: Examples, evaluate: Part, settings: Settings, seed: int, alpha: float
+) -> list[dict[str, Any]]:
+    """HIES and HIS with other numbers of calibration samples: the first of an order of the pool by the seed."""
+    total = sum(len(site.units()) for site in evaluate.sites)
+    rows = []
+    for size in tracked(SIZES, "calibration sizes", len(SIZES), unit="size"):
+        batches = pool.sample(size, seed).batches(settings.batch_size)
+        specs = {name: spec_of(name, seed, alpha) for name in (HIES, "HIS")}
+        scores = score(model, batches, criteria=list(specs.values()), progress=False).scores
+        for name, spec in specs.items():
+            order = removal_order(scores[spec], evaluate.sites)
+            values = {f"{share:g}": evaluate(removed_at(order, total, share))[0].value for share in settings.shares}
+            rows.append({"criterion": name, "size": size, "metric": values})
+    return rows
+
+
+def flops_left(model: Any, settings: Settings) -> list[float]:
+    """The share of the dense model's FLOPs at every share of heads removed, all heads being of one size."""
+    share_of_heads = flops(model, resolve(model)).head_share
+    return [1 - share * share_of_heads for share in settings.shares]
 
 
 def _cell(
@@ -212,10 +237,13 @@ class Study:
         self,
         name: str,
         title: str,
-        make: Callable[[Path], tuple[nn.Module, Examples]],
+        make: Callable[[Path], tuple[Any, Examples]],
         on_finished: Callable[[int, dict[str, Any]], None],
+        *,
+        sizes: bool = False,
     ) -> None:
-        """Measure the seeds that are missing; the model is made only where there are any."""
+        """Measure the seeds that are missing; the model is made only where there are any. With `sizes`, also with other
+        numbers of calibration samples."""
         missing = [seed for seed in self.settings.seeds if self.read(name, seed) is None]
         if not missing:
             return
@@ -231,9 +259,13 @@ class Study:
             "units": sum(len(site.units()) for site in evaluate.sites),
             "dense": dense.value,
             "dense_interval": _ends(dense),
+            "flops_left": flops_left(model, self.settings),
         }
         for seed in missing:
-            on_finished(seed, self.write(name, seed, about, measure_seed(model, pool, evaluate, self.settings, seed)))
+            result = measure_seed(model, pool, evaluate, self.settings, seed)
+            if sizes:
+                result["sizes"] = measure_sizes(model, pool, evaluate, self.settings, seed, result["alpha"])
+            on_finished(seed, self.write(name, seed, about, result))
 
 
 def split_pool(examples: Examples, settings: Settings, title: str) -> tuple[Examples, Examples]:

