@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import headprune
-from headprune.papers.gnorm_study import demo_subject, load_subject, study_gnorm
+from headprune.papers.gnorm_study import CURVES, demo_subject, load_subject, study_gnorm
 
 RESULTS = Path(__file__).parent / "results" / "claims"
 
@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--evaluation", type=Path)
     parser.add_argument("--out", type=Path, default=Path("gnorm-claims"), help="parts, and what the demo trains")
+    parser.add_argument("--curves", default=",".join(CURVES), help="all by default; a further call can add others")
     options = parser.parse_args()
     files = {"model": options.model, "calibration": options.calibration, "evaluation": options.evaluation}
     given = {name: path for name, path in files.items() if path is not None}
@@ -35,10 +36,12 @@ def main() -> None:
     subject = load_subject(options.model.name, **given) if given else demo_subject(options.out / "demo")
     # Folders of this machine do not belong into a result.
     words = [word for name, path in given.items() for word in (f"--{name}", "/".join(path.parts[-2:]))]
+    if options.curves != ",".join(CURVES):
+        words += ["--curves", options.curves]
     result = {
         "command": " ".join(["python -m benchmarks.gnorm_claims", *words]),
         "versions": {"headprune": headprune.__version__, "torch": torch.__version__},
-        **study_gnorm(subject, options.out / subject.name),
+        **study_gnorm(subject, options.out / subject.name, curves=options.curves.split(",")),
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     file = RESULTS / f"gnorm-{subject.name}.json"

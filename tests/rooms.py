@@ -54,7 +54,8 @@ MAY_IMPORT = {
     "reports": "config units measure criteria search checkpoint run_folder data training snippets exports",
     "runs": "config hooks units tasks surgery vocabulary layerwise measure criteria repair search checkpoint run_folder"
     " data training snippets exports reports",
-    "papers": "models units tasks surgery measure criteria search checkpoint run_folder data training reports runs",
+    "papers": "models units tasks surgery signals measure criteria search checkpoint run_folder data training reports"
+    " runs",
     "cli": "config units measure criteria search checkpoint run_folder data training snippets exports reports runs"
     " papers",
     "__main__": "cli",

@@ -18,8 +18,10 @@ from headprune.data import Examples
 from headprune.papers import entropy_variants, gnorm_study
 from headprune.papers.entropy_variants import EPSILONS, attention_rows, bound, bounds_hold, order_kept, underflow
 from headprune.papers.gnorm_study import COMPARISONS, CURVES, Subject, outcomes, removal_order, study_gnorm, summarise
+from headprune.papers.gnorm_tables import accuracy_table, comparisons_table, entropy_table, ranks_table
 
 HEADS = [(site, head) for site in range(2) for head in range(4)]
+STORED = ("minilm-sst2", "langid")
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "claims"
 
 
@@ -186,6 +188,7 @@ def test_areas_and_differences() -> None:
     assert compared["interval"][0] < 0.125 < compared["interval"][1]
     assert found["comparisons"]["one-shot against random"]["difference"] == 0
     assert set(found["comparisons"]) == set(COMPARISONS)
+    assert set(summarise({"greedy": [same], "one-shot": [same]})["comparisons"]) == {"greedy against one-shot"}
 
 
 # --- the study ---
@@ -213,7 +216,7 @@ def test_a_study_resumes(subject: Subject, tmp_path: Path, monkeypatch: pytest.M
     assert study_gnorm(subject, tmp_path, seeds=(0,), every=4) == first
 
 
-@pytest.mark.parametrize("name", ["minilm-sst2", "langid"])
+@pytest.mark.parametrize("name", STORED)
 def test_stored_results_agree_with_themselves(name: str) -> None:
     """Areas are those of the accuracies, differences those of the areas, and no order breaks a bound."""
     found = json.loads((RESULTS / f"gnorm-{name}.json").read_text(encoding="utf-8"))
@@ -221,10 +224,26 @@ def test_stored_results_agree_with_themselves(name: str) -> None:
         for accuracy, area in zip(curve["accuracy_by_seed"], curve["area_by_seed"], strict=True):
             parts = [(one + other) / 2 for one, other in itertools.pairwise(accuracy)]
             assert area == pytest.approx(sum(parts) / len(parts))
-    for claim, (one, other) in COMPARISONS.items():
-        gap = found["curves"][one]["area"] - found["curves"][other]["area"]
-        assert found["comparisons"][claim]["difference"] == pytest.approx(gap)
+    for claim, compared in found["comparisons"].items():
+        one, other = (found["curves"][name]["area"] for name in COMPARISONS[claim])
+        assert compared["difference"] == pytest.approx(one - other)
+        assert compared["interval"][0] <= compared["difference"] <= compared["interval"][1]
     for seed in found["entropy"]:
         assert all(entry["outside"] == 0 for entry in seed["bounds"].values())
         assert all(one["inversions"] <= one["pairs"] - one["pairs_kept_by_the_bound"] for one in seed["order"].values())
     assert len(found["seeds"]) == len(found["entropy"]) == len(found["rank_agreement"]) == 3
+
+
+def test_tables_of_the_page_are_made_from_the_stored_results() -> None:
+    found = [json.loads((RESULTS / f"gnorm-{name}.json").read_text(encoding="utf-8")) for name in STORED]
+    page = (RESULTS.parents[2] / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    for table in (accuracy_table, comparisons_table, ranks_table, entropy_table):
+        assert table(found) in page
+
+
+def test_cells_of_a_table() -> None:
+    gap = {"difference": 0.0123, "interval": [-0.001, 0.02], "by_seed": [0.01, -0.5]}
+    made = comparisons_table(
+        [{"subject": "x", "comparisons": {}}, {"subject": "y", "comparisons": {"a against b": gap}}]
+    )
+    assert made.splitlines()[-1] == "| a against b | - | +0.012 (-0.001 to +0.020); +0.010, -0.500 |"

@@ -40,15 +40,15 @@ GNORM = ("gnorm", "gnorm(objective=loss)", "gnorm(aggregation=batch)")
 CURVES: dict[str, tuple[str, str]] = {  # name -> schedule, criterion
     "greedy": ("greedy", GNORM[0]),
     "one-shot": ("one-shot", GNORM[0]),
-    "one-shot, loss": ("one-shot", GNORM[1]),
-    "one-shot, batch": ("one-shot", GNORM[2]),
+    "one-shot-loss": ("one-shot", GNORM[1]),
+    "one-shot-batch": ("one-shot", GNORM[2]),
     "random": ("random", ""),
 }
 # Claim -> the two curves whose areas it compares.
 COMPARISONS = {
     "greedy against one-shot": ("greedy", "one-shot"),
-    "logit norm against loss": ("one-shot", "one-shot, loss"),
-    "per sample against per batch": ("one-shot", "one-shot, batch"),
+    "logit norm against loss": ("one-shot", "one-shot-loss"),
+    "per sample against per batch": ("one-shot", "one-shot-batch"),
     "greedy against random": ("greedy", "random"),
     "one-shot against random": ("one-shot", "random"),
 }
@@ -77,14 +77,22 @@ def demo_subject(folder: Path) -> Subject:
     return load_subject("langid", langid.prepare_model(folder / "model", data), data / "train.tsv", data / "dev.tsv")
 
 
-def study_gnorm(subject: Subject, out: Path, *, seeds: Sequence[int] = SEEDS, every: int = EVERY) -> dict[str, Any]:
-    """Every part that is not in `out` yet, and the summary of all. A seed draws the calibration samples."""
+def study_gnorm(
+    subject: Subject,
+    out: Path,
+    *,
+    seeds: Sequence[int] = SEEDS,
+    every: int = EVERY,
+    curves: Sequence[str] = tuple(CURVES),
+) -> dict[str, Any]:
+    """Every part that is not in `out` yet, and the summary of all. A seed draws the calibration samples, and the order
+    of a random run."""
     batches = subject.evaluation.batches(EVALUATION_BATCH)
     heads = [head for site in resolve(subject.model) for unit in site.units() for head in unit]
     settings = {"samples": SAMPLES, "every": every, "points": POINTS, "evaluation": len(subject.evaluation)}
 
     def part(name: str, make: Callable[..., Any], *arguments: Any) -> Any:
-        file = out / f"{name.replace(', ', '-').replace(' ', '-')}.json"
+        file = out / f"{name.replace(' ', '-')}.json"
         if file.is_file():
             content = json.loads(file.read_text(encoding="utf-8"))
             if content["settings"] == settings:
@@ -101,13 +109,13 @@ def study_gnorm(subject: Subject, out: Path, *, seeds: Sequence[int] = SEEDS, ev
 
     dense = part("dense", outcomes, subject.model, [], batches)
     empty = part("empty", outcomes, subject.model, heads, batches)
-    curves = {name: [[dense, *part(f"{name} {seed}", curve, name, seed), empty] for seed in seeds] for name in CURVES}
+    measured = {name: [[dense, *part(f"{name} {seed}", curve, name, seed), empty] for seed in seeds] for name in curves}
     return {
         "subject": subject.name,
         "heads": len(heads),
         "seeds": list(seeds),
         **settings,
-        **summarise(curves),
+        **summarise(measured),
         "rank_agreement": [part(f"ranks {seed}", rank_agreement, subject, seed) for seed in seeds],
         "entropy": [part(f"entropy {seed}", entropy_order, subject, seed) for seed in seeds],
     }
@@ -141,8 +149,8 @@ def outcomes(model: Any, removed: Sequence[Head], batches: Sequence[Mapping[str,
 
 
 def summarise(curves: Mapping[str, Sequence[Sequence[Sequence[int]]]]) -> dict[str, Any]:
-    """Accuracies and areas by curve, and differences of areas. `curves` holds outcomes by name: [seeds x points x
-    samples], from the dense model to the one without heads, at equal distances.
+    """Accuracies and areas by curve, and differences of areas between curves that are there. `curves` holds outcomes by
+    name: [seeds x points x samples], from the dense model to the one without heads, at equal distances.
 
     The area is the mean over the share of heads removed, by trapezoids. The interval of a difference is of 95 %, paired
     over evaluation samples, each with the mean of its area over the seeds; the differences by seed show how much the
@@ -165,6 +173,8 @@ def summarise(curves: Mapping[str, Sequence[Sequence[Sequence[int]]]]) -> dict[s
         }
     compared = {}
     for claim, (one, other) in COMPARISONS.items():
+        if one not in curves or other not in curves:
+            continue
         gap = paired_difference(areas[one].mean(0), areas[other].mean(0))
         by_seed = (areas[one] - areas[other]).mean(1).tolist()
         compared[claim] = {"difference": gap.value, "interval": [gap.low, gap.high], "by_seed": by_seed}
