@@ -76,6 +76,11 @@ def experiments(options: argparse.Namespace) -> list[tuple[str, list[str], Path 
         ("hies-small-models", [*hies, *seeds, "--out", str(out / "hies")], out / "hies" / "results.json"),
         ("gnorm-langid", ["benchmarks.gnorm_claims", "--out", str(out / "gnorm")], None),
     ]
+    for name, paper in (("all-attention", "all-attention"), ("gates-encoder-decoder", "gates")):
+        place = out / paper
+        scale = ["--scale", "0.1" if options.quick else "0.3"] if paper == "all-attention" else []
+        words = ["headprune", "reproduce", paper, *(seeds or ["--seeds", "0,1,2"]), *scale, "--out", str(place)]
+        made.append((name, words, place / "results.json"))
     if options.sst2 is not None:
         folder: Path = options.sst2
         model, test = str(folder / "model"), str(folder / "test.tsv")
@@ -92,7 +97,13 @@ def experiments(options: argparse.Namespace) -> list[tuple[str, list[str], Path 
 
 
 def run(options: argparse.Namespace) -> None:
+    from headprune.papers import gradients
+
     keep("sizes", compare_sizes())
+    task = gradients.demo_task()
+    if task is not None:
+        change = gradients.change_by_site(task, gradients.DEMO_NAME)
+        keep("gradients", change, "headprune claims --run gnorm-gradients-change")
     if options.published is not None:
         from headprune.papers.authors_files import authors_findings
 
@@ -103,7 +114,8 @@ def run(options: argparse.Namespace) -> None:
         module = ["headprune", *words[1:]] if words[0] == "headprune" else words
         subprocess.run([sys.executable, "-m", *module], check=True)
         if result is not None:
-            keep(name, json.loads(result.read_text(encoding="utf-8")), shlex.join(without_folders(words)))
+            content = json.loads(result.read_text(encoding="utf-8"))
+            keep(name, content, content.get("command") or shlex.join(without_folders(words)))
 
 
 def without_folders(words: Sequence[str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,23 @@ def _hies(out: Path, published: Path | None, console: Console) -> Mapping[str, A
     return {"findings": [finding.to_json() for finding in done.findings]}
 
 
+def _all_attention(out: Path, published: Path | None, console: Console) -> Mapping[str, Any]:
+    from headprune.papers.all_attention import reproduce_all_attention
+
+    return _results(reproduce_all_attention(out, seeds=SEEDS, console=console)[0])
+
+
+def _encoder_decoder(out: Path, published: Path | None, console: Console) -> Mapping[str, Any]:
+    from headprune.papers.translation_gates import reproduce_gates
+
+    return _results(reproduce_gates(out, seeds=SEEDS, console=console)[0])
+
+
+def _results(files: Sequence[Path]) -> Mapping[str, Any]:
+    content: Mapping[str, Any] = json.loads(files[0].read_text(encoding="utf-8"))
+    return content
+
+
 def _gradients(out: Path, published: Path | None, console: Console) -> Mapping[str, Any]:
     from headprune.papers import gradients
 
@@ -62,11 +80,14 @@ def _gradients(out: Path, published: Path | None, console: Console) -> Mapping[s
     return gradients.change_by_site(task, gradients.DEMO_NAME)
 
 
+SEEDS = (0, 1, 2)
 AUTHORS_FILES = "gnorm-authors-files"
 RUNS: dict[str, Callable[[Path, Path | None, Console], Mapping[str, Any]]] = {
     "sizes": _sizes,
     AUTHORS_FILES: _authors_files,
     "gnorm-": _gnorm,
     "gradients": _gradients,
+    "all-attention": _all_attention,
+    "gates-encoder-decoder": _encoder_decoder,
     "hies-": _hies,
 }

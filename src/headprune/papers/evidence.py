@@ -14,6 +14,7 @@ import torch
 
 from headprune.measure.intervals import Difference, with_runs
 from headprune.papers.claims import HIES, OURS
+from headprune.papers.gate_evidence import TECHNIQUES, all_attention_findings, encoder_decoder_findings
 from headprune.papers.ledger import AUTHORS, Finding, Verdict, verdict_if_better
 from headprune.papers.paper_models import MODELS
 
@@ -181,6 +182,16 @@ EVIDENCE: Sequence[Evidence] = (
     Evidence("gnorm-", (*COMPARED, "entropy-epsilon-order", "entropy-underflow"), gnorm_findings),
     Evidence("gradients", ("gnorm-gradients-change",), gradient_findings),
     Evidence("hies-", HIES_CLAIMS, own_findings),
+    Evidence(
+        "all-attention",
+        ("gates-sizes", "gates-all-attention", *TECHNIQUES, "gates-above-importance", "gates-speed"),
+        all_attention_findings,
+    ),
+    Evidence(
+        "gates-encoder-decoder",
+        ("gates-encoder-first", "gates-cross-longest", "gates-quality", "gates-above-importance"),
+        encoder_decoder_findings,
+    ),
 )
 
 
