@@ -60,6 +60,13 @@ def silenced(model: nn.Module, heads: Sequence[tuple[int, int]]) -> Iterator[Non
             weight.data.copy_(before)
 
 
+def copied(model: Any, **options: Any) -> Any:
+    """A new model with the same weights, without what the model keeps of its calls: LeViT keeps position biases."""
+    new = type(model)._from_config(copy.deepcopy(model.config), **options).to(model.dtype).eval()
+    new.load_state_dict(model.state_dict())
+    return new
+
+
 def no_scores(sites: Sequence[Any]) -> torch.Tensor:
     """Zeros by site and head; NaN where a site has fewer heads than another."""
     widest = max(site.original for site in sites)
@@ -126,8 +133,7 @@ def attention_maps(model: Any, batch: Mapping[str, torch.Tensor]) -> list[torch.
 
 def attention_entropy(case: Case) -> torch.Tensor:
     """Entropy of variant C from the attention probabilities that the model returns, by site and head."""
-    model = type(case.model)._from_config(copy.deepcopy(case.model.config), attn_implementation="eager").eval().double()
-    model.load_state_dict(case.model.state_dict())
+    model = copied(case.model, attn_implementation="eager").double()
     total = no_scores(headprune.resolve(model))
     for row in range(SAMPLES):
         batch = without(case.batch([row]), "labels")
@@ -219,8 +225,8 @@ def entropies_are_those_returned(case: Case, folder: Path) -> None:
 
 
 def scores_do_not_depend_on(case: Case, folder: Path) -> None:
-    """Batch size, padding and its side, form of the mask, order of samples and entries, training mode, gradient mode, precision of
-    the weights, threads."""
+    """Batch size, padding and its side, form of the mask, order of samples and entries, training mode, gradient mode,
+    precision of the weights, threads."""
     paddings = case.paddings()
     for criterion in ("his", "residual-gradient", "elimination"):
 
@@ -247,7 +253,7 @@ def scores_do_not_depend_on(case: Case, folder: Path) -> None:
             results = [pool.submit(score, case.batches()) for _ in range(2)]
             same |= {f"thread {number}": result.result() for number, result in enumerate(results)}
         rounded = [{name: halved(value) for name, value in batch.items()} for batch in case.batches()]
-        rough = score(rounded, copy.deepcopy(case.model).float()).double()
+        rough = score(rounded, copied(case.model).float()).double()
         torch.testing.assert_close(
             rough, expected.double(), rtol=1e-2, atol=1e-3 * float(expected.nan_to_num().max()), equal_nan=True
         )

@@ -98,6 +98,8 @@ def test_every_verb_with_many_options_takes_a_file() -> None:
         ("3: his", "Names of options are texts"),
         ("- criterion", "must hold names and values, such as criterion: his."),
         ("criterion: [", "is not valid YAML"),
+        ("keep: 0.5\nkeep: 0.7", "is not valid YAML: 'keep' is there twice"),
+        ("batch-size: 8\nbatch_size: 9", "has 'batch_size' twice; keep one of them."),
         ("split: true", "--split takes a value, but"),
         ("knee: 3", "--knee takes true or false, but"),
         ("keep: {heads: 3}", "--keep takes a value, but"),

@@ -24,6 +24,7 @@ FEW = (
     ("image", "vit"),
     ("seq2seq", "t5"),
     ("seq2seq", "bart"),
+    ("seq2seq", "blenderbot"),
 )
 SEED = os.environ.get("HEADPRUNE_SOAK")  # all types, with this seed
 CASES = (

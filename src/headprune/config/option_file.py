@@ -15,7 +15,7 @@ def read_options(path: Path, error: type[HeadpruneError], *, kind: str, example:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = _load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise error(f"There is no {kind} {path}; check the path.") from None
     except OSError as problem:
@@ -29,10 +29,30 @@ def read_options(path: Path, error: type[HeadpruneError], *, kind: str, example:
 
 def underscored(path: Path | str, values: Mapping[Any, Any], error: type[HeadpruneError]) -> dict[str, Any]:
     """The same values by names with underscores for dashes."""
-    for name in values:
+    named: dict[str, Any] = {}
+    for name, value in values.items():
         if not isinstance(name, str):
             raise error(f"Names of options are texts, but {path} has {name!r}.")
-    return {name.replace("-", "_"): value for name, value in values.items()}
+        if name.replace("-", "_") in named:
+            raise error(f"{path} has {name!r} twice; keep one of them.")
+        named[name.replace("-", "_")] = value
+    return named
+
+
+def _load(text: str) -> Any:
+    """The content of a YAML file; of a name that is given twice YAML would take the last value."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            names = [key.value for key, _ in pairs if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+            twice = [name for name in names if names.count(name) > 1]
+            if twice:
+                raise yaml.constructor.ConstructorError(None, None, f"{twice[0]!r} is there twice", node.start_mark)
+            return super().construct_mapping(node, deep)
+
+    return yaml.load(text, Loader)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

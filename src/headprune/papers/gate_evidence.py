@@ -148,7 +148,8 @@ def _sizes(content: Content) -> Finding:
     sentence = (
         f"{dense['total']:,} and {pruned['total']:,} parameters without adaptive tables, published "
         f"{dense['published_millions']} and {pruned['published_millions']} million: "
-        f"{dense['percent_to_published']:+.2f} and {pruned['percent_to_published']:+.2f} %; their quotient is {quotient:.4f}, published {published:.4f}."
+        f"{dense['percent_to_published']:+.2f} and {pruned['percent_to_published']:+.2f} %; their quotient is "
+        f"{quotient:.4f}, published {published:.4f}."
     )
     verdict: Verdict = "equal" if equal else "does not hold here"
     return Finding("gates-sizes", "the authors' configuration", verdict, sentence, {"sizes": sizes})

@@ -22,8 +22,8 @@ STRIDE = 0x9E3779B1  # between the seeds of two draws; the generator uses 32 bit
 WITH_MASK = ("input_ids", "inputs_embeds", "input_values", "input_features", "bbox")  # which the attention mask is for
 # Ends of the names of entries that say nothing of a sample that others do not say, or that are padded without a mask.
 NOT_CONTENT = (
-    *("labels", "_positions", "mask", "token_type_ids", "position_ids", "cache_position"),
-    *("decoder_input_ids", "decoder_inputs_embeds"),  # the labels, shifted
+    *("labels", "decoder_input_ids", "decoder_inputs_embeds", "_positions"),
+    *("mask", "token_type_ids", "position_ids", "cache_position"),
 )
 
 

@@ -79,12 +79,11 @@ class Task:
         """The batch on the device, with decoder inputs added where they follow from the labels: later code reads the
         decoder's tokens from the batch."""
         moved = to_device(batch, device)
-        labels = moved.get("labels")
         if not self.encoder_decoder or "decoder_input_ids" in moved or "decoder_inputs_embeds" in moved:
             return moved
-        if labels is None or labels.dim() != 2 or labels.is_floating_point() or self._decoder_inputs is None:
+        if not _are_tokens(moved.get("labels")) or self._decoder_inputs is None:
             return moved
-        return {**moved, "decoder_input_ids": self._decoder_inputs(labels)}
+        return {**moved, "decoder_input_ids": self._decoder_inputs(moved["labels"])}
 
     def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of the forward: no labels unless a decoder derives its inputs from them, and no KV cache."""
@@ -211,8 +210,10 @@ class Task:
     # --- masks of padding ---
 
     def has_decoder(self, batch: Mapping[str, Any]) -> bool:
-        """Whether the batch has decoder tokens; without them the decoder runs on those of the encoder."""
-        return self.encoder_decoder and ("decoder_input_ids" in batch or "decoder_attention_mask" in batch)
+        """Whether the batch has decoder tokens, or labels that a model makes them of; without them the decoder runs on
+        those of the encoder."""
+        given = "decoder_input_ids" in batch or "decoder_attention_mask" in batch
+        return self.encoder_decoder and (given or _are_tokens(batch.get("labels")))
 
     def token_mask(self, batch: Mapping[str, Any], *, decoder: bool = False) -> torch.Tensor | None:
         """Bool [rows x tokens] of the decoder, or of the encoder (or only) stack; None where the batch has no mask."""
@@ -330,3 +331,8 @@ def task(kind: type[Task]) -> type[Task]:
     assert all(kind.name != registered.name for registered in TASKS), f"two tasks are called {kind.name}"
     TASKS.append(kind)
     return kind
+
+
+def _are_tokens(labels: Any) -> bool:
+    """Whether labels are a token, or none, for every position of a text."""
+    return isinstance(labels, torch.Tensor) and labels.dim() == 2 and not labels.is_floating_point()
