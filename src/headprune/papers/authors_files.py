@@ -15,7 +15,7 @@ from headprune.measure.intervals import Z, wilson
 from headprune.measure.metrics import METRICS
 from headprune.papers.figure_data import CRITERIA, Curve, Panel
 from headprune.papers.paper_models import MODELS, PaperModel, ReproductionError
-from headprune.papers.published import published_panels, read_entropies, read_orders
+from headprune.papers.published import mask_of_order, published_panels, read_entropies, read_masks, read_orders
 from headprune.papers.ranks import spearman
 from headprune.search.stop import knee
 
@@ -27,7 +27,7 @@ SHARES = (0.3, 0.7)  # of the heads removed
 
 def authors_findings(folder: Path) -> dict[str, Any]:
     """Every finding by model key. Intervals are of 95 %; `settings` says how they were drawn."""
-    orders, entropies = read_orders(folder), read_entropies(folder)
+    orders, entropies, masks = read_orders(folder), read_entropies(folder), read_masks(folder)
     by_model: dict[str, Any] = {}
     for model, panel in zip(MODELS, published_panels(folder), strict=True):
         rows = ROWS[model.key]
@@ -46,6 +46,12 @@ def authors_findings(folder: Path) -> dict[str, Any]:
         }
         if orders is not None and entropies is not None:
             by_model[model.key]["order"] = order_and_entropy(orders[model.key], entropies[model.key])
+        if orders is not None and masks is not None:
+            of_order = mask_of_order(model, orders[model.key])
+            by_model[model.key]["mask"] = {
+                "kept": sum(map(sum, masks[model.key])),
+                "equal": of_order == masks[model.key],
+            }
     return {"settings": {"draws": DRAWS, "seed": SEED, "shares": SHARES, "rows": ROWS}, "models": by_model}
 
 

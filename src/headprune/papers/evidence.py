@@ -68,9 +68,9 @@ def authors_findings(content: Content) -> list[Finding]:
         text = f"{accuracy['curve'][0]} and {accuracy['curve'][1]} % on the curve, printed {accuracy['published'][0]} "
         text += f"and {accuracy['published'][1]} %."
         add("gnorm-accuracies", title, accuracy["equal"], text, accuracy, "equal")
-        stop = one["stop"]
-        text = f"Inflection point of headprune after {stop['knee']} removals, published {stop['published']}."
-        add("gnorm-stop", title, stop["knee"] == stop["published"], text, stop, "equal")
+        if "mask" in one:
+            text = f"The {one['mask']['kept']} heads of the mask are those that the order leaves."
+            add("gnorm-final-masks", title, one["mask"]["equal"], text, one["mask"], "equal")
         chance = one["against_random"]
         low, high = chance["above_interval"]
         text = f"Above the median of the random trials at {chance['above']} [{low}, {high}] of {chance['points']} "
@@ -84,6 +84,10 @@ def authors_findings(content: Content) -> list[Finding]:
         add("gnorm-above-entropy", title, areas["gnorm"] > best, text, areas)
         text = f"Area {areas['gnorm']:.3f}, in inverse order {areas['inverse:gnorm']:.3f}."
         add("gnorm-direction", title, areas["gnorm"] > areas["inverse:gnorm"], text, areas)
+    stops = [content["models"][model.key]["stop"] for model in MODELS]
+    ours, theirs = (", ".join(str(stop[name]) for stop in stops) for name in ("knee", "published"))
+    text = f"The rule of --knee stops after {ours} removals, published {theirs}."
+    add("gnorm-stop", "all four models", ours == theirs, text, {"knee": ours, "published": theirs}, "equal")
     roberta = content["models"]["roberta"]["pruned"][-1]
     low, high = roberta["change_interval"]
     lowest = roberta["lowest_before"]
@@ -172,6 +176,7 @@ EVIDENCE: Sequence[Evidence] = (
         (
             "gnorm-accuracies",
             "gnorm-stop",
+            "gnorm-final-masks",
             "gnorm-above-random",
             "gnorm-above-entropy",
             "gnorm-direction",
