@@ -165,7 +165,8 @@ def test_a_claim_without_a_finding_is_not_tested() -> None:
     assert "2 claims, 2 findings." in text
     assert "| holds here | 1 |" in text
     assert "| not tested | 1 |" in text
-    assert "| a model | holds here | +1. |\n\n    headprune x" in text
+    assert "| a model | holds here | +1. |" in text
+    assert "| `headprune x` | hies-quality |" in text
 
 
 def test_commands_have_no_folders_of_a_machine() -> None:

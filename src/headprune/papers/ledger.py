@@ -80,7 +80,7 @@ def findings_by_claim(claims: Sequence[Claim], findings: Sequence[Finding]) -> d
     rows = {claim.id: [finding for finding in findings if finding.claim == claim.id] for claim in claims}
     for claim in claims:
         if not rows[claim.id]:
-            sentence = f"needs {claim.needs}" if claim.needs else f"needs a run: {claim.tested_by}"
+            sentence = f"needs {claim.needs or 'a run of its experiment'}"
             rows[claim.id].append(Finding(claim.id, "", "not tested", sentence))
     return rows
 
@@ -101,6 +101,11 @@ def page(claims: Sequence[Claim], findings: Sequence[Finding]) -> str:
         for claim in claims:
             if claim.paper == paper:
                 lines += ["", *_section(claim, rows[claim.id])]
+    by_command: dict[str, dict[str, None]] = {}
+    for finding in findings:
+        by_command.setdefault(finding.command, {})[finding.claim] = None
+    lines += ["", "## Commands", "", "| command | claims |", "|---|---|"]
+    lines += [f"| `{command}` | {', '.join(names)} |" for command, names in by_command.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -108,6 +113,4 @@ def _section(claim: Claim, findings: Sequence[Finding]) -> list[str]:
     published = f" Published: {claim.published}." if claim.published else ""
     lines = [f"### {claim.id}", "", f"{claim.says} ({claim.place}.{published}) {claim.tested_by}", ""]
     lines += ["| subject | verdict | numbers |", "|---|---|---|"]
-    lines += [f"| {finding.subject or '-'} | {finding.verdict} | {finding.sentence} |" for finding in findings]
-    commands = dict.fromkeys(finding.command for finding in findings if finding.command)
-    return [*lines, *(["", *(f"    {command}" for command in commands)] if commands else [])]
+    return [*lines, *(f"| {finding.subject or '-'} | {finding.verdict} | {finding.sentence} |" for finding in findings)]
