@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from headprune.batches import to_device
+from headprune.hooks.attach import hooks
 from headprune.hooks.offload import input_device
 from headprune.hooks.torch_attention import exposing
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # Outputs that are not compared: those that depend on labels, KV caches and attention maps.
 NOT_COMPARED = ("loss", "past_key_values", "attentions", "decoder_attentions", "cross_attentions", "encoder_attentions")
 # Allowed difference of outputs relative to their largest value, by precision.
@@ -24,12 +26,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Every module in eval mode, and ready for hooks, within a block; then each as it was."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
+    norms = [(module, _contiguous_gradient) for module in model.modules() if isinstance(module, BATCH_NORMS)]
     try:
-        with exposing(model):
+        with exposing(model), hooks(norms):
             yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def _contiguous_gradient(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+    """For one sample, torch's backward of batch norm in eval mode is wrong on the CPU where the gradient at its output
+    is a permuted tensor, as in CvT: the layouts of both are taken to be the same."""
+    if output.requires_grad:
+        output.register_hook(torch.Tensor.contiguous)
 
 
 def run(model: nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor]:
