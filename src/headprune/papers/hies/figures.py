@@ -47,7 +47,9 @@ def _curves(outcomes: Sequence[Outcome], measure: str) -> Any:
         colour = alt.Color(
             "criterion:N",
             scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())),
-            legend=alt.Legend(title=None, orient="bottom", symbolType="stroke", symbolStrokeWidth=3),
+            legend=alt.Legend(
+                title=None, orient="bottom", columns=5, symbolType="stroke", symbolStrokeWidth=3, symbolOpacity=1
+            ),
         )
         axis = alt.X("removed:Q", title="share of heads removed", axis=alt.Axis(format="%"))
         data = alt.Data(values=rows)
