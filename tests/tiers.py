@@ -46,7 +46,6 @@ SLOW_TESTS = (
     "unit/test_cli_budgets.py::test_json_and_tables_of_several_points",
     "unit/test_compare.py::test_a_criterion_with_its_own_compensation_has_a_run_of_its_own",
     "unit/test_compare.py::test_a_row_says_what_its_curve_says",
-    "unit/test_compare.py::test_alpha_auto_takes_the_largest_weighted_area",
     "unit/test_compare_studies.py::test_at_a_budget_the_models_at_the_end_are_compared",
     "unit/test_demo.py::test_plain_transformers_runs_what_the_demo_shows",
     "unit/test_demo.py::test_the_fast_model_is_said_as_its_run_has_it",

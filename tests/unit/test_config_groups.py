@@ -81,6 +81,7 @@ def test_two_verbs_have_the_same_option_by_one_name() -> None:
 def test_an_option_of_several_verbs_is_in_a_group() -> None:
     """Those of the command line alone, such as --out and --json, are declared in cli/options.py."""
     shared = {"--out", "--config", "--json", "--overwrite", "--plugin", "--figures", "--seeds", "--trials"} | {
+        "--scale",
         "--published",
         "--run",
     }

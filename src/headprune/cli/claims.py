@@ -77,7 +77,9 @@ def _print_all(claims: Sequence[Claim], rows: dict[str, list[Finding]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("claim", "says", "findings", show_lines=True)
+    table = Table(show_lines=True)
+    for heading in ("claim", "says", "findings"):
+        table.add_column(heading, no_wrap=heading == "claim")
     for each in claims:
         verdicts = [f"{_coloured(f.verdict)}{': ' if f.subject else ''}{escape(f.subject)}" for f in rows[each.id]]
         table.add_row(each.id, escape(each.says), "\n".join(verdicts))
