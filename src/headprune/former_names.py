@@ -18,7 +18,6 @@ from headprune.errors import warn_renamed
 FORMER_NAMES = {
     "headprune.ranks.alone": "headprune.distributed.local_only",
     "headprune.recovery.fit": "headprune.training.fit",
-    "headprune.runs.compare.choose_alpha": "headprune.runs.alpha.choose_alpha",
     "headprune.runs.compare.sweep_alpha": "headprune.runs.alpha.choose_alpha",
     "headprune.runs.journal.Run": "headprune.run_folder.Run",
     "headprune.runs.journal.read_run": "headprune.run_folder.read_run",

@@ -62,10 +62,10 @@ def test_promise(case: property_cases.Case, promise: Callable[..., None], tmp_pa
 @pytest.mark.skipif(SEED is not None, reason="other models may take one side or form alone")
 @pytest.mark.parametrize("case", [pair for pair in FEW if pair[0] != "image"], ids="-".join, indirect=True)
 def test_sides_and_forms_are_varied(case: property_cases.Case) -> None:
-    """T5 and decoders get every side and form; BERT and BART number the tokens from the left, DeBERTa looks padding up
-    by its number."""
+    """T5 and decoders get every side and form; BERT, BART and Blenderbot number the tokens from the left, DeBERTa looks
+    padding up by its number."""
     every = {(side, form) for side in property_cases.SIDES for form in property_cases.FORMS}
     tokens = {(side, "tokens") for side in property_cases.SIDES}
     right = {("right", form) for form in property_cases.FORMS}
-    expected = {"bert": right, "bart": right, "deberta-v2": tokens & right, "falcon": tokens}
+    expected = {"bert": right, "bart": right, "blenderbot": right, "deberta-v2": tokens & right, "falcon": tokens}
     assert {variant for variant in every if case.takes(*variant)} == expected.get(case.model.config.model_type, every)

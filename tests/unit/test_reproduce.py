@@ -629,13 +629,3 @@ def test_commands_are_those_of_the_notebooks(tmp_path: Path, monkeypatch: pytest
         assert runs[0] == runs[1]
     with pytest.raises(ReproductionError, match="has no column 'Title'"):
         prepare_data(find_protocol("bert"), tmp_path / "data", source=source)
-
-
-def test_options_from_a_file(tmp_path: Path) -> None:
-    (tmp_path / "options.yaml").write_text("run: gpt\ntrials: 2\n")
-    call = ["reproduce", "greedy-gnorm", "--out", str(tmp_path / "out"), "--config"]
-    with pytest.raises(ReproductionError, match="no model 'gpt' in the paper"):
-        app([*call, str(tmp_path / "options.yaml")], standalone_mode=False)
-    (tmp_path / "run.json").write_text('{"settings": {"criterion": "his"}}')
-    with pytest.raises(HeadpruneError, match=r"is of a run of `prune`, whose options are not those of reproduce"):
-        app([*call, str(tmp_path / "run.json")], standalone_mode=False)
