@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,15 @@ def test_commands_have_no_folders_of_a_machine() -> None:
     assert without_folders(["headprune", "--model", "/a/b/models/bert", "--out", "x"]) == [
         *("headprune", "--model", "models/bert", "--out", "x"),
     ]
+
+
+def test_advice_on_hies_is_that_of_the_ledger() -> None:
+    verdicts = Counter(finding.verdict for finding in read_findings() if finding.claim == "hies-quality")
+    assert verdicts == {"holds here": 1, "does not hold here": 1, "cannot be told apart": 4}, "change the pages below"
+    pages = PAGE.parent / "criteria"
+    text = " ".join((pages / "hies.md").read_text(encoding="utf-8").split())
+    assert "HIES is more accurate than HIS on one, less accurate on one, and cannot be told apart on four" in text
+    assert "it does on one of six models" in " ".join((pages / "his.md").read_text(encoding="utf-8").split())
 
 
 # --- the verb ---

@@ -76,7 +76,7 @@ SIGNALS: dict[str, Callable[[], Criterion]] = {
 @criterion(
     "hies",
     reference="HIES, arXiv 2510.13832",
-    use="to compare with his: its paper reports it ahead from 30 % removed on; docs/criteria/hies.md has what was "
+    use="to compare with his: its paper reports it ahead from 30 % removed on; headprune claims hies-quality has "
     "measured here",
     schedule="one-shot",
 )

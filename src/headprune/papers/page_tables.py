@@ -35,11 +35,16 @@ def _makers(results: Mapping[str, Any]) -> Sequence[Table]:
 
 
 def with_tables(page: str, root: Path) -> str:
-    """A page with its tables updated: each with its title and its note."""
+    """A page with its tables updated: each with its title, and with the sentences of its note that none before it
+    has."""
+    written: dict[str, None] = {}
 
     def table(block: re.Match[str]) -> str:
         made = tables_in(root / block[3])[block[2]]
-        return f"{block[1]}\n{made.title}\n\n{made.rows_as_markdown()}\n\n{made.note}\n\n{block[4]}"
+        sentences = [each for each in re.split(r"(?<=\.) (?=[A-Z])", made.note) if each not in written]
+        written.update(dict.fromkeys(sentences))
+        note = " ".join(sentences)
+        return f"{block[1]}\n{made.title}\n\n{made.rows_as_markdown()}\n\n{note}\n\n{block[4]}"
 
     return BLOCK.sub(table, page)
 
