@@ -41,7 +41,7 @@ def with_tables(page: str, root: Path) -> str:
 
     def table(block: re.Match[str]) -> str:
         made = tables_in(root / block[3])[block[2]]
-        sentences = [each for each in re.split(r"(?<=\.) (?=[A-Z])", made.note) if each not in written]
+        sentences = [each for each in re.split(r"(?<=\.) ", made.note) if each not in written]
         written.update(dict.fromkeys(sentences))
         note = " ".join(sentences)
         return f"{block[1]}\n{made.title}\n\n{made.rows_as_markdown()}\n\n{note}\n\n{block[4]}"
