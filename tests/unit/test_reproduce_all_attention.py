@@ -294,7 +294,6 @@ BAD = {
     "no seed": (["--seeds", "-1"], "A seed must be 0 or more, but --seeds has -1."),
     "no numbers": (["--seeds", "0;1"], "--seeds takes whole numbers with commas, such as 0,1,2, not '0;1'."),
     "a seed twice": (["--seeds", "1,1"], "--seeds needs one or more different numbers, such as 0,1,2, not [1, 1]."),
-    "of the other paper": (["--runs", "{root}"], "all-attention has no option --runs; leave it out."),
 }
 
 

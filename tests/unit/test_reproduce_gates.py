@@ -124,7 +124,6 @@ BAD = {
     "no scale": (["--scale", "0"], "--scale multiplies the steps and must be above 0"),
     "no seed": (["--seeds", "-1"], "A seed must be 0 or more, but --seeds has -1."),
     "a seed twice": (["--seeds", "1,1"], "--seeds needs one or more different numbers"),
-    "of another paper": (["--data", "x.txt"], "gates has no option --data; leave it out."),
 }
 
 
