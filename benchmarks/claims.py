@@ -59,22 +59,24 @@ def write(findings: Sequence[Finding]) -> None:
     PAGE.write_text(with_ledger(PAGE.read_text(encoding="utf-8"), findings), encoding="utf-8")
 
 
-def keep(name: str, content: Mapping[str, Any], command: str = "") -> None:
-    RESULTS.mkdir(parents=True, exist_ok=True)
+def keep(name: str, content: Mapping[str, Any], command: str = "", folder: Path = RESULTS) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     kept = {key: value for key, value in content.items() if key not in DROPPED}
     kept = {"command": command, **kept} if command else kept
-    (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 def experiments(options: argparse.Namespace) -> list[tuple[str, list[str], Path | None]]:
     """Name of the result file, words of the command, and the results.json to keep; None where the command writes its
     result file itself."""
     out: Path = options.out
-    seeds = ["--seeds", "0,1"] if options.quick else []
+    seeds = ["--seeds", "0"] if options.quick else []
     hies = ["headprune", "reproduce", "hies"]
+    gnorm = ["benchmarks.gnorm_claims", "--results", str(results_of(options))]
+    gnorm += ["--curves", "greedy,one-shot"] if options.quick else []
     made: list[tuple[str, list[str], Path | None]] = [
         ("hies-small-models", [*hies, *seeds, "--out", str(out / "hies")], out / "hies" / "results.json"),
-        ("gnorm-langid", ["benchmarks.gnorm_claims", "--out", str(out / "gnorm")], None),
+        ("gnorm-langid", [*gnorm, "--out", str(out / "gnorm")], None),
     ]
     for name, paper in (("all-attention", "all-attention"), ("gates-encoder-decoder", "gates")):
         place = out / paper
@@ -88,7 +90,7 @@ def experiments(options: argparse.Namespace) -> list[tuple[str, list[str], Path 
         words = [*hies, "--model", model, "--data", test, *seeds, "--out", str(place)]
         made.append(("hies-minilm-sst2", words, place / "results.json"))
         files = ["--model", model, "--calibration", str(folder / "train.tsv"), "--evaluation", test]
-        made.append(("gnorm-minilm-sst2", ["benchmarks.gnorm_claims", *files, "--out", str(out / "gnorm")], None))
+        made.append(("gnorm-minilm-sst2", [*gnorm, *files, "--out", str(out / "gnorm")], None))
     if options.images is not None:
         place = out / "hies-images"
         words = [*hies, "--data", str(options.images), *seeds, "--out", str(place)]
@@ -96,26 +98,32 @@ def experiments(options: argparse.Namespace) -> list[tuple[str, list[str], Path 
     return made
 
 
+def results_of(options: argparse.Namespace) -> Path:
+    """Where result files go: quick ones are not kept."""
+    return Path(options.out) / "results" if options.quick else RESULTS
+
+
 def run(options: argparse.Namespace) -> None:
+    folder = results_of(options)
     from headprune.papers import gradients
 
-    keep("sizes", compare_sizes())
+    keep("sizes", compare_sizes(), folder=folder)
     task = gradients.demo_task()
     if task is not None:
         change = gradients.change_by_site(task, gradients.DEMO_NAME)
-        keep("gradients", change, "headprune claims --run gnorm-gradients-change")
+        keep("gradients", change, "headprune claims --run gnorm-gradients-change", folder)
     if options.published is not None:
         from headprune.papers.authors_files import authors_findings
 
         command = "headprune reproduce greedy-gnorm --published FOLDER --out DIR"
-        keep("gnorm-authors-files", authors_findings(options.published), command)
+        keep("gnorm-authors-files", authors_findings(options.published), command, folder)
     for name, words, result in experiments(options):
         print(f"{name}: {shlex.join(words)}", flush=True)
         module = ["headprune", *words[1:]] if words[0] == "headprune" else words
         subprocess.run([sys.executable, "-m", *module], check=True)
         if result is not None:
             content = json.loads(result.read_text(encoding="utf-8"))
-            keep(name, content, content.get("command") or shlex.join(without_folders(words)))
+            keep(name, content, content.get("command") or shlex.join(without_folders(words)), folder)
 
 
 def without_folders(words: Sequence[str]) -> list[str]:
@@ -134,8 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.derive:
         run(options)
-    findings = derive()
-    if not options.quick:
+    findings = derive(results_of(options))
+    if options.quick:
+        print("\n".join(f"{each.claim}, {each.subject}: {each.verdict}. {each.sentence}" for each in findings))
+    else:
         write(findings)
     print(f"{len(CLAIMS)} claims, {len(findings)} findings.")
     return 0

@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--evaluation", type=Path)
     parser.add_argument("--out", type=Path, default=Path("gnorm-claims"), help="parts, and what the demo trains")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")
     parser.add_argument("--curves", default=",".join(CURVES), help="all by default; a further call can add others")
     options = parser.parse_args()
     files = {"model": options.model, "calibration": options.calibration, "evaluation": options.evaluation}
@@ -43,8 +44,8 @@ def main() -> None:
         "versions": {"headprune": headprune.__version__, "torch": torch.__version__},
         **study_gnorm(subject, options.out / subject.name, curves=options.curves.split(",")),
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    file = RESULTS / f"gnorm-{subject.name}.json"
+    options.results.mkdir(parents=True, exist_ok=True)
+    file = options.results / f"gnorm-{subject.name}.json"
     file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for claim, found in result["comparisons"].items():
         low, high = found["interval"]

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import claims as claims_benchmark
 from benchmarks.claims import PAGE, RESULTS, derive, with_ledger, without_folders
 
 from headprune.measure.intervals import Difference
+from headprune.papers import gradients
 from headprune.papers.authors_files import authors_findings as read_authors_files
 from headprune.papers.claim_runs import RUNS, run_claim
 from headprune.papers.claims import CLAIMS
@@ -168,6 +170,39 @@ def test_a_claim_without_a_finding_is_not_tested() -> None:
     assert "| not tested | 1 |" in text
     assert "| a model | holds here | +1. |" in text
     assert "| `headprune x` | hies-quality |" in text
+
+
+def test_quick_experiments_leave_the_stored_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every experiment is called as its command, and what it writes is read from there."""
+    commands: list[list[str]] = []
+
+    def run(words: list[str], *, check: bool) -> None:
+        commands.append(words[2:])
+        out = Path(words[words.index("--out") + 1])
+        out.mkdir(parents=True, exist_ok=True)
+        if "reproduce" in words:
+            stored = {"hies": "hies-minilm-sst2", "all-attention": "all-attention", "gates": "gates-encoder-decoder"}
+            name = stored[words[words.index("reproduce") + 1]]
+            (out / "results.json").write_text((RESULTS / f"{name}.json").read_text())
+        else:
+            results = Path(words[words.index("--results") + 1])
+            (results / "gnorm-langid.json").write_text((RESULTS / "gnorm-langid.json").read_text())
+
+    before = {file.name: file.read_bytes() for file in RESULTS.iterdir()}
+    monkeypatch.setattr(claims_benchmark.subprocess, "run", run)
+    monkeypatch.setattr(gradients, "demo_task", lambda: None)
+    assert claims_benchmark.main(["--quick", "--out", str(tmp_path / "out")]) == 0
+    assert {file.name: file.read_bytes() for file in RESULTS.iterdir()} == before
+    assert [words[:3] for words in commands[:2]] == [
+        ["headprune", "reproduce", "hies"],
+        ["benchmarks.gnorm_claims", "--results", str(tmp_path / "out" / "results")],
+    ]
+    assert all(words[words.index("--seeds") + 1] == "0" for words in commands if "--seeds" in words)
+    printed = capsys.readouterr().out
+    assert "gnorm-sizes, BERT-base: equal." in printed
+    assert "hies-quality, minilm-sst2, test.tsv: cannot be told apart." in printed
 
 
 def test_commands_have_no_folders_of_a_machine() -> None:
