@@ -17,7 +17,7 @@ help:
 	@echo "make test    set up and run the tests that take seconds: about four minutes"
 	@echo "make test-all  run all tests; make test-slow those that make test leaves out"
 	@echo "make soak    property tests on every text, image and seq2seq model, SEED=0, and 10,000 damaged files: hours"
-	@echo "make claims  run the experiments behind docs/claims.md: 90 minutes, with QUICK=1 10"
+	@echo "make claims  run the experiments behind docs/claims.md: more than an hour; QUICK=1 smaller ones"
 	@echo "make lint    ruff, format check and type check"
 	@echo "make bench   speed and memory, as ratios measured in one run"
 	@echo "make docs    the documentation, in site/"

@@ -1,7 +1,7 @@
 """The ledger of claims: runs the experiments behind it, and derives findings and page from their result files.
 
-    python -m benchmarks.claims                    # all that runs here: about 90 minutes on two cores
-    python -m benchmarks.claims --quick            # smaller ones, in about 10 minutes; their numbers are not kept
+    python -m benchmarks.claims                    # all that runs here: more than an hour on two cores
+    python -m benchmarks.claims --quick            # smaller ones; their numbers are printed and not kept
     python -m benchmarks.claims --derive           # findings and page alone, from benchmarks/results/claims
 
 Every experiment is a command of the program or of this folder, and resumes in --out. With --sst2 FOLDER (a BERT
