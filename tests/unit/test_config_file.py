@@ -96,7 +96,7 @@ def test_every_verb_with_many_options_takes_a_file() -> None:
         ("config: other.yaml", "has 'config', which is not an option of prune"),
         ("epochs: 3", "has 'epochs', which is not an option of prune"),
         ("3: his", "Names of options are texts"),
-        ("- criterion", "must hold names and values, such as criterion: his."),
+        ("- criterion", "must hold names and values in YAML, such as criterion: his."),
         ("criterion: [", "is not valid YAML"),
         ("keep: 0.5\nkeep: 0.7", "is not valid YAML: 'keep' is there twice"),
         ("batch-size: 8\nbatch_size: 9", "has 'batch_size' twice; keep one of them."),

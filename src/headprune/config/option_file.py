@@ -23,7 +23,7 @@ def read_options(path: Path, error: type[HeadpruneError], *, kind: str, example:
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
         raise error(f"{path} is not valid YAML: {' '.join(str(problem).split())}.") from None
     if not isinstance(content, dict):
-        raise error(f"{path} must hold names and values, such as {example}.")
+        raise error(f"{path} must hold names and values in YAML, such as {example}.")
     return underscored(path, content, error)
 
 
