@@ -63,8 +63,8 @@ def read(model: nn.Module, path: str, trace: Trace) -> Reading:
             reasons.append(f"it could not be run by itself ({describe_error(error)})")
             continue
         owners = {axis.tensor.rpartition(".")[0] for axis in measured.axes}
-        output_path = trace.consumer[path] if output is None else f"{path}.{output}"
-        maps = tuple(f"{path}.{name}" for name in linears if name in owners)
+        output_path = trace.consumer[path] if output is None else _below(path, output)
+        maps = tuple(_below(path, name) for name in linears if name in owners)
         return Reading(path, output_path, trace.calls[path], measured, maps)
     raise NotReadableError(_best_reason(reasons, path in trace.consumer))
 
@@ -78,3 +78,8 @@ def _best_reason(reasons: Sequence[str], has_taker: bool) -> str:
     if has_taker and no_mixing in reasons:
         return f"{no_mixing} on the inputs that were tried"
     return no_output_map if reasons else "it has no linear map inside or after it"
+
+
+def _below(path: str, name: str) -> str:
+    """A module of the module at a path, which is empty for the model itself."""
+    return f"{path}.{name}" if path else name

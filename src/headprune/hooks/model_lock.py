@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from headprune.errors import UnsupportedModelError
 from headprune.hooks.attention_implementation import configs_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -51,6 +52,10 @@ def exclusively(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(model, nn.Module):
+            raise UnsupportedModelError(
+                f"{function.__name__} takes a model, not {model!r:.60}; load it first, with headprune.load."
+            )
         with exclusive(model):
             return function(model, *args, **kwargs)
 

@@ -50,6 +50,9 @@ MEASURED_SHARES = ("parameters", "flops", "latency")
 TIMED = "as for the budget, on inputs of {latency_batch} sequences at once"
 
 
+MARK = "<title>headprune: "  # of every page, near its beginning
+
+
 def write_report(paths: Sequence[str | Path], out: Path, *, figure_folder: Path | None = None) -> Path:
     """Write the report of one run or many to `out`, and every figure as png, svg and pdf to `figure_folder`."""
     need_report()
@@ -59,6 +62,8 @@ def write_report(paths: Sequence[str | Path], out: Path, *, figure_folder: Path 
         raise RunError(f"There is no directory {out.parent} to write {out.name} to; create it first.")
     if out.is_dir():
         raise RunError(f"{out} is a directory; name a file for the page, such as {out / 'report.html'}.")
+    if out.is_file() and MARK not in out.read_text(encoding="utf-8", errors="ignore")[:1000]:
+        raise RunError(f"{out} is there, and is no report of headprune; name another file.")
     if figure_folder is not None and figure_folder.exists() and not figure_folder.is_dir():
         raise RunError(f"{figure_folder} is a file; choose a directory for the figures.")
     from headprune.reports.save_figures import save_figure

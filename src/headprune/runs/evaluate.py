@@ -17,7 +17,7 @@ from headprune.checkpoint.save_load import load
 from headprune.data import Examples
 from headprune.data.examples import own_processor
 from headprune.data.locations import refuse_missing_data
-from headprune.errors import DataError, HeadpruneError, RunError
+from headprune.errors import DataError, HeadpruneError, RunError, UnsupportedModelError
 from headprune.hooks.model_lock import exclusively
 from headprune.measure.costs import total_parameters
 from headprune.measure.evaluation import EvaluateResult, evaluate_predictions
@@ -74,6 +74,11 @@ def evaluate(
     A model that is loaded here computes in `dtype` on `device`, by default as the run did, else in float32; a model
     object stays as it is, where it is.
     """
+    if not isinstance(model, (PreTrainedModel, str, Path)):
+        raise UnsupportedModelError(
+            f"evaluate takes a model of transformers, or a folder, a run or a hub name, not a {type(model).__name__}; "
+            "call merge_and_unload() on an adapter model first."
+        )
     settings = {
         "task": task,
         "text_column": text_column,

@@ -139,7 +139,12 @@ class PruneConfig(LatencyOptions, BudgetOptions, StopOptions, PruningOptions, Sc
             raise ScheduleError("rescore goes with greedy runs that remove heads; leave it out, or schedule='greedy'.")
         if self.widths not in WIDTHS:
             raise ScheduleError(f"There is no allocation widths={self.widths!r}; choose one of {', '.join(WIDTHS)}.")
-        _ = self.stop, self.step_rule, self.budget
+        _ = self.stop, self.step_rule
+        if self.budget is not None and self.schedule not in ("rounds", "layerwise"):
+            raise ScheduleError(
+                f"The schedule {self.schedule} counts heads, and does not stop at a share of parameters, FLOPs, memory "
+                "or time; leave the schedule out, or give keep instead of the budget."
+            )
 
     @property
     def budget(self) -> Budget | None:

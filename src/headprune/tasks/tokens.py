@@ -70,11 +70,17 @@ class CausalLM(LanguageModel):
         if hidden > 0:  # tokens that the model inserts (of an image) come first, and have no targets
             labels = functional.pad(labels[:, 1:], (hidden + 1, 0), value=IGNORED)
         self.check_classes(labels, logits)
-        return functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        # What padding on the left predicts, the first token of a text, does not count.
+        return targets.masked_fill(~self.real_tokens(batch, logits), IGNORED)
 
     def counts(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
         if self.has_labels(batch):
-            return (batch["labels"][:, 1:] != IGNORED).sum().reshape(1)
+            labelled = batch["labels"][:, 1:] != IGNORED
+            mask = self.token_mask(batch)
+            if mask is not None and mask.shape == batch["labels"].shape:
+                labelled &= mask[:, :-1]
+            return labelled.sum().reshape(1)
         if "input_ids" not in batch:
             return None
         targets = self.implied_targets(batch, batch["input_ids"].unsqueeze(-1))
