@@ -48,7 +48,7 @@ def locked(model: Any) -> Iterator[None]:
 
 
 def exclusively(function: Function) -> Function:
-    """Make a function that takes a model first `exclusive` of it."""
+    """Make a function that takes a model first `exclusive` of it; anything else is refused."""
 
     @functools.wraps(function)
     def call(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,6 +56,17 @@ def exclusively(function: Function) -> Function:
             raise UnsupportedModelError(
                 f"{function.__name__} takes a model, not {model!r:.60}; load it first, with headprune.load."
             )
+        with exclusive(model):
+            return function(model, *args, **kwargs)
+
+    return cast(Function, call)
+
+
+def exclusively_if_loaded(function: Function) -> Function:
+    """The same for a function that also takes the folder of a model."""
+
+    @functools.wraps(function)
+    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
         with exclusive(model):
             return function(model, *args, **kwargs)
 

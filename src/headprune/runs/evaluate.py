@@ -18,7 +18,7 @@ from headprune.data import Examples
 from headprune.data.examples import own_processor
 from headprune.data.locations import refuse_missing_data
 from headprune.errors import DataError, HeadpruneError, RunError, UnsupportedModelError
-from headprune.hooks.model_lock import exclusively
+from headprune.hooks.model_lock import exclusively_if_loaded
 from headprune.measure.costs import total_parameters
 from headprune.measure.evaluation import EvaluateResult, evaluate_predictions
 from headprune.measure.evaluator import Evaluator
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 Batches = Iterable[Mapping[str, Any]]
 
 
-@exclusively
+@exclusively_if_loaded
 def evaluate(
     model: PreTrainedModel | str | Path,
     data: str | Path | Examples | Batches,
