@@ -114,6 +114,15 @@ def with_next_tokens(seed: int, left: bool = False) -> Batch:
     return {**made, "labels": made["input_ids"].masked_fill(made["attention_mask"] == 0, -100)}
 
 
+def without_padded_predictions(batch: Batch) -> Batch:
+    """The same without the label of a token that padding on its left predicts, which only the model itself counts."""
+    labels, mask = batch.get("labels"), batch.get("attention_mask")
+    if labels is None or mask is None or labels.shape != mask.shape or bool(mask[:, 0].all()):
+        return batch
+    first = torch.arange(mask.shape[1]) == mask.argmax(1, keepdim=True)
+    return {**batch, "labels": labels.masked_fill(first & (mask[:, :1] == 0), -100)}
+
+
 def with_target_text(make: Callable[[int], Batch]) -> Callable[[int], Batch]:
     def batch(seed: int) -> Batch:
         target = text_batch(seed + 1000, length=6)

@@ -18,7 +18,7 @@ from headprune.measure.metrics import METRICS, choose_metric
 from helpers import kept_heads
 from run_helpers import bert
 from score_helpers import model_of
-from task_models import CASES, MyGPT, TaskCase
+from task_models import CASES, MyGPT, TaskCase, without_padded_predictions
 from zoo import LABELS, ZOO, text_batch
 
 BY_NAME = {case.id: case for case in CASES}
@@ -67,12 +67,7 @@ def own_losses(model: Any, batches: list[Any]) -> float:
                 if "start_positions" in sample:  # whose loss the model computes with the logits of padding
                     length = int(sample["attention_mask"].sum())
                     sample = {name: value[:, :length] if value.dim() > 1 else value for name, value in sample.items()}
-                labels, mask = sample.get("labels"), sample.get("attention_mask")
-                if labels is not None and mask is not None and labels.shape == mask.shape and not mask[0, 0]:
-                    # Padding on the left predicts the first token, which the model itself counts.
-                    first = torch.arange(mask.shape[1]) == mask[0].argmax()
-                    sample = {**sample, "labels": labels.masked_fill(first, -100)}
-                loss = float(model(**sample).loss)
+                loss = float(model(**without_padded_predictions(sample)).loss)
                 losses += [loss] if loss == loss else []
     return sum(losses) / len(losses)
 
